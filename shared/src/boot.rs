@@ -1,0 +1,193 @@
+//! The wire of the boot: typed messages over `ipc-channel`, from a worker's first word to the
+//! moment it can serve.
+//!
+//! ```text
+//! supervisor                         worker
+//!     │  spawn (server name, descriptors)
+//!     │◀── Hello {orders} ─────────────│  connected
+//!     │─── Load(Assignment) ──────────▶│
+//!     │◀── Loaded {inputs, outputs} ───│  loaded
+//!     │─── Warm(WarmUp) ──────────────▶│
+//!     │◀── Warmed ─────────────────────│  warm: batches may come
+//! ```
+//!
+//! At any point the worker may say `Refused` instead, and exit. Neither side ever sends more than
+//! two messages, so a sick peer cannot fill the channel and block the other.
+
+use std::path::PathBuf;
+
+use ipc_channel::ipc::IpcSender;
+use serde::{Deserialize, Serialize};
+
+use crate::profile::Profile;
+use crate::tensor::TensorSpec;
+use crate::units::Sms;
+
+/// Changes with every change of these messages; both sides must have the same.
+pub const PROTOCOL: u32 = 1;
+
+/// The descriptors that a worker inherits, by number.
+pub mod descriptors {
+    /// The socket of the data path.
+    pub const BATCHES: i32 = 3;
+    /// The model's request slab.
+    pub const REQUESTS: i32 = 4;
+    /// The worker's response slab.
+    pub const RESPONSES: i32 = 5;
+    /// The model's reference answers: written by a reference worker, sealed for the others.
+    pub const REFERENCE: i32 = 6;
+    /// The emulated GPU's pool; only there on an emulated device.
+    pub const POOL: i32 = 7;
+}
+
+/// The share's environment variable, read by CUDA and by the emulated device alike.
+pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+
+/// What a worker says.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WorkerSays {
+    /// It runs, and takes orders here.
+    Hello {
+        /// Its [`PROTOCOL`].
+        protocol: u32,
+        /// Where it takes orders.
+        orders: IpcSender<Order>,
+    },
+    /// The model is in memory.
+    Loaded(Loaded),
+    /// Every batch size has run, and the answers were right (or, from a reference worker: have been written).
+    Warmed,
+    /// It cannot go on, and exits.
+    Refused(Refusal),
+}
+
+/// What the supervisor orders.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Load the model.
+    Load(Box<Assignment>),
+    /// Run every batch size once, and prove the answers.
+    Warm(WarmUp),
+}
+
+/// What a worker is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Serving requests.
+    Serve,
+    /// Computing the reference answers on the CPU, then exiting.
+    Reference,
+}
+
+/// All that a worker must know to load its model.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The model's name, for messages.
+    pub model: String,
+    /// What the worker is for.
+    pub purpose: Purpose,
+    /// What runs the model.
+    pub engine: EngineSpec,
+    /// What it runs on.
+    pub device: DeviceSpec,
+    /// Execution, start-up and load times on an emulated device.
+    pub profile: Option<Profile>,
+    /// Bytes of the request slab.
+    pub request_bytes: u64,
+    /// Bytes of each of the response slab's slots.
+    pub response_slot_bytes: u64,
+}
+
+/// What runs a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EngineSpec {
+    /// ONNX Runtime.
+    OnnxRuntime {
+        /// The shared library.
+        library: PathBuf,
+        /// The model's file.
+        path: PathBuf,
+        /// Threads within one operator.
+        threads: u32,
+    },
+    /// Answers with its input.
+    Emulated {
+        /// Which input comes back as which output.
+        tensors: Vec<EchoTensor>,
+        /// Whether shapes below are preceded by a batch axis.
+        batched: bool,
+    },
+}
+
+/// One input of the emulated engine, and the output that repeats it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EchoTensor {
+    /// The input, its shape without the batch axis.
+    pub input: TensorSpec,
+    /// The output's name.
+    pub output: String,
+}
+
+/// What a model runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceSpec {
+    /// The emulated GPU.
+    Emulated {
+        /// Its SMs.
+        sms: Sms,
+        /// The worker's place in the [pool](crate::pool).
+        seat: u32,
+    },
+}
+
+/// What a loaded model turned out to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loaded {
+    /// Its inputs, whole shapes.
+    pub inputs: Vec<TensorSpec>,
+    /// Its outputs, whole shapes.
+    pub outputs: Vec<TensorSpec>,
+    /// The SMs that the device really gave, read back from it.
+    pub sms: Sms,
+}
+
+/// What a warm-up has to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmUp {
+    /// Whether the first axis of every tensor is the batch.
+    pub batched: bool,
+    /// The batch sizes, ascending; `[1]` for a model without a batch axis.
+    pub sizes: Vec<u32>,
+    /// Per input: its shape without the batch axis, every axis known.
+    pub shapes: Vec<Vec<i64>>,
+}
+
+/// Why a worker cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// ONNX Runtime's library cannot be loaded.
+    #[error("ONNX Runtime's library cannot be used: {0}")]
+    Library(String),
+    /// The model cannot be loaded; trying again will not help.
+    #[error("the model cannot be loaded: {0}")]
+    Model(String),
+    /// The warm-up did not run.
+    #[error("the warm-up failed at batch size {size}: {why}")]
+    WarmUp {
+        /// The batch size.
+        size: u32,
+        /// The engine's words.
+        why: String,
+    },
+    /// The answers differ from the reference.
+    #[error("answers are wrong at batch size {size}: {why}")]
+    Proof {
+        /// The batch size.
+        size: u32,
+        /// Which output, and by how much.
+        why: String,
+    },
+    /// The environment, a descriptor or an order was not as it must be.
+    #[error("the worker was not set up right: {0}")]
+    Setup(String),
+}

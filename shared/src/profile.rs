@@ -1,0 +1,236 @@
+//! Profiles: what a model costs on a device, as emulation, simulation and the policy's starting
+//! point read it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::Sms;
+
+/// Where a profile comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// Made up, to show something.
+    Illustrative,
+    /// Measured.
+    Measured {
+        /// The device's name.
+        device: String,
+        /// The driver's version.
+        driver: String,
+        /// The day, ISO 8601.
+        date: String,
+    },
+}
+
+/// GPU memory of one process of the model, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Memory {
+    /// The CUDA context.
+    pub context: u64,
+    /// The weights.
+    pub weights: u64,
+    /// Activations and workspaces.
+    pub activations: u64,
+}
+
+/// What starting a worker costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Start {
+    /// From the spawn to the first word.
+    pub process: Duration,
+    /// Loading the model.
+    pub load: Duration,
+    /// Running every batch size.
+    pub warm: Duration,
+}
+
+/// One model on one device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Where it comes from.
+    pub source: Source,
+    /// GPU memory.
+    pub memory: Memory,
+    /// Start-up times.
+    pub start: Start,
+    /// Share of the memory bandwidth that it uses alone on the whole GPU, 0 to 1.
+    pub bandwidth: f64,
+    /// Execution times.
+    pub execution: Execution,
+}
+
+/// Execution time over batch size and SMs. Always has at least one row and one column, all times
+/// positive and finite, batch sizes and SM counts ascending.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Execution {
+    sms: Vec<Sms>,
+    rows: Vec<Row>,
+}
+
+/// One batch size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The batch size.
+    pub batch: u32,
+    /// Milliseconds per column.
+    pub ms: Vec<f64>,
+}
+
+/// What is wrong with a table of execution times.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BadTable {
+    /// No SM counts.
+    #[error("no SM counts; give `sms: [14, 66, 132]`, say")]
+    NoColumns,
+    /// No batch sizes.
+    #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
+    NoRows,
+    /// SM counts that do not ascend from above zero.
+    #[error("SM counts must ascend from at least 1")]
+    ColumnsOutOfOrder,
+    /// Batch sizes that do not ascend from above zero.
+    #[error("batch sizes must differ and be at least 1")]
+    RowsOutOfOrder,
+    /// A row with too few or too many times.
+    #[error("batch size {batch} has {got} times for {want} SM counts")]
+    Ragged {
+        /// The batch size.
+        batch: u32,
+        /// Times in the row.
+        got: usize,
+        /// SM counts.
+        want: usize,
+    },
+    /// A time that is no time.
+    #[error("batch size {batch}: {ms} is not an execution time; give milliseconds above 0 and below 1000000")]
+    NotATime {
+        /// The batch size.
+        batch: u32,
+        /// What stood there.
+        ms: f64,
+    },
+}
+
+/// The longest execution time a table may hold, in milliseconds.
+const MAX_MS: f64 = 1e6;
+
+impl Execution {
+    /// A table with these columns and rows; rows may come in any order.
+    pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
+        if sms.is_empty() {
+            return Err(BadTable::NoColumns);
+        }
+        if rows.is_empty() {
+            return Err(BadTable::NoRows);
+        }
+        if sms[0] < Sms(1) || !sms.is_sorted_by(|a, b| a < b) {
+            return Err(BadTable::ColumnsOutOfOrder);
+        }
+        rows.sort_by_key(|row| row.batch);
+        if rows[0].batch == 0 || !rows.is_sorted_by(|a, b| a.batch < b.batch) {
+            return Err(BadTable::RowsOutOfOrder);
+        }
+        for Row { batch, ms } in &rows {
+            if ms.len() != sms.len() {
+                return Err(BadTable::Ragged { batch: *batch, got: ms.len(), want: sms.len() });
+            }
+            if let Some(&ms) = ms.iter().find(|&&ms| !(ms > 0.0 && ms < MAX_MS)) {
+                return Err(BadTable::NotATime { batch: *batch, ms });
+            }
+        }
+        Ok(Self { sms, rows })
+    }
+
+    /// The time that a batch of `batch` rows executes on `sms` SMs (which may be a fraction, under
+    /// contention). Linear between the table's points; with fewer SMs than its first column in
+    /// inverse proportion, with more than its last flat; smaller batches as its first row, larger
+    /// ones in proportion.
+    pub fn time(&self, batch: u32, sms: f64) -> Duration {
+        Duration::from_secs_f64(self.ms(batch, sms) / 1e3)
+    }
+
+    fn ms(&self, batch: u32, sms: f64) -> f64 {
+        let above = self.rows.partition_point(|row| row.batch < batch);
+        let Some(upper) = self.rows.get(above) else {
+            let last = &self.rows[above - 1];
+            return self.row_ms(last, sms) * f64::from(batch) / f64::from(last.batch);
+        };
+        if above == 0 || upper.batch == batch {
+            return self.row_ms(upper, sms);
+        }
+        let lower = &self.rows[above - 1];
+        let part = f64::from(batch - lower.batch) / f64::from(upper.batch - lower.batch);
+        lerp(self.row_ms(lower, sms), self.row_ms(upper, sms), part)
+    }
+
+    fn row_ms(&self, row: &Row, sms: f64) -> f64 {
+        let column = |index: usize| f64::from(self.sms[index].0);
+        let above = self.sms.partition_point(|s| f64::from(s.0) < sms);
+        if above == self.sms.len() {
+            return row.ms[above - 1];
+        }
+        if above == 0 {
+            // A thousandth of an SM bounds the result where nothing at all is left.
+            return row.ms[0] * column(0) / sms.max(1e-3);
+        }
+        let part = (sms - column(above - 1)) / (column(above) - column(above - 1));
+        lerp(row.ms[above - 1], row.ms[above], part)
+    }
+
+    /// The table's SM counts, ascending.
+    pub fn sms(&self) -> &[Sms] {
+        &self.sms
+    }
+
+    /// The table's rows, by ascending batch size.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+}
+
+fn lerp(from: f64, to: f64, part: f64) -> f64 {
+    from + (to - from) * part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Execution {
+        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
+        Execution::new(
+            vec![Sms(10), Sms(20), Sms(40)],
+            vec![row(8, &[40.0, 20.0, 16.0]), row(1, &[10.0, 6.0, 5.0])],
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn times_between_below_and_above_the_points() {
+        let ms = |batch, sms| table().ms(batch, sms);
+        assert_eq!(ms(1, 20.0), 6.0);
+        assert_eq!(ms(1, 15.0), 8.0);
+        assert_eq!(ms(1, 5.0), 20.0, "fewer SMs: inverse proportion");
+        assert_eq!(ms(1, 132.0), 5.0, "more SMs: flat");
+        assert_eq!(ms(16, 20.0), 40.0, "larger batches: in proportion");
+        assert!((ms(4, 10.0) - (10.0 + 30.0 * 3.0 / 7.0)).abs() < 1e-9, "between two batch sizes");
+        assert!(ms(1, 0.0).is_finite());
+    }
+
+    #[test]
+    fn tables_that_are_none() {
+        let bad = |sms: &[u32], rows: Vec<Row>| {
+            Execution::new(sms.iter().map(|&s| Sms(s)).collect(), rows).unwrap_err()
+        };
+        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
+        assert_eq!(bad(&[], vec![]), BadTable::NoColumns);
+        assert_eq!(bad(&[2], vec![]), BadTable::NoRows);
+        assert_eq!(bad(&[4, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
+        assert_eq!(bad(&[0, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[1.0]), row(1, &[2.0])]), BadTable::RowsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[])]), BadTable::Ragged { batch: 1, got: 0, want: 1 });
+        assert_eq!(bad(&[2], vec![row(1, &[0.0])]), BadTable::NotATime { batch: 1, ms: 0.0 });
+        assert!(matches!(bad(&[2], vec![row(1, &[f64::NAN])]), BadTable::NotATime { .. }));
+    }
+}

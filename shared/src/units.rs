@@ -1,0 +1,143 @@
+//! Units: shares of a GPU, streaming multiprocessors, and moments in time.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A share of a GPU's SMs in whole percent, 1 to 100, as `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Percent(u32);
+
+/// Why a number is no share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not a share; give a whole percentage from 1 to 100")]
+pub struct NotAShare(pub u32);
+
+impl Percent {
+    /// The whole GPU.
+    pub const WHOLE: Self = Self(100);
+
+    /// A share of `percent` percent; an error outside 1 to 100.
+    pub const fn new(percent: u32) -> Result<Self, NotAShare> {
+        match percent {
+            1..=100 => Ok(Self(percent)),
+            _ => Err(NotAShare(percent)),
+        }
+    }
+
+    /// The number of percent, 1 to 100.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The SMs that a process with this share gets on a GPU of `total` SMs: rounded down to a
+    /// multiple of [`Sms::STEP`], as the hardware does, and never below one step.
+    pub fn sms_of(self, total: Sms) -> Sms {
+        let exact = u64::from(total.0) * u64::from(self.0) / 100;
+        let stepped = exact - exact % u64::from(Sms::STEP);
+        let sms = u32::try_from(stepped).expect("at most `total`, which is a u32");
+        Sms(sms.max(Sms::STEP).min(total.0))
+    }
+
+    /// The smallest share that yields at least `wanted` of `total` SMs.
+    pub fn yielding(wanted: Sms, total: Sms) -> Self {
+        (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
+    }
+}
+
+impl TryFrom<u32> for Percent {
+    type Error = NotAShare;
+
+    fn try_from(percent: u32) -> Result<Self, NotAShare> {
+        Self::new(percent)
+    }
+}
+
+impl From<Percent> for u32 {
+    fn from(percent: Percent) -> Self {
+        percent.0
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0)
+    }
+}
+
+/// A number of streaming multiprocessors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sms(pub u32);
+
+impl Sms {
+    /// MPS grants SMs in steps of two, one TPC.
+    pub const STEP: u32 = 2;
+}
+
+impl fmt::Display for Sms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} SMs", self.0)
+    }
+}
+
+/// A point in time: what has passed since an origin that its giver chose, and keeps.
+///
+/// Decisions take moments instead of reading a clock, so that a simulation can hand them its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Moment(Duration);
+
+impl Moment {
+    /// The moment `since` after the origin.
+    pub const fn after_origin(since: Duration) -> Self {
+        Self(since)
+    }
+
+    /// The time since the origin.
+    pub const fn since_origin(self) -> Duration {
+        self.0
+    }
+
+    /// The time since `earlier`; zero if that lies ahead.
+    pub const fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl std::ops::Add<Duration> for Moment {
+    type Output = Self;
+
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_round_down_to_two_sms_and_never_to_none() {
+        let h200 = Sms(132);
+        let granted = |percent| Percent::new(percent).unwrap().sms_of(h200).0;
+        assert_eq!([1, 2, 10, 25, 30, 50, 75, 100].map(granted), [2, 2, 12, 32, 38, 66, 98, 132]);
+    }
+
+    #[test]
+    fn a_share_found_for_sms_yields_them() {
+        for total in [10, 46, 80, 132, 188] {
+            for wanted in (2..=total).step_by(2) {
+                let share = Percent::yielding(Sms(wanted), Sms(total));
+                assert!(share.sms_of(Sms(total)) >= Sms(wanted), "{wanted} of {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_one_to_a_hundred_is_a_share() {
+        assert_eq!(Percent::new(0), Err(NotAShare(0)));
+        assert_eq!(Percent::new(101), Err(NotAShare(101)));
+    }
+}

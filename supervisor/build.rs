@@ -1,0 +1,11 @@
+//! Compiles the protocol's messages, without needing a protoc on the machine.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let proto = "proto/open_inference.proto";
+    println!("cargo:rerun-if-changed={proto}");
+    let files = protox::compile([proto], ["proto"])?;
+    tonic_prost_build::configure().build_client(false).bytes(".").compile_fds(files)?;
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! The supervisor: what the `shadowslice` binary does.
+
+pub mod pipeline;
+pub mod router;

@@ -1,0 +1,51 @@
+//! What goes into a pipeline and what comes out of it.
+
+use bytes::Bytes;
+use shadowslice_shared::tensor::TensorSpec;
+
+/// What a model is, as its workers found it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metadata {
+    /// Its name.
+    pub name: String,
+    /// What runs it, in Triton's words: `onnxruntime_onnx`, or `emulated`.
+    pub platform: &'static str,
+    /// The largest batch; 0 for a model without a batch axis.
+    pub max_batch: u32,
+    /// Its inputs, whole shapes.
+    pub inputs: Vec<TensorSpec>,
+    /// Its outputs, whole shapes.
+    pub outputs: Vec<TensorSpec>,
+}
+
+/// One input tensor of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Input {
+    /// Its whole shape.
+    pub shape: Vec<i64>,
+    /// Its elements, row-major, little-endian; BYTES elements each after their length.
+    pub data: Bytes,
+}
+
+/// One output tensor of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its whole shape.
+    pub shape: Vec<i64>,
+    /// Its elements, as in [`Input::data`].
+    pub data: Bytes,
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// Not now; the same request may succeed later. UNAVAILABLE, 503.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The request cannot be served by this model. INVALID_ARGUMENT, 400.
+    #[error("{0}")]
+    Invalid(String),
+    /// The model failed on it. INTERNAL, 500.
+    #[error("{0}")]
+    Internal(String),
+}
