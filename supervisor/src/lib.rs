@@ -1,4 +1,16 @@
 //! The supervisor: what the `shadowslice` binary does.
 
+pub mod admin;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod control;
+pub mod errors;
+pub mod host;
+pub mod ingress;
+pub mod partition;
 pub mod pipeline;
+pub mod process;
 pub mod router;
+pub mod serve;
+pub mod status;

@@ -1,28 +1,307 @@
 //! One model's way from its requests to its workers.
+//!
+//! ```text
+//! ingress ─ infer ─▶ request slab, queue ─ batcher ─▶ lane ─▶ worker
+//!    ▲                                                  │
+//!    └────────── outputs, copied from its slab ◀─ reader ┘
+//! ```
+//!
+//! The controller attaches lanes, routes to one of them and hears facts of them; the data path
+//! never waits for it.
 
+mod answer;
+mod facts;
+mod lane;
+mod memory;
+mod reader;
 mod request;
+mod stall;
+mod state;
+mod stats;
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_policy::batcher::Limits;
+use shadowslice_policy::late::Lateness;
+use shadowslice_policy::latency::Predictor;
+use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::{Moment, Sms};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+pub use facts::{FACTS, LaneFact};
+pub use lane::WorkerId;
+pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
+pub use stall::Stall;
+pub use stats::{Counts, Latencies};
+
+use crate::clock::Clock;
+use facts::Reporter;
+use lane::{Ticket, Waiting};
+use memory::{RequestMemory, Reservation};
+use stall::StallMeter;
+use state::{Door, State};
+use stats::Stats;
+
+/// What a pipeline is made from.
+#[derive(Debug)]
+pub struct Settings {
+    /// The model's name.
+    pub name: String,
+    /// Its SLO, and every request's deadline.
+    pub slo: Duration,
+    /// Requests that may wait.
+    pub max_requests: usize,
+    /// Bytes of the request slab.
+    pub memory: u64,
+    /// How long an incomplete batch waits for company.
+    pub max_delay: Duration,
+    /// Whether late requests are refused under overload.
+    pub reject_late: bool,
+    /// Where the predictions of execution times start from.
+    pub profile: Option<Profile>,
+    /// The SMs that it starts with.
+    pub sms: Sms,
+}
 
 /// The pipeline of one model.
 #[derive(Debug)]
-pub struct Pipeline {}
+pub struct Pipeline {
+    name: String,
+    slo: Duration,
+    clock: Clock,
+    memory: Arc<RequestMemory>,
+    metadata: OnceLock<Arc<Metadata>>,
+    state: Mutex<State>,
+    alarm_moved: Notify,
+}
 
 impl Pipeline {
+    /// A pipeline whose door is shut until a worker serves.
+    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
+        let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
+        let state = State {
+            door: Door::Shut("the model is being loaded".to_owned()),
+            queue: Queue::new(settings.max_requests),
+            lanes: Vec::new(),
+            stall: StallMeter::default(),
+            stats: Stats::new(settings.slo, clock.now()),
+            predictor: Predictor::new(settings.profile.as_ref(), settings.sms),
+            limits: Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay },
+            lateness: settings.reject_late.then(|| Lateness::new(settings.slo)),
+            reporter: Reporter::new(facts),
+            alarm: None,
+            next_batch: 0,
+        };
+        Ok(Self {
+            name: settings.name,
+            slo: settings.slo,
+            clock,
+            memory,
+            metadata: OnceLock::new(),
+            state: Mutex::new(state),
+            alarm_moved: Notify::new(),
+        })
+    }
+
     /// What the model is, once a worker has loaded it.
-    pub fn metadata(&self) -> Option<std::sync::Arc<Metadata>> {
-        None
+    pub fn metadata(&self) -> Option<Arc<Metadata>> {
+        self.metadata.get().cloned()
     }
 
     /// Whether requests are accepted; otherwise why not.
     pub fn ready(&self) -> Result<(), String> {
-        Err("placeholder".to_owned())
+        match &self.state.lock().door {
+            Door::Open => Ok(()),
+            Door::Shut(why) => Err(why.clone()),
+        }
     }
 
     /// Queues one request and waits for its answer. `inputs` are checked against the model's
     /// metadata and stand in its order; the outputs come in its order too.
+    ///
+    /// Dropping the future gives the request up: it is not run if it still waits.
     pub async fn infer(&self, inputs: Vec<Input>) -> Result<Vec<Output>, Failure> {
+        let arrived = self.clock.now();
+        let metadata = self.metadata.get().ok_or_else(|| self.not_ready("the model is being loaded"))?;
+        let memory = self.store(&inputs).inspect_err(|_| self.state.lock().stats.rejected(arrived))?;
+        let (reply, answer) = oneshot::channel();
+        let entry = Entry {
+            shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
+            rows: metadata.rows(&inputs),
+            arrived,
+            deadline: arrived + self.slo,
+            alone: false,
+            item: Ticket { memory, reply, deaths: 0 },
+        };
         drop(inputs);
-        Err(Failure::Internal("placeholder".to_owned()))
+        self.submit(entry)?;
+        answer.await.unwrap_or_else(|_| Err(Failure::Unavailable("the server is stopping".to_owned())))
+    }
+
+    fn store(&self, inputs: &[Input]) -> Result<Reservation, Failure> {
+        let needed: u64 = inputs.iter().map(|input| input.data.len() as u64).sum();
+        let limit = self.memory.bytes();
+        if needed > limit {
+            let why = format!(
+                "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
+                self.name
+            );
+            return Err(Failure::Invalid(why));
+        }
+        let lengths = inputs.iter().map(|input| input.data.len() as u64);
+        let Some(memory) = self.memory.reserve(lengths) else {
+            let why =
+                format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
+            return Err(Failure::Unavailable(why));
+        };
+        for (index, input) in inputs.iter().enumerate() {
+            memory.fill(index, &input.data).map_err(|error| Failure::Internal(error.to_string()))?;
+        }
+        Ok(memory)
+    }
+
+    fn submit(&self, entry: Waiting) -> Result<(), Failure> {
+        let now = entry.arrived;
+        self.change(|state| {
+            if let Door::Shut(why) = &state.door {
+                let failure = self.not_ready(why);
+                state.stats.rejected(now);
+                return Err(failure);
+            }
+            if state.queue.push(entry).is_err() {
+                state.stats.rejected(now);
+                let limit = state.queue.len();
+                let why = format!("the queue of model '{}' is full: {limit} requests wait", self.name);
+                return Err(Failure::Unavailable(why));
+            }
+            state.stats.counts.accepted += 1;
+            state.dispatch(now);
+            Ok(())
+        })
+    }
+
+    fn not_ready(&self, why: &str) -> Failure {
+        Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
+    }
+
+    /// Changes the state, and moves the alarm if it must ring earlier now.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let before = state.alarm;
+        let result = change(&mut state);
+        let earlier = state.alarm.is_some_and(|alarm| before.is_none_or(|before| alarm < before));
+        drop(state);
+        if earlier {
+            self.alarm_moved.notify_one();
+        }
+        result
+    }
+
+    /// Closes batches whose delay is over, and reports workers that hang; runs for ever.
+    pub async fn watch(&self) {
+        loop {
+            let alarm = self.state.lock().alarm;
+            let moved = self.alarm_moved.notified();
+            let Some(due) = alarm else {
+                moved.await;
+                continue;
+            };
+            if tokio::time::timeout_at(self.clock.instant(due), moved).await.is_ok() {
+                continue;
+            }
+            let now = self.clock.now();
+            let mut state = self.state.lock();
+            state.report_hangs(now);
+            state.dispatch(now);
+        }
+    }
+}
+
+/// The controller's side.
+impl Pipeline {
+    /// The request slab, for workers to inherit.
+    pub fn requests(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Bytes of the request slab.
+    pub fn request_bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Says what the model is. The first word stands; a worker that finds another model is faulty.
+    pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
+        let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
+        if **known != found {
+            return Err(
+                "the model's file has other inputs or outputs than before; restart to serve it".to_owned()
+            );
+        }
+        let per_request = 16 + 24 * found.inputs.len();
+        let mut state = self.state.lock();
+        state.limits.max_rows = found.max_batch;
+        state.limits.max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
+        Ok(Arc::clone(known))
+    }
+
+    /// Takes requests from now on.
+    pub fn open(&self) {
+        self.state.lock().door = Door::Open;
+    }
+
+    /// Refuses requests from now on, and those that wait.
+    pub fn shut(&self, why: &str) {
+        let now = self.clock.now();
+        self.change(|state| state.shut(why, now));
+    }
+
+    /// Routes batches to `worker`'s lane, or to nobody.
+    pub fn route(&self, worker: Option<WorkerId>) {
+        let now = self.clock.now();
+        self.change(|state| state.route(worker, now));
+    }
+
+    /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
+    pub fn drain(&self, worker: WorkerId) {
+        self.change(|state| state.drain(worker));
+    }
+
+    /// Serves elsewhere what `worker` has, without blame.
+    pub fn requeue(&self, worker: WorkerId) {
+        let now = self.clock.now();
+        self.change(|state| state.requeue(worker, now));
+    }
+
+    /// Begins to measure a hand-over's stall.
+    pub fn begin_stall(&self) {
+        self.state.lock().stall.begin(self.clock.now());
+    }
+
+    /// The stall since it began to be measured.
+    pub fn stall(&self) -> Stall {
+        self.state.lock().stall.read(self.clock.now())
+    }
+
+    /// Counts, latencies, and requests (queued, in flight).
+    pub fn report(&self) -> (Counts, Latencies, (usize, usize)) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        (state.stats.counts, state.stats.latencies(now), state.pending())
+    }
+
+    /// The worker that serves, and its SMs.
+    pub fn serving(&self) -> Option<(WorkerId, Sms)> {
+        self.state.lock().serving()
+    }
+
+    fn now(&self) -> Moment {
+        self.clock.now()
     }
 }

@@ -18,6 +18,19 @@ pub struct Metadata {
     pub outputs: Vec<TensorSpec>,
 }
 
+impl Metadata {
+    /// A whole shape without its batch axis.
+    pub fn tail<'s>(&self, shape: &'s [i64]) -> &'s [i64] {
+        if self.max_batch == 0 { shape } else { shape.get(1..).unwrap_or_default() }
+    }
+
+    /// The size of checked inputs along the batch axis; 1 for a model without one.
+    pub fn rows(&self, inputs: &[Input]) -> u32 {
+        let first = inputs.first().and_then(|input| input.shape.first()).filter(|_| self.max_batch > 0);
+        first.map_or(1, |&rows| u32::try_from(rows).unwrap_or(u32::MAX))
+    }
+}
+
 /// One input tensor of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {

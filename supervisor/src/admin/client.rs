@@ -1,0 +1,44 @@
+//! Asking a running supervisor, from the command line.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use super::{Answer, Ask, MAX_ANSWER_BYTES, SOCKET};
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens.
+    #[error(
+        "no supervisor can be reached at {socket}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
+    )]
+    Connect {
+        /// Where it was looked for.
+        socket: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The conversation broke.
+    #[error("the supervisor did not answer; its log says why")]
+    Talk(#[source] io::Error),
+    /// Not our language.
+    #[error("the supervisor's answer could not be understood; are both binaries from one build?")]
+    Understand(#[source] serde_json::Error),
+}
+
+/// Asks the supervisor of `run_dir`, and waits for its answer: a hand-over's for as long as that takes.
+pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Answer, AskError> {
+    let socket = run_dir.join(SOCKET);
+    let mut stream = UnixStream::connect(&socket).map_err(|source| AskError::Connect { socket, source })?;
+    let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(AskError::Talk)?;
+    let mut answer = String::new();
+    BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer).map_err(AskError::Talk)?;
+    if answer.is_empty() {
+        return Err(AskError::Talk(io::ErrorKind::UnexpectedEof.into()));
+    }
+    serde_json::from_str(&answer).map_err(AskError::Understand)
+}

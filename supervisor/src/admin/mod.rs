@@ -1,0 +1,50 @@
+//! The control socket: one JSON document a line, a request and its answer, for `status` and `resize`.
+
+mod client;
+mod server;
+
+pub use client::{AskError, ask};
+pub use server::{Admin, Administered, BindError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::HandoverReport;
+use crate::status::Status;
+
+/// The socket's name in the run directory.
+pub const SOCKET: &str = "control.sock";
+
+/// The longest request, in bytes.
+pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
+
+/// The longest answer, in bytes.
+pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
+
+/// What is asked of a running supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ask {
+    /// How everything stands.
+    Status,
+    /// Another share for a model.
+    Resize {
+        /// The model.
+        model: String,
+        /// The share, in percent.
+        share_percent: u32,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// How everything stands.
+    Status(Status),
+    /// How a hand-over went.
+    Handover(HandoverReport),
+    /// Nothing had to be done, and why.
+    Unchanged(String),
+    /// It was not done, and why.
+    Refused(String),
+}

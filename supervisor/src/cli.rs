@@ -1,0 +1,196 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::admin::{self, Answer, Ask};
+use crate::config;
+use crate::errors;
+use crate::serve;
+use crate::status;
+
+/// Exit codes, after sysexits.
+pub mod exit {
+    /// The command line was wrong.
+    pub const USAGE: u8 = 64;
+    /// Something that is needed is not there.
+    pub const UNAVAILABLE: u8 = 69;
+    /// The configuration is wrong.
+    pub const CONFIG: u8 = 78;
+    /// Asked, and refused or not achieved.
+    pub const REFUSED: u8 = 1;
+    /// Ended at once by a second signal.
+    pub const FORCED: u8 = 143;
+}
+
+/// Shares a GPU among models: a worker process each, resized while it serves.
+///
+/// One supervisor runs per host. It starts a worker for each model, gives each a share of the GPU's
+/// SMs, and answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A share
+/// is changed by starting a shadow worker at the new share, warming it up, and handing traffic over.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 fine, 1 refused, 64 usage, 69 something needed is unavailable (GPU, ONNX Runtime,\na running supervisor), 78 bad configuration.\n\nLogs go to stderr; RUST_LOG=debug shows more, SHADOWSLICE_LOG=json makes them JSON."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run in the foreground until SIGTERM or SIGINT, then answer what was accepted and end.
+    ///
+    /// A second signal ends at once.
+    Serve {
+        /// The configuration.
+        config: PathBuf,
+    },
+    /// Name every fault of a configuration, as file:line:column: message.
+    Check {
+        /// The configuration.
+        config: PathBuf,
+        /// Show the whole configuration, with its defaults, instead.
+        #[arg(long)]
+        print: bool,
+    },
+    /// Show what serves what, at which share, and how well.
+    Status {
+        /// As JSON, for scripts.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Give a model another share, and wait until it is in force.
+    ///
+    /// A shadow worker starts at the new share, warms up and proves its answers while the old one
+    /// serves; then it takes over between two batches.
+    Resize {
+        /// The model's name.
+        model: String,
+        /// The share of the GPU's SMs, e.g. 30%.
+        #[arg(value_parser = share_percent)]
+        share: u32,
+        /// As JSON, for scripts.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: RunDir,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct RunDir {
+    /// The running supervisor's run_dir [default: as `serve` would choose it].
+    #[arg(long, env = "SHADOWSLICE_RUN_DIR")]
+    run_dir: Option<PathBuf>,
+}
+
+/// Runs the command line, and says how it went.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are errors to clap, and go to stdout.
+            error.print().ok();
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
+        }
+    };
+    let code = match cli.command {
+        Command::Serve { config } => serve::run(&config),
+        Command::Check { config, print } => {
+            config::check::run(&config, print, &mut std::io::stdout().lock(), &mut std::io::stderr().lock())
+        }
+        Command::Status { json, at } => status(json, at),
+        Command::Resize { model, share, json, at } => {
+            resize(Ask::Resize { model, share_percent: share }, json, at)
+        }
+    };
+    ExitCode::from(code)
+}
+
+fn share_percent(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    let wrong = || format!("{text:?} is not a share; give a whole percentage, e.g. 30%");
+    number.parse().map_err(|_| wrong())
+}
+
+fn ask(ask: &Ask, at: RunDir) -> Result<Answer, u8> {
+    let run_dir = match at.run_dir.map_or_else(config::default_run_dir, Ok) {
+        Ok(run_dir) => run_dir,
+        Err(why) => return Err(fail(&why, exit::USAGE)),
+    };
+    admin::ask(&run_dir, ask).map_err(|error| fail(&errors::chain(&error), exit::UNAVAILABLE))
+}
+
+fn status(json: bool, at: RunDir) -> u8 {
+    match ask(&Ask::Status, at) {
+        Ok(Answer::Status(status)) if json => print(&as_json(&status)),
+        Ok(Answer::Status(status)) => print(status::table(&status).trim_end()),
+        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
+        Err(code) => code,
+    }
+}
+
+fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
+    match ask(&wanted, at) {
+        Ok(Answer::Handover(report)) => {
+            let text = match (json, report.effect_ms) {
+                (true, _) => as_json(&report),
+                (false, Some(effect)) => format!(
+                    "{}: {}% ({} SMs) -> {}% ({} SMs), first batch at the new share after {effect:.0} ms, longest stall {:.0} us",
+                    report.outcome,
+                    report.from_percent,
+                    report.from_sms,
+                    report.to_percent,
+                    report.to_sms,
+                    report.stall_us
+                ),
+                (false, None) => format!(
+                    "{}: {}% ({} SMs) -> {}% ({} SMs), longest stall {:.0} us",
+                    report.outcome,
+                    report.from_percent,
+                    report.from_sms,
+                    report.to_percent,
+                    report.to_sms,
+                    report.stall_us
+                ),
+            };
+            print(&text);
+            match report.why {
+                None => 0,
+                Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
+            }
+        }
+        Ok(Answer::Unchanged(why)) if json => {
+            print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why})))
+        }
+        Ok(Answer::Unchanged(why)) => print(&why),
+        Ok(Answer::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
+        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
+        Err(code) => code,
+    }
+}
+
+fn as_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
+}
+
+/// Writes to stdout; a reader that went away is no fault of ours.
+#[expect(clippy::print_stdout, reason = "the command line's own output")]
+fn print(text: &str) -> u8 {
+    println!("{text}");
+    0
+}
+
+/// Says what went wrong.
+#[expect(clippy::print_stderr, reason = "the command line's own output")]
+pub(crate) fn fail(why: &str, code: u8) -> u8 {
+    eprintln!("error: {why}");
+    code
+}

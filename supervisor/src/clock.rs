@@ -1,0 +1,34 @@
+//! The one clock of the process.
+
+use std::time::{Duration, Instant};
+
+use shadowslice_shared::units::Moment;
+
+/// Reads the monotonic clock as moments since its making.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    /// This moment.
+    pub fn now(&self) -> Moment {
+        Moment::after_origin(self.origin.elapsed())
+    }
+
+    /// The reactor's instant of a moment.
+    pub fn instant(&self, moment: Moment) -> tokio::time::Instant {
+        tokio::time::Instant::from_std(self.origin + moment.since_origin())
+    }
+}
+
+/// A monotonic time in nanoseconds that workers read alike.
+pub fn monotonic_ns() -> u64 {
+    let now = nix::time::ClockId::CLOCK_MONOTONIC.now().map(Duration::from);
+    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}

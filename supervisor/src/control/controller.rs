@@ -1,0 +1,401 @@
+//! The controller of one model: hears what happens, and performs what follows from it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use shadowslice_policy::restart::Restarts;
+use shadowslice_shared::boot::{Assignment, EngineSpec, Purpose};
+use shadowslice_shared::units::{Moment, Percent, Sms};
+use tokio::sync::{mpsc, watch};
+
+use super::incumbent::Incumbent;
+use super::loaded;
+use super::resize::{Replacing, Wanted};
+use super::standing::{Handovers, ModelState, Standing, WorkerStanding};
+use super::swap::{Effect, Swap};
+use super::{Order, ResizeRefused};
+use crate::clock::Clock;
+use crate::config::{Engine, Model, Timeouts};
+use crate::partition::{EmulatedGpu, NoSeat};
+use crate::pipeline::{LaneFact, LaneReader, Pipeline, WorkerId};
+use crate::process::{Launch, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid};
+
+/// What all controllers share.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// The worker's binary.
+    pub program: PathBuf,
+    /// ONNX Runtime's library, if any model needs it.
+    pub library: PathBuf,
+    /// Bounds on each step.
+    pub timeouts: Timeouts,
+    /// Bytes of one answer at most.
+    pub response_bytes: u64,
+    /// The clock.
+    pub clock: Clock,
+    /// The reactor of the data path.
+    pub data_path: tokio::runtime::Handle,
+    /// Whether priorities that are lowered can be raised again.
+    pub lower_shadows: bool,
+    /// Where the next worker's name comes from.
+    pub worker_ids: Arc<AtomicU64>,
+}
+
+/// Where a controller hears from.
+#[derive(Debug)]
+pub struct Inbox {
+    /// Orders.
+    pub orders: mpsc::Receiver<Order>,
+    /// What happens on the pipeline's lanes.
+    pub facts: mpsc::Receiver<LaneFact>,
+    /// What happens to the workers.
+    pub events: mpsc::Receiver<WorkerEvent>,
+}
+
+/// What a controller has heard.
+enum Heard {
+    Order(Order),
+    Lane(LaneFact),
+    Worker(WorkerEvent),
+    Due,
+}
+
+/// Why a worker could not be launched.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LaunchError {
+    #[error("the GPU has no room for a worker")]
+    Grant(#[source] NoSeat),
+    #[error("a worker cannot be spawned")]
+    Spawn(#[source] SpawnError),
+}
+
+/// The controller of one model.
+#[derive(Debug)]
+pub struct Controller {
+    pub(super) context: Context,
+    pub(super) model: Arc<Model>,
+    pub(super) gpu: Arc<EmulatedGpu>,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) reference: ReferenceFile,
+    /// All processes that live.
+    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    /// The share in force, and the one that a restart gets.
+    pub(super) share: Percent,
+    pub(super) incumbent: Incumbent,
+    /// Whether the reference answers have been written.
+    pub(super) proved: bool,
+    pub(super) swap: Option<Swap>,
+    /// The worker whose first answer will tell the last hand-over's effect.
+    pub(super) effect: Option<Effect>,
+    /// The share asked for while the last hand-over was in its probation.
+    pub(super) next: Option<Wanted>,
+    /// The share that a worker without a shadow is being restarted for.
+    pub(super) replacing: Option<Replacing>,
+    pub(super) restarts: Restarts,
+    /// Deaths in a row, for `status`.
+    pub(super) deaths: u32,
+    pub(super) handovers: Handovers,
+    stopping: Option<Moment>,
+    events: mpsc::Sender<WorkerEvent>,
+    standing: watch::Sender<Standing>,
+}
+
+/// What a controller is made from.
+#[derive(Debug)]
+pub struct Parts {
+    /// What all controllers share.
+    pub context: Context,
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its GPU.
+    pub gpu: Arc<EmulatedGpu>,
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// An empty file for its reference answers.
+    pub reference: ReferenceFile,
+    /// Where its workers report to.
+    pub events: mpsc::Sender<WorkerEvent>,
+}
+
+impl Controller {
+    /// A controller that has started nothing yet, and how it stands.
+    pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
+        let share = parts.model.share.initial;
+        let sms = parts.gpu.sms(share).0;
+        let (standing, seen) = watch::channel(Standing {
+            state: ModelState::Loading,
+            share,
+            sms,
+            workers: Vec::new(),
+            handovers: Handovers::default(),
+        });
+        let controller = Self {
+            context: parts.context,
+            model: parts.model,
+            gpu: parts.gpu,
+            pipeline: parts.pipeline,
+            reference: parts.reference,
+            workers: BTreeMap::new(),
+            share,
+            incumbent: Incumbent::Down { why: "not started".to_owned() },
+            proved: false,
+            swap: None,
+            effect: None,
+            next: None,
+            replacing: None,
+            restarts: Restarts::new(),
+            deaths: 0,
+            handovers: Handovers::default(),
+            stopping: None,
+            events: parts.events,
+            standing,
+        };
+        (controller, seen)
+    }
+
+    /// Starts the model's workers and keeps them until it is told to stop.
+    pub async fn run(mut self, mut inbox: Inbox) {
+        self.begin();
+        self.publish();
+        while !(self.stopping.is_some() && self.workers.is_empty()) {
+            let heard = self.listen(&mut inbox).await;
+            self.on(heard);
+            self.publish();
+        }
+    }
+
+    /// The next thing that happens. Every receiver is cancel-safe.
+    async fn listen(&self, inbox: &mut Inbox) -> Heard {
+        let due = self.due().map(|due| self.context.clock.instant(due));
+        let alarm = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            Some(event) = inbox.events.recv() => Heard::Worker(event),
+            Some(fact) = inbox.facts.recv() => Heard::Lane(fact),
+            Some(order) = inbox.orders.recv() => Heard::Order(order),
+            () = alarm => Heard::Due,
+        }
+    }
+
+    fn on(&mut self, heard: Heard) {
+        match heard {
+            Heard::Order(Order::Stop) => self.stop(),
+            Heard::Order(Order::Resize { share, reply }) => self.resize(share, reply),
+            Heard::Lane(fact) => self.on_lane(fact),
+            Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
+            Heard::Due => self.on_time(),
+        }
+    }
+
+    fn due(&self) -> Option<Moment> {
+        let swap = self.swap.as_ref().and_then(|swap| swap.machine.due());
+        if self.stopping.is_some() {
+            return self.stopping;
+        }
+        [self.incumbent.due(), swap].into_iter().flatten().min()
+    }
+
+    fn on_time(&mut self) {
+        let now = self.now();
+        if self.stopping.is_some_and(|due| due <= now) {
+            tracing::warn!(model = self.model.name, "workers ignored the stop and are killed");
+            self.workers.values().for_each(Worker::kill);
+            self.stopping = Some(now + self.context.timeouts.stop);
+            return;
+        }
+        self.incumbent_on_time(now);
+        self.swap_on_time(now);
+    }
+
+    fn on_lane(&mut self, fact: LaneFact) {
+        match fact {
+            LaneFact::Drained(worker) => {
+                self.leaver_drained(worker);
+                self.swap_drained(worker);
+            }
+            LaneFact::FirstAnswer(worker, at) => {
+                self.restarts.served();
+                self.deaths = 0;
+                self.note_effect(worker, at);
+            }
+            LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
+            LaneFact::Broken(worker, why) => self.misbehaved(worker, &why),
+        }
+    }
+
+    /// A worker that hangs or talks nonsense is as good as dead. Killing it makes it so.
+    fn misbehaved(&mut self, worker: WorkerId, why: &str) {
+        tracing::error!(
+            model = self.model.name,
+            pid = self.pid(worker),
+            why,
+            "a worker misbehaves and is killed"
+        );
+        self.swap_misbehaved(worker);
+        if let Some(worker) = self.workers.get(&worker) {
+            worker.kill();
+        }
+    }
+
+    fn on_worker(&mut self, worker: WorkerId, said: WorkerSaid) {
+        tracing::debug!(model = self.model.name, pid = self.pid(worker), ?said, "worker");
+        let in_swap = self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker));
+        match said {
+            WorkerSaid::Exited(status) => self.exited(worker, &status),
+            WorkerSaid::Lost(why) => {
+                tracing::debug!(model = self.model.name, why, "a boot channel broke; the exit follows");
+            }
+            WorkerSaid::Loaded(found) => self.loaded(worker, &found),
+            said if in_swap => self.shadow_said(worker, said),
+            said => self.incumbent_said(worker, said),
+        }
+    }
+
+    /// The model is known. A worker that finds another model than its predecessors is refused.
+    fn loaded(&mut self, worker: WorkerId, found: &shadowslice_shared::boot::Loaded) {
+        let described = loaded::describe(&self.model, found).map_err(|refusal| refusal.to_string());
+        if let Err(why) = described.and_then(|metadata| self.pipeline.describe(metadata)) {
+            self.misbehaved(worker, &why);
+        }
+    }
+
+    fn exited(&mut self, worker: WorkerId, status: &std::io::Result<std::process::ExitStatus>) {
+        let Some(gone) = self.workers.remove(&worker) else { return };
+        tracing::info!(model = self.model.name, pid = gone.pid, status = %describe_exit(status), "worker ended");
+        if self.stopping.is_some() {
+            return;
+        }
+        self.swap_exited(worker);
+        self.incumbent_exited(worker);
+    }
+
+    fn stop(&mut self) {
+        let now = self.now();
+        self.pipeline.shut("the server is stopping");
+        self.refuse_all(&ResizeRefused::Stopping);
+        self.workers.values_mut().for_each(Worker::stop);
+        self.stopping = Some(now + self.context.timeouts.stop);
+    }
+
+    /// Starts a worker with `share`.
+    pub(super) fn launch(
+        &mut self,
+        purpose: Purpose,
+        share: Percent,
+        low_priority: bool,
+    ) -> Result<WorkerId, LaunchError> {
+        let grant = self.gpu.grant(share).map_err(LaunchError::Grant)?;
+        let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
+        let assignment = Assignment {
+            model: self.model.name.clone(),
+            purpose,
+            engine: engine(&self.model, &self.context),
+            device: grant.device(),
+            profile: self.model.profile.clone(),
+            request_bytes: self.pipeline.request_bytes(),
+            response_slot_bytes: self.context.response_bytes,
+        };
+        let launch = Launch {
+            id,
+            program: &self.context.program,
+            assignment,
+            grant,
+            share,
+            pipeline: &self.pipeline,
+            reference: &self.reference,
+            cpus: &self.model.cpus,
+            low_priority: low_priority && self.context.lower_shadows,
+            data_path: &self.context.data_path,
+            events: self.events.clone(),
+        };
+        let model = Arc::clone(&self.model);
+        let plan = move |found: &_| loaded::warm_up(&model, found);
+        let worker = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
+        tracing::info!(model = self.model.name, pid = worker.pid, %share, ?purpose, "worker started");
+        self.workers.insert(id, worker);
+        Ok(id)
+    }
+
+    /// Puts a warm worker's lane on the pipeline.
+    pub(super) fn attach(&mut self, worker: WorkerId) {
+        let Some(metadata) = self.pipeline.metadata() else { return };
+        let Some(worker) = self.workers.get_mut(&worker) else { return };
+        let Some(lane) = worker.lane() else { return };
+        let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, worker.id, worker.sms, lane);
+        self.context.data_path.spawn(reader.run());
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        self.context.clock.now()
+    }
+
+    pub(super) fn after(&self, span: Duration) -> Moment {
+        self.now() + span
+    }
+
+    pub(super) fn sms(&self, share: Percent) -> Sms {
+        self.gpu.sms(share)
+    }
+
+    pub(super) fn pid(&self, worker: WorkerId) -> Option<i32> {
+        self.workers.get(&worker).map(|worker| worker.pid)
+    }
+
+    fn publish(&self) {
+        let standing = Standing {
+            state: if self.stopping.is_some() { ModelState::Stopping } else { self.incumbent.state() },
+            share: self.share,
+            sms: self.sms(self.share).0,
+            workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
+            handovers: self.handovers.clone(),
+        };
+        self.standing.send_if_modified(|seen| {
+            let changed = *seen != standing;
+            *seen = standing;
+            changed
+        });
+    }
+
+    fn worker_standing(&self, worker: &Worker) -> WorkerStanding {
+        let (role, phase) = match &self.swap {
+            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.incumbent),
+            _ => self.incumbent.standing(worker.id),
+        };
+        WorkerStanding {
+            role: role.to_owned(),
+            pid: worker.pid,
+            share_percent: worker.share.get(),
+            sms: worker.sms.0,
+            phase: phase.to_owned(),
+            restarts: self.deaths,
+        }
+    }
+}
+
+fn engine(model: &Model, context: &Context) -> EngineSpec {
+    match &model.engine {
+        Engine::OnnxRuntime { path, threads } => EngineSpec::OnnxRuntime {
+            library: context.library.clone(),
+            path: path.clone(),
+            threads: *threads,
+        },
+        Engine::Emulated { tensors } => {
+            EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
+        }
+    }
+}
+
+fn describe_exit(status: &std::io::Result<std::process::ExitStatus>) -> String {
+    match status {
+        Ok(status) => status.to_string(),
+        Err(error) => format!("unknown: {error}"),
+    }
+}

@@ -1,0 +1,240 @@
+//! The incumbent: booting it, keeping it alive, and replacing it in place where no shadow may be.
+
+use shadowslice_policy::restart::Verdict;
+use shadowslice_shared::boot::{Purpose, Refusal};
+use shadowslice_shared::units::{Moment, Percent};
+
+use super::controller::Controller;
+use super::standing::ModelState;
+use crate::pipeline::WorkerId;
+use crate::process::WorkerSaid;
+
+/// The worker that serves, or what there is instead of it.
+#[derive(Debug)]
+pub(super) enum Incumbent {
+    /// A reference worker computes the answers that the others will have to prove.
+    Proving { worker: WorkerId, deadline: Moment },
+    /// It boots.
+    Booting { worker: WorkerId, deadline: Moment },
+    /// It serves.
+    Serving { worker: WorkerId },
+    /// It died; the next one comes then.
+    BackingOff { until: Moment },
+    /// It makes room for one with another share (`handover: restart`).
+    Leaving { worker: WorkerId, deadline: Moment, to: Percent },
+    /// None will come by itself.
+    Down { why: String },
+}
+
+impl Incumbent {
+    pub(super) fn worker(&self) -> Option<WorkerId> {
+        match self {
+            Self::Proving { worker, .. }
+            | Self::Booting { worker, .. }
+            | Self::Serving { worker }
+            | Self::Leaving { worker, .. } => Some(*worker),
+            Self::BackingOff { .. } | Self::Down { .. } => None,
+        }
+    }
+
+    pub(super) fn due(&self) -> Option<Moment> {
+        match self {
+            Self::Proving { deadline, .. }
+            | Self::Booting { deadline, .. }
+            | Self::Leaving { deadline, .. } => Some(*deadline),
+            Self::BackingOff { until } => Some(*until),
+            Self::Serving { .. } | Self::Down { .. } => None,
+        }
+    }
+
+    pub(super) fn state(&self) -> ModelState {
+        match self {
+            Self::Proving { .. } | Self::Booting { .. } => ModelState::Loading,
+            Self::Serving { .. } => ModelState::Ready,
+            Self::BackingOff { .. } | Self::Leaving { .. } => ModelState::Restarting,
+            Self::Down { why } => ModelState::Unready(why.clone()),
+        }
+    }
+
+    /// Role and phase of a worker that is in no hand-over.
+    pub(super) fn standing(&self, id: WorkerId) -> (&'static str, &'static str) {
+        match self {
+            Self::Proving { worker, .. } if *worker == id => ("reference", "warming"),
+            Self::Booting { worker, .. } if *worker == id => ("incumbent", "warming"),
+            Self::Serving { worker } if *worker == id => ("incumbent", "serving"),
+            _ => ("leaving", "stopping"),
+        }
+    }
+}
+
+impl Controller {
+    /// Starts the model from nothing.
+    pub(super) fn begin(&mut self) {
+        if let Some(why) = self.model.broken.clone() {
+            self.down(why);
+        } else {
+            self.boot(Purpose::Reference);
+        }
+    }
+
+    /// Boots a worker, the reference worker or an incumbent.
+    pub(super) fn boot(&mut self, purpose: Purpose) {
+        let deadline = self.after(self.context.timeouts.spawn);
+        match self.launch(purpose, self.share, false) {
+            Ok(worker) => {
+                self.incumbent = match purpose {
+                    Purpose::Reference => Incumbent::Proving { worker, deadline },
+                    Purpose::Serve => Incumbent::Booting { worker, deadline },
+                };
+                self.swap_incumbent_is(Some(worker));
+            }
+            Err(error) => {
+                tracing::error!(model = self.model.name, error = %crate::errors::chain(&error), "no worker");
+                self.died();
+            }
+        }
+    }
+
+    /// Whether the reference answers are there decides what boots next.
+    pub(super) fn boot_next(&mut self) {
+        let purpose = if self.proved { Purpose::Serve } else { Purpose::Reference };
+        self.boot(purpose);
+    }
+
+    pub(super) fn incumbent_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+        if self.incumbent.worker() != Some(worker) {
+            return;
+        }
+        match said {
+            WorkerSaid::Connected => self.connected(worker),
+            WorkerSaid::Warmed => self.warmed(worker),
+            WorkerSaid::Refused(Refusal::Setup(why)) => {
+                tracing::error!(model = self.model.name, why, "a worker refused its set-up");
+            }
+            WorkerSaid::Refused(refusal) => self.down(refusal.to_string()),
+            WorkerSaid::Loaded(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    fn connected(&mut self, worker: WorkerId) {
+        let deadline = self.after(self.context.timeouts.warm);
+        match &mut self.incumbent {
+            Incumbent::Proving { deadline: due, .. } | Incumbent::Booting { deadline: due, .. } => {
+                *due = deadline
+            }
+            _ => return,
+        }
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.warm();
+        }
+    }
+
+    fn warmed(&mut self, worker: WorkerId) {
+        match self.incumbent {
+            Incumbent::Proving { .. } => match self.reference.seal() {
+                Ok(()) => {
+                    self.proved = true;
+                    self.boot(Purpose::Serve);
+                }
+                Err(error) => self.down(crate::errors::chain(&error)),
+            },
+            Incumbent::Booting { .. } => {
+                self.attach(worker);
+                self.serve_with(worker);
+                self.swap_incumbent_serves();
+                self.replaced();
+            }
+            _ => {}
+        }
+    }
+
+    /// From now on `worker`, whose lane is attached, is the incumbent and serves.
+    pub(super) fn serve_with(&mut self, worker: WorkerId) {
+        if let Some(process) = self.workers.get_mut(&worker) {
+            process.serve();
+        }
+        self.pipeline.route(Some(worker));
+        self.pipeline.open();
+        self.incumbent = Incumbent::Serving { worker };
+    }
+
+    pub(super) fn incumbent_exited(&mut self, worker: WorkerId) {
+        if self.incumbent.worker() != Some(worker) {
+            return;
+        }
+        if let Incumbent::Leaving { to, .. } = self.incumbent {
+            self.share = to;
+            self.boot(Purpose::Serve);
+        } else {
+            self.died();
+        }
+    }
+
+    /// The incumbent is dead: another one after a while, unless too many died.
+    pub(super) fn died(&mut self) {
+        self.swap_incumbent_is(None);
+        self.deaths += 1;
+        match self.restarts.died() {
+            Verdict::After(pause) => {
+                tracing::warn!(
+                    model = self.model.name,
+                    ?pause,
+                    deaths = self.deaths,
+                    "restarting the worker"
+                );
+                self.incumbent = Incumbent::BackingOff { until: self.after(pause) };
+            }
+            Verdict::GiveUp { deaths } => {
+                self.down(format!("{deaths} workers in a row died before they served anything; see the log"));
+            }
+        }
+    }
+
+    /// The model does not serve until somebody does something about it.
+    pub(super) fn down(&mut self, why: String) {
+        tracing::error!(model = self.model.name, why, "the model is unready");
+        if let Some(worker) = self.incumbent.worker().and_then(|worker| self.workers.get_mut(&worker)) {
+            worker.stop();
+        }
+        self.pipeline.shut(&why);
+        self.incumbent = Incumbent::Down { why: why.clone() };
+        self.swap_incumbent_is(None);
+        self.replacing_failed(&why);
+    }
+
+    pub(super) fn incumbent_on_time(&mut self, now: Moment) {
+        if self.incumbent.due().is_none_or(|due| due > now) {
+            return;
+        }
+        match self.incumbent {
+            Incumbent::BackingOff { .. } => self.boot_next(),
+            Incumbent::Proving { worker, .. } | Incumbent::Booting { worker, .. } => {
+                tracing::error!(
+                    model = self.model.name,
+                    pid = self.pid(worker),
+                    "a worker took too long to boot"
+                );
+                self.kill_and_wait(worker);
+            }
+            Incumbent::Leaving { worker, .. } => {
+                self.pipeline.requeue(worker);
+                self.kill_and_wait(worker);
+            }
+            Incumbent::Serving { .. } | Incumbent::Down { .. } => {}
+        }
+    }
+
+    /// Kills a worker whose exit is then waited for; again after a while if it does not come.
+    fn kill_and_wait(&mut self, worker: WorkerId) {
+        let again = self.after(self.context.timeouts.stop);
+        match &mut self.incumbent {
+            Incumbent::Proving { deadline, .. }
+            | Incumbent::Booting { deadline, .. }
+            | Incumbent::Leaving { deadline, .. } => *deadline = again,
+            _ => {}
+        }
+        if let Some(worker) = self.workers.get(&worker) {
+            worker.kill();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Control: one task a model, which starts its workers, replaces them, and never touches a request.
+//!
+//! ```text
+//! orders (resize, stop) ──┐
+//! facts of the pipeline ──┼─▶ Controller ─▶ policy's hand-over machine ─▶ actions ─▶ pipeline, workers
+//! events of the workers ──┘        └─▶ standing (for status)
+//! ```
+//!
+//! The controllers have a thread of their own: starting a process takes milliseconds, in which the
+//! reactor that serves clients must not stop.
+
+mod controller;
+mod incumbent;
+mod loaded;
+mod resize;
+mod standing;
+mod swap;
+
+pub use controller::{Context, Controller, Inbox, Parts};
+pub use standing::{HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
+
+use shadowslice_shared::units::Percent;
+use tokio::sync::oneshot;
+
+/// Orders that may wait for a controller.
+pub const ORDERS: usize = 16;
+
+/// Worker events that may wait for a controller; a worker has fewer than eight in its life.
+pub const EVENTS: usize = 256;
+
+/// What a controller is told to do.
+#[derive(Debug)]
+pub enum Order {
+    /// Give the model another share.
+    Resize {
+        /// The share.
+        share: Percent,
+        /// Hears how it went.
+        reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
+    },
+    /// End all workers, and then itself. The door is shut first.
+    Stop,
+}
+
+/// Why a share is not changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeRefused {
+    /// It is in force.
+    #[error("{share} ({sms} SMs) is in force already; nothing was done")]
+    InForce {
+        /// The share asked for.
+        share: Percent,
+        /// Its SMs.
+        sms: u32,
+    },
+    /// The configuration forbids it.
+    #[error("{share} is outside of share.min {min} and share.max {max} of model '{model}'")]
+    OutOfBounds {
+        /// The model.
+        model: String,
+        /// The share asked for.
+        share: Percent,
+        /// The least.
+        min: Percent,
+        /// The most.
+        max: Percent,
+    },
+    /// The configuration forbids any.
+    #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
+    Never(String),
+    /// Something else is under way.
+    #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
+    Busy(String),
+    /// There is nothing to hand over from.
+    #[error("model '{model}' does not serve: {why}")]
+    NotServing {
+        /// The model.
+        model: String,
+        /// Why it does not.
+        why: String,
+    },
+    /// The supervisor ends.
+    #[error("the server is stopping")]
+    Stopping,
+}

@@ -1,0 +1,170 @@
+//! Orders to change a share: refused, done by a hand-over, or done by a restart.
+
+use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::units::{Moment, Percent};
+use tokio::sync::oneshot;
+
+use super::ResizeRefused;
+use super::controller::Controller;
+use super::incumbent::Incumbent;
+use super::standing::{HandoverReport, ms, us};
+use crate::config::HandoverMode;
+use crate::pipeline::WorkerId;
+use shadowslice_policy::handover::{Fact, PhaseName};
+
+/// Where an order's answer goes.
+pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
+
+/// A share that was asked for.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) share: Percent,
+    pub(super) decided: Moment,
+    /// `None` once answered.
+    pub(super) reply: Option<Reply>,
+}
+
+/// A change of share without a shadow: the old worker leaves before the new one boots.
+#[derive(Debug)]
+pub(super) struct Replacing {
+    from: Percent,
+    wanted: Wanted,
+}
+
+impl Controller {
+    pub(super) fn resize(&mut self, share: Percent, reply: Reply) {
+        let wanted = Wanted { share, decided: self.now(), reply: Some(reply) };
+        match self.refusal(share) {
+            Some(refused) => refuse(wanted, refused),
+            None => self.change_share(wanted),
+        }
+    }
+
+    /// Why this share cannot be had now, if it cannot.
+    fn refusal(&self, share: Percent) -> Option<ResizeRefused> {
+        let model = || self.model.name.clone();
+        let bounds = &self.model.share;
+        if !(bounds.min..=bounds.max).contains(&share) {
+            let (min, max) = (bounds.min, bounds.max);
+            return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
+        }
+        if self.model.handover == HandoverMode::Never {
+            return Some(ResizeRefused::Never(model()));
+        }
+        let phase = self.swap.as_ref().map(|swap| swap.machine.phase());
+        let settled = matches!(phase, None | Some(PhaseName::Probation | PhaseName::Retiring));
+        if !settled || self.next.is_some() || self.replacing.is_some() {
+            return Some(ResizeRefused::Busy(model()));
+        }
+        if !self.proved {
+            let why = match &self.incumbent {
+                Incumbent::Down { why } => why.clone(),
+                _ => "it is being loaded".to_owned(),
+            };
+            return Some(ResizeRefused::NotServing { model: model(), why });
+        }
+        let down = matches!(self.incumbent, Incumbent::Down { .. });
+        if self.sms(share) == self.sms(self.share) && !down {
+            return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
+        }
+        None
+    }
+
+    fn change_share(&mut self, wanted: Wanted) {
+        if self.swap.is_some() {
+            self.next = Some(wanted);
+            self.feed(Fact::Reclaim);
+            return;
+        }
+        match (&self.incumbent, self.model.handover) {
+            (Incumbent::Serving { worker }, HandoverMode::Restart) => self.replace(*worker, wanted),
+            (Incumbent::Down { .. }, _) => self.revive(wanted),
+            _ => self.begin_swap(wanted),
+        }
+    }
+
+    /// After a hand-over has ended: what was asked for meanwhile.
+    pub(super) fn resize_next(&mut self) {
+        let Some(wanted) = self.next.take() else { return };
+        match self.refusal(wanted.share) {
+            Some(refused) => refuse(wanted, refused),
+            None => self.change_share(wanted),
+        }
+    }
+
+    /// Answers all who wait for a share.
+    pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
+        let replacing = self.replacing.take().map(|replacing| replacing.wanted);
+        for wanted in [self.next.take(), replacing].into_iter().flatten() {
+            refuse(wanted, refused.clone());
+        }
+        // A hand-over's own order is answered by its channel's end.
+        self.swap = None;
+    }
+
+    /// `handover: restart`: the worker finishes what it has and leaves; requests wait meanwhile.
+    fn replace(&mut self, worker: WorkerId, wanted: Wanted) {
+        let (from, to) = (self.share, wanted.share);
+        self.pipeline.begin_stall();
+        self.replacing = Some(Replacing { from, wanted });
+        self.incumbent = Incumbent::Leaving { worker, deadline: self.after(self.context.timeouts.drain), to };
+        self.pipeline.route(None);
+        self.pipeline.drain(worker);
+    }
+
+    pub(super) fn leaver_drained(&mut self, drained: WorkerId) {
+        if let Incumbent::Leaving { worker, .. } = self.incumbent
+            && worker == drained
+            && let Some(worker) = self.workers.get_mut(&worker)
+        {
+            worker.stop();
+        }
+    }
+
+    /// A model that had given up is tried again, at the share asked for.
+    fn revive(&mut self, wanted: Wanted) {
+        self.restarts.served();
+        self.deaths = 0;
+        let from = std::mem::replace(&mut self.share, wanted.share);
+        self.pipeline.begin_stall();
+        self.replacing = Some(Replacing { from, wanted });
+        self.boot(Purpose::Serve);
+    }
+
+    /// The worker at the new share serves.
+    pub(super) fn replaced(&mut self) {
+        let Some(Replacing { from, mut wanted }) = self.replacing.take() else { return };
+        let stall = self.pipeline.stall();
+        let report = HandoverReport {
+            outcome: "completed".to_owned(),
+            why: None,
+            from_percent: from.get(),
+            to_percent: wanted.share.get(),
+            from_sms: self.sms(from).0,
+            to_sms: self.sms(wanted.share).0,
+            effect_ms: Some(ms(self.now().since(wanted.decided))),
+            stall_us: us(stall.longest),
+            stall_total_us: us(stall.total),
+        };
+        self.handovers.completed += 1;
+        self.handovers.last = Some(report.clone());
+        if let Some(reply) = wanted.reply.take() {
+            reply.send(Ok(report)).ok();
+        }
+    }
+
+    /// No worker at the new share will serve.
+    pub(super) fn replacing_failed(&mut self, why: &str) {
+        if let Some(Replacing { wanted, .. }) = self.replacing.take() {
+            self.handovers.aborted += 1;
+            refuse(wanted, ResizeRefused::NotServing { model: self.model.name.clone(), why: why.to_owned() });
+        }
+    }
+}
+
+fn refuse(wanted: Wanted, refused: ResizeRefused) {
+    if let Some(reply) = wanted.reply {
+        // Whoever asked may have gone away.
+        reply.send(Err(refused)).ok();
+    }
+}

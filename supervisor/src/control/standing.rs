@@ -1,0 +1,100 @@
+//! How a model stands, for `status`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use shadowslice_shared::units::Percent;
+
+/// What a model is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelState {
+    /// Its first worker boots.
+    Loading,
+    /// It serves.
+    Ready,
+    /// Its worker died; the next one comes, and requests wait.
+    Restarting,
+    /// It does not serve, and will not by itself.
+    Unready(String),
+    /// The supervisor ends.
+    Stopping,
+}
+
+/// A model as its controller sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standing {
+    /// What it is doing.
+    pub state: ModelState,
+    /// The share in force.
+    pub share: Percent,
+    /// Its SMs.
+    pub sms: u32,
+    /// Its workers.
+    pub workers: Vec<WorkerStanding>,
+    /// Its hand-overs.
+    pub handovers: Handovers,
+}
+
+/// A worker as its controller sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerStanding {
+    /// `incumbent`, `shadow`, `parked`, `reference` or `leaving`.
+    pub role: String,
+    /// Its process.
+    pub pid: i32,
+    /// Its share.
+    pub share_percent: u32,
+    /// Its SMs.
+    pub sms: u32,
+    /// `starting`, `warming`, `serving`, `standing` or `stopping`.
+    pub phase: String,
+    /// Deaths of this model's workers in a row, before this one.
+    pub restarts: u32,
+}
+
+/// A model's hand-overs since the start.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Handovers {
+    /// Those that put their share in force.
+    pub completed: u64,
+    /// Those that did not.
+    pub aborted: u64,
+    /// Completed ones that were taken back in their probation.
+    pub rolled_back: u64,
+    /// The last one that ended either way.
+    pub last: Option<HandoverReport>,
+}
+
+/// How one hand-over went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HandoverReport {
+    /// `completed`, `aborted` or `rolled back`.
+    pub outcome: String,
+    /// Why, if it was not completed.
+    pub why: Option<String>,
+    /// The share before.
+    pub from_percent: u32,
+    /// The share asked for.
+    pub to_percent: u32,
+    /// The SMs before.
+    pub from_sms: u32,
+    /// The SMs asked for.
+    pub to_sms: u32,
+    /// From the decision to the first batch completed at the new share, in ms; none yet if nothing
+    /// has been asked since.
+    pub effect_ms: Option<f64>,
+    /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.
+    pub stall_us: f64,
+    /// All such time together, in µs.
+    pub stall_total_us: f64,
+}
+
+/// Milliseconds, for people.
+pub(super) fn ms(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e3
+}
+
+/// Microseconds, for people.
+pub(super) fn us(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e6
+}

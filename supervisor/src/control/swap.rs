@@ -1,0 +1,324 @@
+//! The hand-over's driver: performs what the machine decides, and tells it what happened.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Reason, Side, Timeouts};
+use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::units::{Moment, Percent};
+
+use super::controller::Controller;
+use super::incumbent::Incumbent;
+use super::resize::Wanted;
+use super::standing::{HandoverReport, ms, us};
+use crate::errors;
+use crate::pipeline::WorkerId;
+use crate::process::WorkerSaid;
+
+/// A hand-over under way.
+#[derive(Debug)]
+pub(super) struct Swap {
+    pub(super) machine: Handover,
+    incumbent: Option<WorkerId>,
+    pub(super) shadow: Option<WorkerId>,
+    from: Percent,
+    wanted: Wanted,
+}
+
+/// The wait for the first batch at a new share.
+#[derive(Debug)]
+pub(super) struct Effect {
+    worker: WorkerId,
+    decided: Moment,
+    took: Option<Duration>,
+}
+
+impl Swap {
+    /// Whether this worker is one of its two.
+    pub(super) fn has(&self, worker: WorkerId) -> bool {
+        self.side(worker).is_some()
+    }
+
+    fn side(&self, worker: WorkerId) -> Option<Side> {
+        if self.shadow == Some(worker) {
+            Some(Side::Shadow)
+        } else if self.incumbent == Some(worker) {
+            Some(Side::Incumbent)
+        } else {
+            None
+        }
+    }
+
+    fn worker(&self, side: Side) -> Option<WorkerId> {
+        match side {
+            Side::Incumbent => self.incumbent,
+            Side::Shadow => self.shadow,
+        }
+    }
+
+    fn forget(&mut self, side: Side) {
+        match side {
+            Side::Incumbent => self.incumbent = None,
+            Side::Shadow => self.shadow = None,
+        }
+    }
+
+    /// Whether the incumbent has not been relieved yet.
+    fn before_cut_over(&self) -> bool {
+        matches!(self.machine.phase(), PhaseName::Spawning | PhaseName::Warming)
+    }
+
+    /// Role and phase of one of its workers, for people.
+    pub(super) fn standing(&self, worker: WorkerId, incumbent: &Incumbent) -> (&'static str, &'static str) {
+        let shadow = self.shadow == Some(worker);
+        match (self.machine.phase(), shadow) {
+            (PhaseName::Spawning, true) => ("shadow", "starting"),
+            (PhaseName::Warming, true) => ("shadow", "warming"),
+            (PhaseName::Draining, true) => ("shadow", "serving"),
+            (PhaseName::Aborting | PhaseName::Aborted, true) => ("shadow", "stopping"),
+            (PhaseName::Probation | PhaseName::Retiring | PhaseName::Done, true) => ("incumbent", "serving"),
+            (PhaseName::Draining, false) => ("incumbent", "draining"),
+            (PhaseName::Probation, false) => ("parked", "standing"),
+            (PhaseName::Retiring | PhaseName::Done, false) => ("parked", "stopping"),
+            (_, false) => incumbent.standing(worker),
+        }
+    }
+}
+
+impl Controller {
+    /// Begins a hand-over to the wanted share.
+    pub(super) fn begin_swap(&mut self, wanted: Wanted) {
+        let limits = &self.context.timeouts;
+        let timeouts = Timeouts {
+            spawn: limits.spawn,
+            warm: limits.warm,
+            drain: limits.drain,
+            dwell: limits.dwell,
+            stop: limits.stop,
+        };
+        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        let (machine, actions) = Handover::begin(self.now(), serves, timeouts);
+        tracing::info!(model = self.model.name, from = %self.share, to = %wanted.share, "hand-over begins");
+        self.pipeline.begin_stall();
+        let incumbent = self.incumbent.worker();
+        self.swap = Some(Swap { machine, incumbent, shadow: None, from: self.share, wanted });
+        self.perform_all(actions);
+    }
+
+    /// Tells the machine a fact, and performs what follows from it.
+    pub(super) fn feed(&mut self, fact: Fact) {
+        let now = self.now();
+        let Some(swap) = &mut self.swap else { return };
+        let actions = swap.machine.on(fact, now);
+        self.perform_all(actions);
+    }
+
+    pub(super) fn swap_on_time(&mut self, now: Moment) {
+        let Some(swap) = &mut self.swap else { return };
+        if swap.machine.due().is_some_and(|due| due <= now) {
+            let actions = swap.machine.on_time(now);
+            self.perform_all(actions);
+        }
+    }
+
+    /// Performs actions in order; facts that arise on the way are told afterwards.
+    fn perform_all(&mut self, actions: Vec<Action>) {
+        let mut facts: VecDeque<Fact> =
+            actions.into_iter().filter_map(|action| self.perform(action)).collect();
+        while let Some(fact) = facts.pop_front() {
+            let now = self.now();
+            let Some(swap) = &mut self.swap else { break };
+            let actions = swap.machine.on(fact, now);
+            facts.extend(actions.into_iter().filter_map(|action| self.perform(action)));
+        }
+        if self.swap.is_none() {
+            self.resize_next();
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Fact> {
+        tracing::debug!(model = self.model.name, ?action, "hand-over");
+        let worker = |side| self.swap.as_ref().and_then(|swap| swap.worker(side));
+        match action {
+            Action::Spawn => return self.spawn_shadow().err().map(Fact::BootFailed),
+            Action::Warm => {
+                if let Some(shadow) = worker(Side::Shadow).and_then(|id| self.workers.get_mut(&id)) {
+                    shadow.warm();
+                }
+            }
+            Action::Route(side) => self.route(side),
+            Action::Drain(side) => {
+                if let Some(worker) = worker(side) {
+                    self.pipeline.drain(worker);
+                }
+            }
+            // What a dead or misbehaving shadow has comes back with its death, and with the blame.
+            Action::Requeue(Side::Shadow) | Action::Park(_) => {}
+            Action::Requeue(Side::Incumbent) => {
+                if let Some(worker) = worker(Side::Incumbent) {
+                    self.pipeline.requeue(worker);
+                }
+            }
+            Action::Stop(side) => match worker(side).and_then(|id| self.workers.get_mut(&id)) {
+                Some(worker) => worker.stop(),
+                None => return Some(Fact::Exited(side)),
+            },
+            Action::Kill(side) => match worker(side).and_then(|id| self.workers.get(&id)) {
+                Some(worker) => worker.kill(),
+                None => return Some(Fact::Exited(side)),
+            },
+            Action::GiveUp(side) => self.give_up(side),
+            Action::Complete => self.complete(),
+            Action::Finish(outcome) => self.finish(outcome),
+        }
+        None
+    }
+
+    fn spawn_shadow(&mut self) -> Result<(), String> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let (share, decided) = (swap.wanted.share, swap.wanted.decided);
+        let worker = self.launch(Purpose::Serve, share, true).map_err(|error| errors::chain(&error))?;
+        self.effect = Some(Effect { worker, decided, took: None });
+        if let Some(swap) = &mut self.swap {
+            swap.shadow = Some(worker);
+        }
+        Ok(())
+    }
+
+    fn route(&mut self, side: Side) {
+        let Some(swap) = &self.swap else { return };
+        let (worker, from) = (swap.worker(side), swap.from);
+        if side == Side::Incumbent {
+            self.share = from;
+        }
+        match worker.filter(|worker| self.workers.contains_key(worker)) {
+            Some(worker) => self.serve_with(worker),
+            None => self.died(),
+        }
+    }
+
+    fn give_up(&mut self, side: Side) {
+        let Some(worker) = self.swap.as_ref().and_then(|swap| swap.worker(side)) else { return };
+        tracing::error!(
+            model = self.model.name,
+            pid = self.pid(worker),
+            "a worker outlives its kill, probably stuck in the kernel; its memory is not free until it ends"
+        );
+        self.pipeline.requeue(worker);
+    }
+
+    fn complete(&mut self) {
+        let Some(swap) = &mut self.swap else { return };
+        let (to, reply) = (swap.wanted.share, swap.wanted.reply.take());
+        let report = self.report("completed", None);
+        self.share = to;
+        self.handovers.completed += 1;
+        tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
+        self.handovers.last = Some(report.clone());
+        answer(reply, report);
+    }
+
+    fn finish(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Kept => {}
+            Outcome::RolledBack(reason) => {
+                self.handovers.rolled_back += 1;
+                self.not_kept("rolled back", &reason);
+            }
+            Outcome::Aborted(reason) => {
+                self.handovers.aborted += 1;
+                self.not_kept("aborted", &reason);
+            }
+        }
+        self.swap = None;
+    }
+
+    fn not_kept(&mut self, outcome: &str, reason: &Reason) {
+        tracing::warn!(model = self.model.name, outcome, %reason, "hand-over failed");
+        let report = self.report(outcome, Some(reason.to_string()));
+        self.handovers.last = Some(report.clone());
+        let reply = self.swap.as_mut().and_then(|swap| swap.wanted.reply.take());
+        answer(reply, report);
+    }
+
+    fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
+        let stall = self.pipeline.stall();
+        let (from, to) =
+            self.swap.as_ref().map_or((self.share, self.share), |swap| (swap.from, swap.wanted.share));
+        HandoverReport {
+            outcome: outcome.to_owned(),
+            why,
+            from_percent: from.get(),
+            to_percent: to.get(),
+            from_sms: self.sms(from).0,
+            to_sms: self.sms(to).0,
+            effect_ms: self.effect.as_ref().and_then(|effect| effect.took).map(ms),
+            stall_us: us(stall.longest),
+            stall_total_us: us(stall.total),
+        }
+    }
+
+    /// The first batch at the new share is done.
+    pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
+        let Some(effect) = self.effect.as_mut().filter(|effect| effect.worker == worker) else { return };
+        let took = at.since(effect.decided);
+        effect.took = Some(took);
+        if let Some(last) = self.handovers.last.as_mut().filter(|last| last.to_percent == self.share.get()) {
+            last.effect_ms = Some(ms(took));
+        }
+    }
+
+    pub(super) fn shadow_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+        match said {
+            WorkerSaid::Connected => self.feed(Fact::Connected),
+            WorkerSaid::Warmed => {
+                self.attach(worker);
+                self.feed(Fact::Warmed);
+            }
+            WorkerSaid::Refused(refusal) => self.feed(Fact::BootFailed(refusal.to_string())),
+            // Its exit follows.
+            WorkerSaid::Lost(_) | WorkerSaid::Loaded(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    pub(super) fn swap_exited(&mut self, worker: WorkerId) {
+        let Some(swap) = &mut self.swap else { return };
+        if let Some(side) = swap.side(worker) {
+            swap.forget(side);
+            self.feed(Fact::Exited(side));
+        }
+    }
+
+    pub(super) fn swap_misbehaved(&mut self, worker: WorkerId) {
+        if self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker)) {
+            self.feed(Fact::Misbehaved);
+        }
+    }
+
+    /// The incumbent that the hand-over began with died, and this is its replacement (or none yet).
+    pub(super) fn swap_incumbent_is(&mut self, worker: Option<WorkerId>) {
+        if let Some(swap) = self.swap.as_mut().filter(|swap| swap.before_cut_over()) {
+            swap.incumbent = worker;
+        }
+    }
+
+    /// The replacement serves.
+    pub(super) fn swap_incumbent_serves(&mut self) {
+        if self.swap.as_ref().is_some_and(Swap::before_cut_over) {
+            self.feed(Fact::IncumbentServes);
+        }
+    }
+
+    pub(super) fn swap_drained(&mut self, worker: WorkerId) {
+        if self.swap.as_ref().is_some_and(|swap| swap.incumbent == Some(worker)) {
+            self.feed(Fact::Drained);
+        }
+    }
+}
+
+/// Tells whoever asked, if they still listen.
+fn answer(reply: Option<super::resize::Reply>, report: HandoverReport) {
+    if let Some(reply) = reply {
+        reply.send(Ok(report)).ok();
+    }
+}

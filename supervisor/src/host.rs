@@ -1,0 +1,161 @@
+//! What the host must offer before anything is served.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use shadowslice_shared::slab::SlabError;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, Engine, Gpu};
+use crate::partition::EmulatedGpu;
+
+/// What the host does not offer.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Real GPUs are not served yet, here or anywhere.
+    #[error(
+        "the configuration asks for GPU {0}, and this version has no CUDA device yet; \
+         to try without a GPU, add `gpus: [{{device: emulated, sms: 132}}]`"
+    )]
+    NoGpu(String),
+    /// The emulated GPU's shared state.
+    #[error("an emulated GPU cannot be made")]
+    Emulated(#[source] SlabError),
+    /// ONNX Runtime.
+    #[error(
+        "ONNX Runtime's library was not found; looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
+    )]
+    NoOnnxRuntime(String),
+    /// The supervisor's own path.
+    #[error("the supervisor's binary cannot be located, so neither can the worker's")]
+    Executable(#[source] io::Error),
+    /// The worker's binary.
+    #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
+    NoWorker(PathBuf),
+    /// The run directory.
+    #[error("the run directory {path} cannot be made; choose another as run_dir")]
+    RunDir {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody has it.
+    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
+    RunDirTaken(PathBuf),
+}
+
+/// Logs to stderr: RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
+pub fn init_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
+    // An error means that there is a log already.
+    if json {
+        log.json().try_init().ok()
+    } else {
+        log.try_init().ok()
+    };
+}
+
+/// The GPUs, all of them emulated.
+pub fn emulated_gpus(gpus: &[Gpu]) -> Result<Vec<Arc<EmulatedGpu>>, HostError> {
+    let make = |gpu: &Gpu| match gpu {
+        Gpu::Emulated { sms } => EmulatedGpu::new(*sms).map_err(HostError::Emulated),
+        Gpu::Cuda(device) => Err(HostError::NoGpu(device.to_string())),
+    };
+    gpus.iter().map(make).collect()
+}
+
+/// ONNX Runtime's library, as configured, as the environment says, or where `make` puts it; an empty
+/// path if no model needs it.
+pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
+    let needed = config.models.iter().any(|model| matches!(model.engine, Engine::OnnxRuntime { .. }));
+    if !needed {
+        return Ok(PathBuf::new());
+    }
+    let named =
+        config.onnxruntime.library.clone().or_else(|| std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from));
+    let places = match named {
+        Some(named) => vec![named],
+        None => beside_executable()?,
+    };
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.ok_or_else(|| {
+        let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        HostError::NoOnnxRuntime(looked.join(", "))
+    })
+}
+
+fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
+    let name = "libonnxruntime.so";
+    let beside = executable_dir()?;
+    let above = beside.parent().unwrap_or(&beside).to_owned();
+    Ok(vec![above.join("onnxruntime").join(name), above.join("lib").join(name), beside.join(name)])
+}
+
+/// The worker's binary, beside this one.
+pub fn worker_program() -> Result<PathBuf, HostError> {
+    let program = executable_dir()?.join("shadowslice-worker");
+    if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
+}
+
+fn executable_dir() -> Result<PathBuf, HostError> {
+    let executable = std::env::current_exe().map_err(HostError::Executable)?;
+    Ok(executable.parent().map_or_else(PathBuf::new, Path::to_owned))
+}
+
+/// Half of the cores serve clients, at most eight threads: the other half is the workers'.
+pub fn data_path_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
+}
+
+/// Connections and workers take descriptors; all that the host allows are taken.
+pub fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit on open files stays as it is");
+    }
+}
+
+/// The run directory, locked against a second supervisor.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl RunDir {
+    /// Makes it if need be, and takes it.
+    pub fn take(path: &Path) -> Result<Self, HostError> {
+        let failed = |source| HostError::RunDir { path: path.to_owned(), source };
+        make_dir(path, 0o755).map_err(failed)?;
+        let private = path.join("private");
+        make_dir(&private, 0o700).map_err(failed)?;
+        let file = File::create(private.join("lock")).map_err(failed)?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|_| HostError::RunDirTaken(path.to_owned()))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Makes a directory with this mode, whatever the umask; one that is there keeps its own.
+fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}

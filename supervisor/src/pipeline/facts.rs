@@ -1,0 +1,39 @@
+//! What a pipeline tells its controller.
+
+use shadowslice_shared::units::Moment;
+use tokio::sync::mpsc;
+
+use super::lane::WorkerId;
+
+/// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
+/// or dies once a hand-over, and hand-overs wait for the controller.
+pub const FACTS: usize = 256;
+
+/// Something happened on a lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LaneFact {
+    /// It was told to drain, and nothing is in flight any more.
+    Drained(WorkerId),
+    /// Its worker completed its first batch.
+    FirstAnswer(WorkerId, Moment),
+    /// Its worker executes for far too long.
+    Hung(WorkerId),
+    /// Its worker said something that makes no sense, and why.
+    Broken(WorkerId, String),
+}
+
+/// Where a pipeline reports to; never waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Reporter(mpsc::Sender<LaneFact>);
+
+impl Reporter {
+    pub(crate) fn new(facts: mpsc::Sender<LaneFact>) -> Self {
+        Self(facts)
+    }
+
+    pub(crate) fn report(&self, fact: LaneFact) {
+        if let Err(error) = self.0.try_send(fact) {
+            tracing::error!(%error, "a lane's fact is lost: the controller has stopped or is far behind");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! A lane: the way from a pipeline to one worker, and what is on it.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+use shadowslice_policy::queue::Entry;
+use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES, MessageError};
+use shadowslice_shared::units::{Moment, Sms};
+use tokio::sync::oneshot;
+
+use super::memory::Reservation;
+use super::request::{Failure, Output};
+use crate::clock::monotonic_ns;
+use crate::process::BatchSocket;
+
+/// Names a worker for the life of the supervisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u64);
+
+/// Per input: the shape without the batch axis. Requests that share it can share a batch.
+pub(crate) type Shapes = Arc<[Vec<i64>]>;
+
+/// A request on its way.
+pub(crate) type Waiting = Entry<Shapes, Ticket>;
+
+/// What is known of a request besides its place in the queue.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) memory: Reservation,
+    pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
+    /// Workers that died while they executed it.
+    pub(crate) deaths: u8,
+}
+
+/// What a lane is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Nothing is sent to it, but could be at once.
+    Standing,
+    /// Batches go to it.
+    Serving,
+    /// It finishes what it has; then a fact is due.
+    Draining,
+}
+
+/// A batch that a worker has.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) id: u64,
+    pub(crate) slot: u8,
+    pub(crate) rows: u32,
+    /// Whether nothing was before it when it was sent, or when it came to the front.
+    pub(crate) executing_since: Option<Moment>,
+    /// Empty once the requests were taken away to be served elsewhere.
+    pub(crate) requests: Vec<Waiting>,
+}
+
+/// A worker's lane.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) worker: WorkerId,
+    pub(crate) sms: Sms,
+    pub(crate) duty: Duty,
+    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Whether it has answered a batch yet.
+    pub(crate) proven: bool,
+    socket: Arc<BatchSocket>,
+    free_slots: Vec<u8>,
+    message: Vec<u8>,
+}
+
+/// Why a batch could not be sent.
+#[derive(Debug)]
+pub(crate) enum SendFailure {
+    /// The worker takes nothing now; its reader will find out why.
+    Blocked(Vec<Waiting>),
+    /// No message can hold this batch.
+    TooLarge(Vec<Waiting>, MessageError),
+}
+
+impl Lane {
+    pub(crate) fn new(worker: WorkerId, sms: Sms, socket: Arc<BatchSocket>) -> Self {
+        Self {
+            worker,
+            sms,
+            duty: Duty::Standing,
+            in_flight: VecDeque::with_capacity(IN_FLIGHT),
+            proven: false,
+            socket,
+            free_slots: (0..IN_FLIGHT).rev().map(|slot| u8::try_from(slot).expect("two slots")).collect(),
+            message: vec![0; MAX_MESSAGE_BYTES],
+        }
+    }
+
+    /// Whether it can take a batch.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free_slots.is_empty()
+    }
+
+    /// Whether nothing is on it, answers that are still being copied included.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free_slots.len() == IN_FLIGHT
+    }
+
+    /// Sends a batch. There is room, and there are requests, all of one shape.
+    pub(crate) fn send(&mut self, id: u64, requests: Vec<Waiting>, now: Moment) -> Result<(), SendFailure> {
+        let slot = *self.free_slots.last().expect("the caller has seen that there is room");
+        let batch = Batch {
+            id,
+            slot,
+            sent_ns: monotonic_ns(),
+            shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
+            requests: requests.iter().map(wire_request).collect(),
+        };
+        let bytes = match batch::encode(&batch, &mut self.message) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(SendFailure::TooLarge(requests, error)),
+        };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let sent = loop {
+            match send(self.socket.as_raw_fd(), bytes, flags) {
+                Err(Errno::EINTR) => {}
+                sent => break sent,
+            }
+        };
+        if sent.is_err() {
+            return Err(SendFailure::Blocked(requests));
+        }
+        self.free_slots.pop();
+        let rows = requests.iter().map(|request| request.rows).sum();
+        let executing_since = self.in_flight.is_empty().then_some(now);
+        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests });
+        Ok(())
+    }
+
+    /// Takes the batch of that id off the lane; its slot stays taken until [`Lane::recycle`].
+    pub(crate) fn take(&mut self, id: u64, now: Moment) -> Option<InFlight> {
+        let index = self.in_flight.iter().position(|batch| batch.id == id)?;
+        let batch = self.in_flight.remove(index)?;
+        if let Some(front) = self.in_flight.front_mut() {
+            front.executing_since.get_or_insert(now);
+        }
+        Some(batch)
+    }
+
+    /// The answer in `slot` has been copied.
+    pub(crate) fn recycle(&mut self, slot: u8) {
+        self.free_slots.push(slot);
+    }
+
+    /// Takes the requests away; the batches stay, and their answers will be ignored.
+    pub(crate) fn abandon(&mut self) -> Vec<Waiting> {
+        self.in_flight.iter_mut().flat_map(|batch| std::mem::take(&mut batch.requests)).collect()
+    }
+}
+
+fn wire_request(request: &Waiting) -> BatchRequest {
+    BatchRequest { rows: request.rows, inputs: request.item.memory.tensors().to_vec() }
+}

@@ -1,0 +1,138 @@
+//! The request slab's parts: who holds which bytes.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use shadowslice_shared::batch::Extent;
+use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
+
+/// A model's request slab, handed out in parts.
+#[derive(Debug)]
+pub(crate) struct RequestMemory {
+    slab: WritableSlab,
+    free: Mutex<FreeParts>,
+}
+
+impl RequestMemory {
+    /// A slab of `bytes` bytes, all free.
+    pub(crate) fn create(model: &str, bytes: u64) -> Result<Self, SlabError> {
+        let slab = WritableSlab::create(&format!("shadowslice-{model}-requests"), bytes)?;
+        Ok(Self { slab, free: Mutex::new(FreeParts::new(bytes)) })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slab.bytes()
+    }
+
+    /// Takes a part with room for tensors of these lengths, each aligned; `None` while too little
+    /// is free in one piece.
+    pub(crate) fn reserve(self: &Arc<Self>, lengths: impl Iterator<Item = u64>) -> Option<Reservation> {
+        let mut tensors = Vec::new();
+        let mut end = 0_u64;
+        for len in lengths {
+            tensors.push(Extent { offset: end, len });
+            end = end.checked_add(len)?.checked_next_multiple_of(ALIGNMENT)?;
+        }
+        let len = end.max(ALIGNMENT);
+        let offset = self.free.lock().take(len)?;
+        for tensor in &mut tensors {
+            tensor.offset += offset;
+        }
+        Some(Reservation { memory: Arc::clone(self), part: Extent { offset, len }, tensors })
+    }
+}
+
+impl AsFd for RequestMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.slab.as_fd()
+    }
+}
+
+/// One request's part of the slab; free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    memory: Arc<RequestMemory>,
+    part: Extent,
+    tensors: Vec<Extent>,
+}
+
+impl Reservation {
+    /// Where each tensor lies.
+    pub(crate) fn tensors(&self) -> &[Extent] {
+        &self.tensors
+    }
+
+    /// Copies tensor number `index` in; its length is the one that was reserved.
+    pub(crate) fn fill(&self, index: usize, bytes: &[u8]) -> Result<(), OutOfSlab> {
+        self.memory.slab.write(self.tensors[index].offset, bytes)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.memory.free.lock().give_back(self.part);
+    }
+}
+
+/// Free parts by offset. First fit keeps the low pages in use, the only ones that are ever touched
+/// under light load.
+#[derive(Debug)]
+struct FreeParts(BTreeMap<u64, u64>);
+
+impl FreeParts {
+    fn new(bytes: u64) -> Self {
+        Self(BTreeMap::from([(0, bytes)]))
+    }
+
+    fn take(&mut self, wanted: u64) -> Option<u64> {
+        let (&offset, &len) = self.0.iter().find(|&(_, &len)| len >= wanted)?;
+        self.0.remove(&offset);
+        if len > wanted {
+            self.0.insert(offset + wanted, len - wanted);
+        }
+        Some(offset)
+    }
+
+    fn give_back(&mut self, part: Extent) {
+        let Extent { mut offset, mut len } = part;
+        if let Some((&before, &before_len)) = self.0.range(..offset).next_back()
+            && before + before_len == offset
+        {
+            offset = before;
+            len += before_len;
+        }
+        if let Some(after_len) = self.0.remove(&(part.offset + part.len)) {
+            len += after_len;
+        }
+        self.0.insert(offset, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_disjoint_aligned_and_come_back() {
+        let memory = Arc::new(RequestMemory::create("test", 64 * 10).unwrap());
+        let first = memory.reserve([1, 65].into_iter()).unwrap();
+        assert_eq!(first.tensors(), [Extent { offset: 0, len: 1 }, Extent { offset: 64, len: 65 }]);
+        let second = memory.reserve([64 * 7].into_iter()).unwrap();
+        assert_eq!(second.tensors()[0].offset, 192);
+        assert!(memory.reserve([1].into_iter()).is_none(), "full");
+        drop(first);
+        assert!(memory.reserve([193].into_iter()).is_none(), "three pieces are free");
+        assert_eq!(memory.reserve([192].into_iter()).unwrap().tensors()[0].offset, 0);
+        drop(second);
+        assert_eq!(memory.free.lock().0, BTreeMap::from([(0, 640)]), "one piece again");
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused() {
+        let memory = Arc::new(RequestMemory::create("test", 4096).unwrap());
+        assert!(memory.reserve([u64::MAX, u64::MAX].into_iter()).is_none());
+        assert!(memory.reserve([0].into_iter()).is_some());
+    }
+}

@@ -1,0 +1,133 @@
+//! A lane's reader: takes a worker's answers, and notices its death.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure};
+use shadowslice_shared::slab::AnswerSlab;
+use shadowslice_shared::units::Sms;
+
+use super::Pipeline;
+use super::answer;
+use super::facts::LaneFact;
+use super::lane::{InFlight, Lane, WorkerId};
+use super::request::{Failure, Metadata, Output};
+use super::state;
+use crate::process::BatchSocket;
+
+/// Attaches a worker to a pipeline and reads what it answers.
+#[derive(Debug)]
+pub struct LaneReader {
+    pipeline: Arc<Pipeline>,
+    metadata: Arc<Metadata>,
+    worker: WorkerId,
+    socket: Arc<BatchSocket>,
+    slab: AnswerSlab,
+}
+
+impl LaneReader {
+    /// Attaches a warm worker with `sms`, to which nothing is routed yet.
+    pub fn attach(
+        pipeline: Arc<Pipeline>,
+        metadata: Arc<Metadata>,
+        worker: WorkerId,
+        sms: Sms,
+        (socket, slab): (Arc<BatchSocket>, AnswerSlab),
+    ) -> Self {
+        pipeline.state.lock().attach(Lane::new(worker, sms, Arc::clone(&socket)));
+        Self { pipeline, metadata, worker, socket, slab }
+    }
+
+    /// Reads until the worker is gone, and then takes its lane away.
+    pub async fn run(self) {
+        let mut message = vec![0; MAX_MESSAGE_BYTES];
+        loop {
+            match self.socket.receive(&mut message).await {
+                Ok(0) => break,
+                Ok(length) => {
+                    if let Err(why) = self.answered(&message[..length]) {
+                        self.broken(why);
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a worker's socket is gone");
+                    break;
+                }
+            }
+        }
+        let now = self.pipeline.now();
+        self.pipeline.change(|state| state.died(self.worker, now));
+    }
+
+    fn broken(&self, why: String) {
+        self.pipeline.state.lock().reporter.report(LaneFact::Broken(self.worker, why));
+    }
+
+    /// Takes one message; an error says what was wrong with it.
+    fn answered(&self, message: &[u8]) -> Result<(), String> {
+        let answer: Answer = batch::decode(message).map_err(|error| error.to_string())?;
+        let now = self.pipeline.now();
+        let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
+        let batch =
+            taken.ok_or_else(|| format!("it answered batch {}, which it does not have", answer.id))?;
+        if batch.requests.is_empty() {
+            self.pipeline.change(|state| state.recycle(self.worker, batch.slot, now));
+            return Ok(());
+        }
+        match answer.result {
+            Ok(outputs) => self.completed(batch, &outputs, Duration::from_micros(answer.execution_us)),
+            Err(failure) => {
+                self.failed(batch, &failure);
+                Ok(())
+            }
+        }
+    }
+
+    fn completed(&self, batch: InFlight, outputs: &[WireOutput], execution: Duration) -> Result<(), String> {
+        let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
+            Ok(answers) => answers,
+            Err(error) => {
+                let now = self.pipeline.now();
+                self.pipeline.change(|state| {
+                    let again = state.blamed(batch.requests, now);
+                    state.try_alone(again);
+                });
+                return Err(error.to_string());
+            }
+        };
+        let now = self.pipeline.now();
+        self.pipeline.change(|state| {
+            for request in &batch.requests {
+                state.stats.succeeded(now.since(request.arrived), now);
+            }
+            state.completed(self.worker, batch.slot, batch.rows, execution, now);
+        });
+        deliver(batch, answers);
+        Ok(())
+    }
+
+    /// The engine refused the batch: alone, a request has its reason; with others, each is tried alone.
+    fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
+        let now = self.pipeline.now();
+        let mut requests = std::mem::take(&mut batch.requests);
+        self.pipeline.change(|state| {
+            match requests.pop() {
+                Some(only) if requests.is_empty() => {
+                    state.fail(only, Failure::Internal(failure.to_string()), now)
+                }
+                last => {
+                    requests.extend(last);
+                    state.try_alone(requests);
+                }
+            }
+            state.recycle(self.worker, batch.slot, now);
+        });
+    }
+}
+
+fn deliver(batch: InFlight, answers: Vec<Vec<Output>>) {
+    for (request, outputs) in batch.requests.into_iter().zip(answers) {
+        state::reply(request, Ok(outputs));
+    }
+}

@@ -1,0 +1,79 @@
+//! Stall: the time in which a batch was ready and a slot free, and no lane took it.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+/// What a hand-over stalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stall {
+    /// All of it.
+    pub total: Duration,
+    /// The longest in one piece.
+    pub longest: Duration,
+}
+
+/// Measures stall over a window, a hand-over's.
+#[derive(Debug, Default)]
+pub(crate) struct StallMeter {
+    since: Option<Moment>,
+    seen: Stall,
+}
+
+impl StallMeter {
+    /// Begins a new window.
+    pub(crate) fn begin(&mut self, now: Moment) {
+        self.seen = Stall::default();
+        self.since = self.since.map(|_| now);
+    }
+
+    /// Says, after each attempt to dispatch, whether a ready batch was left though no lane was full.
+    pub(crate) fn note(&mut self, stalled: bool, now: Moment) {
+        match (self.since, stalled) {
+            (None, true) => self.since = Some(now),
+            (Some(since), false) => {
+                self.add(now.since(since));
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// The window so far.
+    pub(crate) fn read(&self, now: Moment) -> Stall {
+        let mut seen = Self { since: None, seen: self.seen };
+        if let Some(since) = self.since {
+            seen.add(now.since(since));
+        }
+        seen.seen
+    }
+
+    fn add(&mut self, span: Duration) {
+        self.seen.total += span;
+        self.seen.longest = self.seen.longest.max(span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn only_time_in_which_a_batch_was_left_counts() {
+        let mut meter = StallMeter::default();
+        meter.note(true, at(5));
+        meter.begin(at(10));
+        meter.note(true, at(12));
+        meter.note(false, at(14));
+        meter.note(false, at(20));
+        meter.note(true, at(30));
+        let ms = Duration::from_millis;
+        assert_eq!(meter.read(at(33)), Stall { total: ms(7), longest: ms(4) });
+        meter.begin(at(40));
+        assert_eq!(meter.read(at(41)), Stall { total: ms(1), longest: ms(1) });
+    }
+}

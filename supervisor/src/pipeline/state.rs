@@ -1,0 +1,315 @@
+//! What a pipeline knows, under one lock: the queue, the lanes, and which of them serves.
+//!
+//! Everything here is short and never waits. A request that finds a free slot is on its way to the
+//! worker before its client's task gives the lock back, so no other task has to wake for it.
+
+use std::time::Duration;
+
+use shadowslice_policy::batcher::{self, Limits, Next};
+use shadowslice_policy::blame;
+use shadowslice_policy::late::Lateness;
+use shadowslice_policy::latency::Predictor;
+use shadowslice_policy::queue::Queue;
+use shadowslice_shared::units::{Moment, Sms};
+
+use super::facts::{LaneFact, Reporter};
+use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
+use super::request::{Failure, Output};
+use super::stall::StallMeter;
+use super::stats::Stats;
+
+/// Whether requests are taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// Yes. Between a worker's death and its successor they wait.
+    Open,
+    /// No, and why.
+    Shut(String),
+}
+
+/// The state of a pipeline.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) door: Door,
+    pub(crate) queue: Queue<Shapes, Ticket>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) stall: StallMeter,
+    pub(crate) stats: Stats,
+    pub(crate) predictor: Predictor,
+    pub(crate) limits: Limits,
+    /// Whether late requests are refused under overload; `None`: they are served.
+    pub(crate) lateness: Option<Lateness>,
+    pub(crate) reporter: Reporter,
+    /// When the pipeline must look again though nothing happens.
+    pub(crate) alarm: Option<Moment>,
+    pub(crate) next_batch: u64,
+}
+
+impl State {
+    /// Sends all that can be sent, and leaves in `alarm` when to look again.
+    pub(crate) fn dispatch(&mut self, now: Moment) {
+        let mut wait = None;
+        let mut left = false;
+        while !self.queue.is_empty() {
+            let Some(lane) = self.lanes.iter().position(|lane| lane.duty == Duty::Serving) else {
+                left = true;
+                break;
+            };
+            if !self.lanes[lane].has_room() {
+                break;
+            }
+            match batcher::next(&mut self.queue, &self.limits, now) {
+                Next::Run(batch) => {
+                    left = !self.send(lane, batch, now);
+                    if left {
+                        break;
+                    }
+                }
+                Next::WaitUntil(until) => {
+                    wait = Some(until);
+                    break;
+                }
+                Next::Idle => break,
+            }
+        }
+        self.stall.note(left, now);
+        self.note_queue(now);
+        self.alarm = [wait, self.hang_due()].into_iter().flatten().min();
+    }
+
+    /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
+    /// lane did not take it.
+    fn send(&mut self, lane: usize, batch: Vec<Waiting>, now: Moment) -> bool {
+        let batch = self.still_wanted(batch, now);
+        if batch.is_empty() {
+            return true;
+        }
+        self.next_batch += 1;
+        match self.lanes[lane].send(self.next_batch, batch, now) {
+            Ok(()) => true,
+            Err(SendFailure::Blocked(batch)) => {
+                self.queue.put_back(batch);
+                false
+            }
+            Err(SendFailure::TooLarge(batch, error)) => {
+                for request in batch {
+                    self.fail(request, Failure::Internal(error.to_string()), now);
+                }
+                true
+            }
+        }
+    }
+
+    fn still_wanted(&mut self, batch: Vec<Waiting>, now: Moment) -> Vec<Waiting> {
+        let mut wanted = Vec::with_capacity(batch.len());
+        for request in batch {
+            if request.item.reply.is_closed() {
+                self.stats.counts.cancelled += 1;
+            } else if self.lateness.as_ref().is_some_and(|late| late.refuses(request.deadline, now)) {
+                self.stats.rejected(now);
+                let waited = now.since(request.arrived).as_millis();
+                let why =
+                    format!("the server is overloaded: the request waited {waited} ms, past its deadline");
+                reply(request, Err(Failure::Unavailable(why)));
+            } else {
+                wanted.push(request);
+            }
+        }
+        wanted
+    }
+
+    fn note_queue(&mut self, now: Moment) {
+        if let Some(lateness) = &mut self.lateness {
+            if self.queue.is_empty() { lateness.emptied(now) } else { lateness.queued(now) }
+        }
+    }
+
+    /// When the first of the batches that execute now would count as hung.
+    fn hang_due(&self) -> Option<Moment> {
+        self.lanes.iter().filter_map(|lane| self.hangs_at(lane)).min()
+    }
+
+    fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
+        let front = lane.in_flight.front()?;
+        Some(front.executing_since? + self.predictor.hang_limit(front.rows))
+    }
+
+    /// Reports the lanes whose workers hang. Each is reported once: it is told to stop executing.
+    pub(crate) fn report_hangs(&mut self, now: Moment) {
+        let hung = |lane: &Lane| self.hangs_at(lane).is_some_and(|due| due <= now);
+        let hung: Vec<_> = self.lanes.iter().filter(|lane| hung(lane)).map(|lane| lane.worker).collect();
+        for worker in hung {
+            if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
+                front.executing_since = None;
+            }
+            self.reporter.report(LaneFact::Hung(worker));
+        }
+    }
+
+    /// A worker has answered: takes the batch off its lane. `None` if it had no such batch.
+    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight> {
+        self.lane_mut(worker)?.take(batch, now)
+    }
+
+    /// The answer in `slot` was good and has been copied.
+    pub(crate) fn completed(
+        &mut self,
+        worker: WorkerId,
+        slot: u8,
+        rows: u32,
+        execution: Duration,
+        now: Moment,
+    ) {
+        self.stats.counts.batches += 1;
+        self.predictor.observe(rows, execution);
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
+        if !lane.proven {
+            lane.proven = true;
+            self.reporter.report(LaneFact::FirstAnswer(worker, now));
+        }
+        self.recycle(worker, slot, now);
+    }
+
+    /// The answer in `slot` is done with; the lane has room again.
+    pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
+        lane.recycle(slot);
+        if lane.duty == Duty::Draining && lane.is_empty() {
+            lane.duty = Duty::Standing;
+            self.reporter.report(LaneFact::Drained(worker));
+        }
+        self.dispatch(now);
+    }
+
+    /// Routes to `worker`, or to nobody. What the old lane has, it finishes.
+    pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
+        for lane in &mut self.lanes {
+            if Some(lane.worker) == worker {
+                lane.duty = Duty::Serving;
+            } else if lane.duty == Duty::Serving {
+                lane.duty = Duty::Standing;
+            }
+        }
+        if let Some(sms) = worker.and_then(|worker| self.lane_mut(worker)).map(|lane| lane.sms) {
+            self.predictor.reset_to(sms);
+        }
+        self.dispatch(now);
+    }
+
+    /// Asks for a fact once `worker` has nothing in flight.
+    pub(crate) fn drain(&mut self, worker: WorkerId) {
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
+        if lane.is_empty() {
+            lane.duty = Duty::Standing;
+            self.reporter.report(LaneFact::Drained(worker));
+        } else {
+            lane.duty = Duty::Draining;
+        }
+    }
+
+    /// Takes back what `worker` has, without blaming anybody.
+    pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
+        let Some(lane) = self.lane_mut(worker) else { return };
+        let requests = lane.abandon();
+        self.put_back(requests);
+        self.dispatch(now);
+    }
+
+    /// A worker is gone: what it executed is blamed and, if it may, tried again; what stood behind
+    /// that is simply tried again.
+    pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
+        let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else { return };
+        let mut lane = self.lanes.swap_remove(index);
+        let mut back = Vec::new();
+        if let Some(front) = lane.in_flight.pop_front() {
+            back = self.blamed(front.requests, now);
+        }
+        back.extend(lane.abandon());
+        if lane.duty == Duty::Serving || !back.is_empty() {
+            self.disturbed();
+        }
+        self.put_back(back);
+        self.dispatch(now);
+    }
+
+    /// Counts a death against requests that were executing; returns those to try again.
+    pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Moment) -> Vec<Waiting> {
+        let was_alone = requests.len() == 1;
+        let mut again = Vec::with_capacity(requests.len());
+        for mut request in requests {
+            request.item.deaths += 1;
+            match blame::after_death(request.item.deaths, was_alone) {
+                blame::Verdict::Again => again.push(request),
+                blame::Verdict::AgainAlone => {
+                    request.alone = true;
+                    again.push(request);
+                }
+                blame::Verdict::Fail => {
+                    let why = format!("{} workers died executing this request", request.item.deaths);
+                    self.fail(request, Failure::Internal(why), now);
+                }
+            }
+        }
+        again
+    }
+
+    /// Requests that failed together are tried one by one, so that only the guilty one fails.
+    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>) {
+        for request in &mut requests {
+            request.alone = true;
+        }
+        self.put_back(requests);
+    }
+
+    fn put_back(&mut self, requests: Vec<Waiting>) {
+        self.stats.counts.retried += requests.len() as u64;
+        self.queue.put_back(requests);
+    }
+
+    /// Until the queue has been empty once, lateness is not the load's doing.
+    pub(crate) fn disturbed(&mut self) {
+        if let Some(lateness) = &mut self.lateness {
+            lateness.disturbed();
+        }
+    }
+
+    /// Fails a request that was accepted.
+    pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
+        self.stats.failed(now);
+        reply(request, Err(failure));
+    }
+
+    /// Refuses all that waits, and all that comes.
+    pub(crate) fn shut(&mut self, why: &str, now: Moment) {
+        self.door = Door::Shut(why.to_owned());
+        for request in self.queue.drain_all() {
+            self.fail(request, Failure::Unavailable(why.to_owned()), now);
+        }
+        self.dispatch(now);
+    }
+
+    /// Requests that were accepted and have no answer yet, as (queued, in flight).
+    pub(crate) fn pending(&self) -> (usize, usize) {
+        let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
+        (self.queue.len(), batches.map(|batch| batch.requests.len()).sum())
+    }
+
+    pub(crate) fn attach(&mut self, lane: Lane) {
+        self.lanes.push(lane);
+    }
+
+    pub(crate) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane> {
+        self.lanes.iter_mut().find(|lane| lane.worker == worker)
+    }
+
+    /// The SMs of the lane that serves.
+    pub(crate) fn serving(&self) -> Option<(WorkerId, Sms)> {
+        let lane = self.lanes.iter().find(|lane| lane.duty == Duty::Serving)?;
+        Some((lane.worker, lane.sms))
+    }
+}
+
+/// Answers a request. A client that went away is no matter.
+pub(crate) fn reply(request: Waiting, outcome: Result<Vec<Output>, Failure>) {
+    drop(request.item.reply.send(outcome));
+}

@@ -1,0 +1,154 @@
+//! Counts and latencies of one model.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use shadowslice_shared::units::Moment;
+
+/// How long a window of latencies lasts; percentiles cover between one and two of them.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// The longest latency told apart, in microseconds: an hour.
+const LONGEST_US: u64 = 3_600_000_000;
+
+/// What became of the requests since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Taken into the queue.
+    pub accepted: u64,
+    /// Answered.
+    pub succeeded: u64,
+    /// Accepted, and failed.
+    pub failed: u64,
+    /// Turned away, at the door or out of the queue.
+    pub rejected: u64,
+    /// Put back into the queue after a worker's death or a hand-over's timeout.
+    pub retried: u64,
+    /// Given up by their clients before they ran.
+    pub cancelled: u64,
+    /// Batches answered.
+    pub batches: u64,
+}
+
+/// A summary of latencies, from acceptance to answer, over the last minute or two.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Latencies {
+    /// Median, in ms.
+    pub p50_ms: f64,
+    /// 99th percentile, in ms.
+    pub p99_ms: f64,
+    /// Answered within the SLO / offered; 1 when nothing was offered.
+    pub attainment: f64,
+}
+
+/// One model's running statistics.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) counts: Counts,
+    slo: Duration,
+    began: Moment,
+    current: Window,
+    previous: Window,
+}
+
+#[derive(Debug)]
+struct Window {
+    latency_us: Histogram<u32>,
+    offered: u64,
+    within: u64,
+}
+
+impl Window {
+    fn new() -> Self {
+        let latency_us =
+            Histogram::new_with_max(LONGEST_US, 2).expect("a constant range and precision that fit");
+        Self { latency_us, offered: 0, within: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.latency_us.reset();
+        self.offered = 0;
+        self.within = 0;
+    }
+}
+
+impl Stats {
+    pub(crate) fn new(slo: Duration, now: Moment) -> Self {
+        Self { counts: Counts::default(), slo, began: now, current: Window::new(), previous: Window::new() }
+    }
+
+    /// A request was answered after `latency`.
+    pub(crate) fn succeeded(&mut self, latency: Duration, now: Moment) {
+        self.counts.succeeded += 1;
+        let window = self.window(now);
+        window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
+        window.offered += 1;
+        if latency <= self.slo {
+            self.current.within += 1;
+        }
+    }
+
+    /// A request was accepted and failed.
+    pub(crate) fn failed(&mut self, now: Moment) {
+        self.counts.failed += 1;
+        self.window(now).offered += 1;
+    }
+
+    /// A request was turned away.
+    pub(crate) fn rejected(&mut self, now: Moment) {
+        self.counts.rejected += 1;
+        self.window(now).offered += 1;
+    }
+
+    /// The last minute or two.
+    pub(crate) fn latencies(&mut self, now: Moment) -> Latencies {
+        self.window(now);
+        let mut both = self.previous.latency_us.clone();
+        both.add(&self.current.latency_us).expect("both have the same range");
+        let offered = self.previous.offered + self.current.offered;
+        let within = self.previous.within + self.current.within;
+        let ms = |quantile| both.value_at_quantile(quantile) as f64 / 1e3;
+        Latencies {
+            p50_ms: ms(0.5),
+            p99_ms: ms(0.99),
+            attainment: if offered == 0 { 1.0 } else { within as f64 / offered as f64 },
+        }
+    }
+
+    fn window(&mut self, now: Moment) -> &mut Window {
+        let age = now.since(self.began);
+        if age >= WINDOW {
+            std::mem::swap(&mut self.current, &mut self.previous);
+            self.current.clear();
+            if age >= WINDOW * 2 {
+                self.previous.clear();
+            }
+            self.began = now;
+        }
+        &mut self.current
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::after_origin(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn attainment_counts_what_was_refused_and_forgets_old_windows() {
+        let mut stats = Stats::new(Duration::from_millis(20), at(0));
+        assert_eq!(stats.latencies(at(0)).attainment, 1.0);
+        stats.succeeded(Duration::from_millis(10), at(1));
+        stats.succeeded(Duration::from_millis(30), at(1));
+        stats.rejected(at(2));
+        stats.failed(at(2));
+        assert_eq!(stats.latencies(at(3)).attainment, 0.25);
+        stats.succeeded(Duration::from_millis(10), at(70));
+        assert_eq!(stats.latencies(at(70)).attainment, 0.4);
+        assert_eq!(stats.latencies(at(300)).attainment, 1.0);
+        assert_eq!(stats.counts.succeeded, 3);
+    }
+}

@@ -1,0 +1,15 @@
+//! Worker processes: spawning, booting, watching, ending.
+
+mod boot;
+mod priority;
+mod reference;
+mod socket;
+mod spawn;
+mod worker;
+
+pub use boot::plan_warm_up;
+pub use priority::may_raise_priority;
+pub use reference::{ReferenceError, ReferenceFile};
+pub use socket::BatchSocket;
+pub use spawn::Inherited;
+pub use worker::{Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

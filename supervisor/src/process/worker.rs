@@ -1,0 +1,259 @@
+//! A worker process, from its spawn to its exit.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use ipc_channel::ipc::{IpcOneShotServer, IpcSender};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use shadowslice_shared::batch::IN_FLIGHT;
+use shadowslice_shared::boot::{Assignment, Loaded, Refusal, WarmUp, WorkerSays, descriptors};
+use shadowslice_shared::slab::{AnswerSlab, SlabError};
+use shadowslice_shared::units::{Percent, Sms};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use super::boot::{self, Boot};
+use super::priority;
+use super::reference::ReferenceFile;
+use super::socket::BatchSocket;
+use super::spawn::{Inherited, inherit};
+use crate::partition::Grant;
+use crate::pipeline::{Pipeline, WorkerId};
+
+/// What failed about starting a worker.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The boot channel.
+    #[error("no boot channel can be made; is the temporary directory writable?")]
+    Channel(#[source] io::Error),
+    /// The socket of the data path.
+    #[error("no socket pair can be made; raise the limit on open files")]
+    Socket(#[source] io::Error),
+    /// The response slab.
+    #[error("no response slab can be made")]
+    Slab(#[source] SlabError),
+    /// The process.
+    #[error("{program} cannot be started; it belongs beside the supervisor's binary")]
+    Process {
+        /// What was tried.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The thread that talks to it while it boots.
+    #[error("no thread can be started; raise the limit on processes")]
+    Thread(#[source] io::Error),
+}
+
+/// What happened to a worker, and to which.
+#[derive(Debug)]
+pub struct WorkerEvent {
+    /// The worker.
+    pub worker: WorkerId,
+    /// What happened.
+    pub said: WorkerSaid,
+}
+
+/// What happened to a worker.
+#[derive(Debug)]
+pub enum WorkerSaid {
+    /// It runs, and speaks our protocol.
+    Connected,
+    /// The model is in its memory.
+    Loaded(Loaded),
+    /// It can serve (or, a reference worker, has written its answers).
+    Warmed,
+    /// It cannot go on.
+    Refused(Refusal),
+    /// Its boot channel broke before it was warm.
+    Lost(String),
+    /// It is dead, and what it held is free.
+    Exited(io::Result<ExitStatus>),
+}
+
+/// All that a worker is started with.
+#[derive(Debug)]
+pub struct Launch<'l> {
+    /// Its name.
+    pub id: WorkerId,
+    /// The worker's binary.
+    pub program: &'l std::path::Path,
+    /// What it is told to load.
+    pub assignment: Assignment,
+    /// Its part of the GPU.
+    pub grant: Grant,
+    /// Its share.
+    pub share: Percent,
+    /// The pipeline whose requests it will read.
+    pub pipeline: &'l Pipeline,
+    /// The model's reference answers.
+    pub reference: &'l ReferenceFile,
+    /// Cores it is pinned to; empty: all.
+    pub cpus: &'l [usize],
+    /// Whether it starts at the lowest priority.
+    pub low_priority: bool,
+    /// The reactor that will read its answers.
+    pub data_path: &'l tokio::runtime::Handle,
+    /// Where its events go.
+    pub events: mpsc::Sender<WorkerEvent>,
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its name.
+    pub id: WorkerId,
+    /// Its process.
+    pub pid: i32,
+    /// Its share.
+    pub share: Percent,
+    /// The SMs that come with that.
+    pub sms: Sms,
+    socket: Arc<BatchSocket>,
+    slab: Option<AnswerSlab>,
+    boot: Option<SyncSender<Box<Assignment>>>,
+    assignment: Option<Box<Assignment>>,
+    kill: mpsc::Sender<()>,
+    lowered: bool,
+}
+
+impl Worker {
+    /// Spawns a worker. It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm
+    /// up once it is known what the model is. Events follow until [`WorkerSaid::Exited`].
+    pub fn spawn(
+        launch: Launch<'_>,
+        plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal> + Send + 'static,
+    ) -> Result<Self, SpawnError> {
+        let (server, name) = IpcOneShotServer::<WorkerSays>::new().map_err(SpawnError::Channel)?;
+        let (socket, theirs) = {
+            let _reactor = launch.data_path.enter();
+            BatchSocket::pair().map_err(SpawnError::Socket)?
+        };
+        let slab_bytes = launch.assignment.response_slot_bytes * IN_FLIGHT as u64;
+        let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
+        let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
+        let files = [
+            Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
+            Inherited { number: descriptors::REQUESTS, file: launch.pipeline.requests() },
+            Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
+            Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
+            launch.grant.inherited(),
+        ];
+        let child = start(&launch, &name, &files)?;
+        drop(theirs);
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        settle(&launch, pid);
+
+        let (kill, killed) = mpsc::channel(1);
+        let sms = launch.grant.sms();
+        let events = launch.events.clone();
+        tokio::spawn(watch(child, killed, name, launch.grant, (launch.id, events)));
+        let (go, orders) = sync_channel(1);
+        let boot = Boot { server, worker: launch.id, orders, sms, events: launch.events };
+        std::thread::Builder::new()
+            .name(format!("boot-{pid}"))
+            .spawn(move || boot::run(boot, plan))
+            .map_err(SpawnError::Thread)?;
+        Ok(Self {
+            id: launch.id,
+            pid,
+            share: launch.share,
+            sms,
+            socket: Arc::new(socket),
+            slab: Some(slab),
+            boot: Some(go),
+            assignment: Some(Box::new(launch.assignment)),
+            kill,
+            lowered: launch.low_priority,
+        })
+    }
+
+    /// After its hello: lets it load and warm up.
+    pub fn warm(&mut self) {
+        if let (Some(boot), Some(assignment)) = (self.boot.take(), self.assignment.take()) {
+            // The receiver is gone only if the worker is, which its exit will tell.
+            boot.try_send(assignment).ok();
+        }
+    }
+
+    /// What its lane needs; `None` the second time.
+    pub fn lane(&mut self) -> Option<(Arc<BatchSocket>, AnswerSlab)> {
+        Some((Arc::clone(&self.socket), self.slab.take()?))
+    }
+
+    /// Raises its CPU priority to that of workers that serve.
+    pub fn serve(&mut self) {
+        if std::mem::take(&mut self.lowered) {
+            priority::raise(self.pid);
+        }
+    }
+
+    /// Tells it that there is no more work: it finishes its batch, synchronises and exits.
+    pub fn stop(&mut self) {
+        self.boot = None;
+        self.socket.close();
+    }
+
+    /// Kills it. On a GPU this comes last: a kernel that is under way would be cut.
+    pub fn kill(&self) {
+        // Full means that it is being killed already.
+        self.kill.try_send(()).ok();
+    }
+}
+
+fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
+    let mut command = std::process::Command::new(launch.program);
+    command.args(["--boot", server]).envs(launch.grant.environment());
+    command.stdin(std::process::Stdio::null());
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    inherit(&mut command, files);
+    let program = || launch.program.to_owned();
+    Command::from(command)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|source| SpawnError::Process { program: program(), source })
+}
+
+/// Priority and cores, which the worker's later threads inherit.
+fn settle(launch: &Launch<'_>, pid: i32) {
+    if launch.low_priority {
+        priority::lower(pid);
+    }
+    if launch.cpus.is_empty() {
+        return;
+    }
+    let mut set = CpuSet::new();
+    let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
+    if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
+        tracing::warn!(pid, cpus = ?launch.cpus, %error, "a worker cannot be pinned to its cores");
+    }
+}
+
+/// Waits for a worker's exit, or kills it; then gives back what it held.
+async fn watch(
+    mut child: Child,
+    mut killed: mpsc::Receiver<()>,
+    server: String,
+    grant: Grant,
+    (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
+) {
+    let status = tokio::select! {
+        status = child.wait() => status,
+        Some(()) = killed.recv() => match child.kill().await {
+            Ok(()) => child.wait().await,
+            Err(error) => Err(error),
+        },
+    };
+    drop(grant);
+    // A boot thread whose worker never called waits for ever unless somebody does; in the other
+    // cases nobody listens any more.
+    drop(IpcSender::<WorkerSays>::connect(server));
+    // The controller is gone only when the supervisor ends.
+    events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
+}

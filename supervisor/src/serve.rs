@@ -1,0 +1,318 @@
+//! The wiring of `shadowslice serve`: the one place that knows all parts.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::admin::{Admin, Administered};
+use crate::cli::{exit, fail};
+use crate::clock::Clock;
+use crate::config::{self, Config, Model, OnLate, Start};
+use crate::control::{Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts};
+use crate::errors;
+use crate::host::{self, HostError, RunDir};
+use crate::ingress::Ingress;
+use crate::partition::EmulatedGpu;
+use crate::pipeline::{FACTS, Pipeline, Settings};
+use crate::process::{ReferenceFile, may_raise_priority};
+use crate::router::Router;
+
+/// Beyond the stop timeout, how long the controllers' end is waited for.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Runs a supervisor; returns the exit code.
+pub fn run(path: &Path) -> u8 {
+    host::init_logging();
+    let config = match config::load_here(path) {
+        Ok(config) => config,
+        Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
+    };
+    match start(&config) {
+        Ok(code) => code,
+        Err(error) => fail(&errors::chain(&*error), error.code()),
+    }
+}
+
+/// Why a supervisor cannot run; boxed, as its variants are wide.
+type Failed = Box<ServeError>;
+
+/// Why a supervisor cannot run.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error("this host cannot serve")]
+    Host(#[from] HostError),
+    #[error("an address cannot be listened on")]
+    Listen(#[from] crate::ingress::BindError),
+    #[error("the control socket cannot be listened on")]
+    Control(#[from] crate::admin::BindError),
+    #[error("shared memory cannot be had")]
+    Memory(#[from] shadowslice_shared::slab::SlabError),
+    #[error("reference answers cannot be kept")]
+    Reference(#[from] crate::process::ReferenceError),
+    #[error("the runtime cannot be started; raise the limit on processes")]
+    Runtime(#[source] std::io::Error),
+    #[error("signals cannot be heard")]
+    Signals(#[source] std::io::Error),
+    #[error("`start: strict` and not every model can be served: {0}")]
+    Strict(String),
+}
+
+impl ServeError {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Strict(_) => exit::CONFIG,
+            _ => exit::UNAVAILABLE,
+        }
+    }
+}
+
+fn failed<E>(error: E) -> Failed
+where
+    ServeError: From<E>,
+{
+    Box::new(ServeError::from(error))
+}
+
+fn start(config: &Config) -> Result<u8, Failed> {
+    let gpus = host::emulated_gpus(&config.gpus).map_err(failed)?;
+    let library = host::onnxruntime_library(config).map_err(failed)?;
+    let program = host::worker_program().map_err(failed)?;
+    let run_dir = RunDir::take(&config.run_dir).map_err(failed)?;
+    host::raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(host::data_path_threads())
+        .thread_name("data-path")
+        .enable_all()
+        .build()
+        .map_err(|error| Box::new(ServeError::Runtime(error)))?;
+    let context = Context {
+        program,
+        library,
+        timeouts: config.timeouts,
+        response_bytes: config.limits.response_bytes,
+        clock: Clock::start(),
+        data_path: runtime.handle().clone(),
+        lower_shadows: may_raise_priority(),
+        worker_ids: Arc::new(AtomicU64::new(1)),
+    };
+    let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
+    // Nothing that still runs is waited for: by now all was answered, or a second signal came.
+    runtime.shutdown_background();
+    code
+}
+
+/// A model's parts, before its controller runs.
+struct Wired {
+    administered: Administered,
+    controller: Controller,
+    inbox: Inbox,
+}
+
+fn wire(model: &Model, context: &Context, gpus: &[Arc<EmulatedGpu>]) -> Result<Wired, Failed> {
+    let (facts, heard) = mpsc::channel(FACTS);
+    let (orders, ordered) = mpsc::channel(ORDERS);
+    let (events, happened) = mpsc::channel(EVENTS);
+    let gpu = Arc::clone(&gpus[model.gpu]);
+    let settings = Settings {
+        name: model.name.clone(),
+        slo: model.slo.latency,
+        max_requests: model.queue.max_requests,
+        memory: model.queue.memory,
+        max_delay: model.batch.max_delay,
+        reject_late: model.queue.on_late == OnLate::Reject,
+        profile: model.profile.clone(),
+        sms: gpu.sms(model.share.initial),
+    };
+    let pipeline = Arc::new(Pipeline::new(settings, context.clock, facts).map_err(failed)?);
+    let model = Arc::new(model.clone());
+    let (controller, standing) = Controller::new(Parts {
+        context: context.clone(),
+        model: Arc::clone(&model),
+        gpu,
+        pipeline: Arc::clone(&pipeline),
+        reference: ReferenceFile::create(&model.name).map_err(failed)?,
+        events,
+    });
+    let inbox = Inbox { orders: ordered, facts: heard, events: happened };
+    Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
+}
+
+async fn serve(
+    config: &Config,
+    run_dir: &RunDir,
+    context: Context,
+    gpus: &[Arc<EmulatedGpu>],
+) -> Result<u8, Failed> {
+    let mut signals = Signals::new()?;
+    let ingress =
+        Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
+    let admin = Admin::bind(run_dir.path()).map_err(failed)?;
+    let mut administered = Vec::new();
+    let mut controllers = Vec::new();
+    for model in &config.models {
+        let wired = wire(model, &context, gpus)?;
+        administered.push(wired.administered);
+        controllers.push((wired.controller, wired.inbox));
+    }
+    let models = Arc::new(administered);
+    for model in models.iter() {
+        let pipeline = Arc::clone(&model.pipeline);
+        tokio::spawn(async move { pipeline.watch().await });
+    }
+    let mut control = ControlThread::start(controllers)?;
+    let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
+    let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
+    let (stop, stopping) = watch::channel(false);
+
+    let served = async {
+        if config.start == Start::Strict {
+            all_ready(&models).await?;
+        }
+        tracing::info!(models = models.len(), run_dir = %run_dir.path().display(), "serving");
+        ingress.run(router, stopping).await;
+        Ok::<(), Failed>(())
+    };
+    let conversation = async {
+        tokio::select! {
+            served = served => served,
+            () = admin.run(Arc::clone(&models)) => Ok(()),
+        }
+    };
+    let outcome = until_stopped(conversation, &mut signals, &stop).await;
+    let limit = config.timeouts.stop * 2 + STOP_GRACE;
+    finish(outcome, &models, &mut control, &mut signals, limit).await
+}
+
+/// Serves until a signal, and then until all is answered; `None` if a second signal cuts that short.
+async fn until_stopped(
+    conversation: impl Future<Output = Result<(), Failed>>,
+    signals: &mut Signals,
+    stop: &watch::Sender<bool>,
+) -> Option<Result<(), Failed>> {
+    let mut conversation = std::pin::pin!(conversation);
+    tokio::select! {
+        outcome = &mut conversation => return Some(outcome),
+        () = signals.next() => tracing::info!("stopping: answering what was accepted; a second signal ends at once"),
+    }
+    stop.send_replace(true);
+    tokio::select! {
+        outcome = &mut conversation => Some(outcome),
+        () = signals.next() => None,
+    }
+}
+
+/// Ends the workers, and says how all went.
+async fn finish(
+    outcome: Option<Result<(), Failed>>,
+    models: &[Administered],
+    control: &mut ControlThread,
+    signals: &mut Signals,
+    limit: Duration,
+) -> Result<u8, Failed> {
+    let Some(outcome) = outcome else { return Ok(control.cut()) };
+    for model in models {
+        // A full queue of orders is emptied by the controller; a closed one means that it has ended.
+        model.orders.send(Order::Stop).await.ok();
+    }
+    tokio::select! {
+        () = control.ended() => {}
+        () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
+        () = signals.next() => return Ok(control.cut()),
+    }
+    outcome.map(|()| {
+        tracing::info!("stopped");
+        0
+    })
+}
+
+/// Waits until every model is ready; an error names the first that never will be.
+async fn all_ready(models: &[Administered]) -> Result<(), Failed> {
+    for model in models {
+        let mut standing = model.standing.clone();
+        let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready(_));
+        let seen = standing.wait_for(|standing| settled(&standing.state)).await;
+        if let Ok(seen) = seen
+            && let ModelState::Unready(why) = &seen.state
+        {
+            return Err(Box::new(ServeError::Strict(format!("{}: {why}", model.model.name))));
+        }
+    }
+    Ok(())
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failed> {
+        let hear = |kind| signal(kind).map_err(|error| Box::new(ServeError::Signals(error)));
+        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// The thread on which the controllers run.
+struct ControlThread {
+    cut: Option<oneshot::Sender<()>>,
+    ended: oneshot::Receiver<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl ControlThread {
+    fn start(controllers: Vec<(Controller, Inbox)>) -> Result<Self, Failed> {
+        let failed = |error| Box::new(ServeError::Runtime(error));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (cut, cut_short) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let work = move || {
+            runtime.block_on(async {
+                let mut tasks = tokio::task::JoinSet::new();
+                for (controller, inbox) in controllers {
+                    tasks.spawn(controller.run(inbox));
+                }
+                tokio::select! {
+                    _ = tasks.join_all() => {}
+                    _ = cut_short => {}
+                }
+            });
+            // Processes that are still there are killed as the runtime drops them.
+            drop(runtime);
+            // Nobody waits for the end if it was cut short.
+            end.send(()).ok();
+        };
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(work).map_err(failed)?;
+        Ok(Self { cut: Some(cut), ended, thread: Some(thread) })
+    }
+
+    async fn ended(&mut self) {
+        // An error means that the thread is gone, which is an end, too.
+        (&mut self.ended).await.ok();
+    }
+
+    /// Kills all workers and ends at once.
+    fn cut(&mut self) -> u8 {
+        tracing::warn!("second signal: ending at once");
+        if let Some(cut) = self.cut.take() {
+            // The thread may have ended already.
+            cut.send(()).ok();
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        exit::FORCED
+    }
+}

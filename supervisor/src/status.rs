@@ -1,0 +1,178 @@
+//! What `shadowslice status` shows, as it goes over the control socket and to scripts.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Model;
+use crate::control::{Handovers, ModelState, Standing, WorkerStanding};
+use crate::pipeline::Pipeline;
+
+/// The whole supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Every model, as the configuration orders them.
+    pub models: Vec<ModelStatus>,
+}
+
+/// One model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelStatus {
+    /// Its name.
+    pub name: String,
+    /// `loading`, `ready`, `restarting`, `unready` or `stopping`.
+    pub state: String,
+    /// Why it is unready.
+    pub why: Option<String>,
+    /// The index of its GPU.
+    pub gpu: usize,
+    /// The share in force.
+    pub share_percent: u32,
+    /// Its SMs.
+    pub sms: u32,
+    /// Requests that wait.
+    pub queue: usize,
+    /// Requests that its workers have.
+    pub in_flight: usize,
+    /// Its workers.
+    pub workers: Vec<WorkerStanding>,
+    /// What became of its requests since the start.
+    pub requests: Requests,
+    /// Batches answered since the start.
+    pub batches: u64,
+    /// Over the last minute or two, from acceptance to answer.
+    pub latency_ms: Latency,
+    /// Its objective, and how well it is met.
+    pub slo: SloStatus,
+    /// Its hand-overs.
+    pub handovers: Handovers,
+}
+
+/// Counts of requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Taken into the queue.
+    pub accepted: u64,
+    /// Answered.
+    pub succeeded: u64,
+    /// Accepted, and failed.
+    pub failed: u64,
+    /// Turned away.
+    pub rejected: u64,
+    /// Put back into the queue after a death or a timeout.
+    pub retried: u64,
+    /// Given up by their clients before they ran.
+    pub cancelled: u64,
+}
+
+/// Percentiles of latency.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+/// An objective.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SloStatus {
+    /// The latency, in ms.
+    pub latency_ms: f64,
+    /// The percentage of requests that must meet it.
+    pub percentile: f64,
+    /// Answered within it / offered, over the last minute or two.
+    pub attainment: f64,
+}
+
+/// One model's status, from its parts.
+pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> ModelStatus {
+    let (counts, latencies, (queue, in_flight)) = pipeline.report();
+    let (state, why) = match &standing.state {
+        ModelState::Loading => ("loading", None),
+        ModelState::Ready => ("ready", None),
+        ModelState::Restarting => ("restarting", None),
+        ModelState::Unready(why) => ("unready", Some(why.clone())),
+        ModelState::Stopping => ("stopping", None),
+    };
+    ModelStatus {
+        name: model.name.clone(),
+        state: state.to_owned(),
+        why,
+        gpu: model.gpu,
+        share_percent: standing.share.get(),
+        sms: standing.sms,
+        queue,
+        in_flight,
+        workers: standing.workers.clone(),
+        requests: Requests {
+            accepted: counts.accepted,
+            succeeded: counts.succeeded,
+            failed: counts.failed,
+            rejected: counts.rejected,
+            retried: counts.retried,
+            cancelled: counts.cancelled,
+        },
+        batches: counts.batches,
+        latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
+        slo: SloStatus {
+            latency_ms: model.slo.latency.as_secs_f64() * 1e3,
+            percentile: model.slo.percentile,
+            attainment: latencies.attainment,
+        },
+        handovers: standing.handovers.clone(),
+    }
+}
+
+/// The table that people read.
+pub fn table(status: &Status) -> String {
+    let heads = [
+        "MODEL",
+        "STATE",
+        "SHARE",
+        "SMS",
+        "QUEUE",
+        "IN FLIGHT",
+        "DONE",
+        "FAILED",
+        "REJECTED",
+        "P50 MS",
+        "P99 MS",
+        "SLO MS",
+        "MET",
+        "HAND-OVERS",
+    ];
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(status.models.iter().map(row));
+    let widths: Vec<usize> =
+        (0..heads.len()).map(|c| rows.iter().map(|row| row[c].len()).max().unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    for model in &status.models {
+        if let Some(why) = &model.why {
+            text.push_str(&format!("{} is unready: {why}\n", model.name));
+        }
+    }
+    text
+}
+
+fn row(model: &ModelStatus) -> [String; 14] {
+    [
+        model.name.clone(),
+        model.state.clone(),
+        format!("{}%", model.share_percent),
+        model.sms.to_string(),
+        model.queue.to_string(),
+        model.in_flight.to_string(),
+        model.requests.succeeded.to_string(),
+        model.requests.failed.to_string(),
+        model.requests.rejected.to_string(),
+        format!("{:.1}", model.latency_ms.p50),
+        format!("{:.1}", model.latency_ms.p99),
+        format!("{:.1}", model.slo.latency_ms),
+        format!("{:.2}%", model.slo.attainment * 100.0),
+        model.handovers.completed.to_string(),
+    ]
+}
