@@ -1,0 +1,100 @@
+//! When a batch runs, and who is in it.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use crate::queue::{Entry, Place, Queue};
+
+/// What bounds the batches of one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows of the largest batch. Zero: the model has no batch axis, every request runs by itself.
+    pub max_rows: u32,
+    /// Requests in the largest batch.
+    pub max_requests: usize,
+    /// How long a batch that is not full waits for more, counted from its oldest arrival.
+    pub max_delay: Duration,
+}
+
+/// What to do with a free slot.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next<K, T> {
+    /// Run this batch; never empty.
+    Run(Vec<Entry<K, T>>),
+    /// Every batch still waits for company; ask again then, or when something arrives.
+    WaitUntil(Moment),
+    /// Nothing is there to run.
+    Idle,
+}
+
+/// Decides what runs next, when the lane has a free slot.
+///
+/// The batch starts with the head of the queue and is joined by others of its shape, in their order,
+/// up to the first that does not fit. When the head's batch may still wait for company, the first
+/// other one that is ready takes the slot: waiting exists to use an idle slot better, not to keep
+/// it idle. That costs the head at most the execution of one batch, because once its own wait is over
+/// it goes before everything else.
+pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Moment) -> Next<K, T> {
+    let Some(head) = queue.head() else {
+        return Next::Idle;
+    };
+    let Some(mut soonest) = waits_until(queue, head, limits, now) else {
+        return Next::Run(take_batch(queue, head, limits));
+    };
+    let mut ready: Option<Place> = None;
+    for start in queue.starts() {
+        match waits_until(queue, start, limits, now) {
+            Some(until) => soonest = soonest.min(until),
+            None => ready = Some(ready.map_or(start, |other| other.min(start))),
+        }
+    }
+    match ready {
+        Some(start) => Next::Run(take_batch(queue, start, limits)),
+        None => Next::WaitUntil(soonest),
+    }
+}
+
+/// Until when the batch that starts there waits for company; nothing when it is ready.
+fn waits_until<K: Ord + Clone, T>(
+    queue: &Queue<K, T>,
+    start: Place,
+    limits: &Limits,
+    now: Moment,
+) -> Option<Moment> {
+    let first = queue.at(start);
+    if first.alone || limits.max_rows == 0 || limits.max_delay.is_zero() {
+        return None;
+    }
+    let (rows, requests) = queue.size_of(&first.shape);
+    if rows >= u64::from(limits.max_rows) || requests >= limits.max_requests {
+        return None;
+    }
+    // All of them fit into one batch, so this looks at no more than one batch.
+    let closes =
+        queue.members(&first.shape).map(|entry| entry.deadline.min(entry.arrived + limits.max_delay));
+    closes.min().filter(|&moment| moment > now)
+}
+
+/// Takes out the batch that starts there.
+fn take_batch<K: Ord + Clone, T>(queue: &mut Queue<K, T>, start: Place, limits: &Limits) -> Vec<Entry<K, T>> {
+    let first = queue.take(start);
+    let mut rows = first.rows;
+    let joinable = !first.alone && limits.max_rows > 0;
+    let mut batch = vec![first];
+    while joinable && batch.len() < limits.max_requests {
+        let Some(place) = queue.first_of(&batch[0].shape) else {
+            break;
+        };
+        match rows.checked_add(queue.at(place).rows) {
+            Some(sum) if sum <= limits.max_rows => rows = sum,
+            _ => break,
+        }
+        batch.push(queue.take(place));
+    }
+    batch
+}
+
+#[cfg(test)]
+#[path = "batcher_tests.rs"]
+mod tests;

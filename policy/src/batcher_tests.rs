@@ -1,0 +1,221 @@
+use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::test_runner::TestCaseError;
+
+use super::*;
+
+type Request = Entry<u8, u32>;
+
+const LIMITS: Limits = Limits { max_rows: 4, max_requests: 16, max_delay: Duration::from_millis(10) };
+
+fn ms(ms: u64) -> Moment {
+    Moment::after_origin(Duration::from_millis(ms))
+}
+
+/// A request that arrives at 0 and is due at 100 ms.
+fn request(item: u32, shape: u8, rows: u32) -> Request {
+    Entry { shape, rows, arrived: ms(0), deadline: ms(100), alone: false, item }
+}
+
+fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
+    let mut queue = Queue::new(requests.len());
+    for request in requests {
+        queue.push(request).unwrap();
+    }
+    queue
+}
+
+/// The items of the batch that runs now.
+fn run(queue: &mut Queue<u8, u32>, limits: &Limits, now: Moment) -> Vec<u32> {
+    match next(queue, limits, now) {
+        Next::Run(batch) => batch.into_iter().map(|entry| entry.item).collect(),
+        other => panic!("nothing runs: {other:?}"),
+    }
+}
+
+#[test]
+fn a_free_slot_takes_what_is_there_when_no_delay_is_asked_for() {
+    let limits = Limits { max_delay: Duration::ZERO, ..LIMITS };
+    let mut queue = queue_of(vec![request(1, 0, 1), request(2, 1, 1), request(3, 0, 1)]);
+    assert_eq!(run(&mut queue, &limits, ms(0)), [1, 3]);
+    assert_eq!(run(&mut queue, &limits, ms(0)), [2]);
+    assert_eq!(next(&mut queue, &limits, ms(0)), Next::Idle);
+}
+
+#[test]
+fn a_batch_waits_for_company_from_its_oldest_arrival() {
+    let mut young = request(2, 0, 1);
+    young.arrived = ms(7);
+    young.deadline = ms(50);
+    let mut queue = queue_of(vec![request(1, 0, 1), young]);
+    assert_eq!(next(&mut queue, &LIMITS, ms(8)), Next::WaitUntil(ms(10)));
+    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [2, 1]);
+}
+
+#[test]
+fn a_batch_never_waits_past_its_oldest_deadline() {
+    let mut urgent = request(2, 0, 1);
+    urgent.deadline = ms(3);
+    let mut queue = queue_of(vec![request(1, 0, 1), urgent]);
+    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(3)));
+    assert_eq!(run(&mut queue, &LIMITS, ms(3)), [2, 1]);
+}
+
+#[test]
+fn a_full_batch_does_not_wait_and_the_next_one_does_not_fit() {
+    let mut queue = queue_of(vec![request(1, 0, 3), request(2, 0, 2), request(3, 0, 1)]);
+    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "what does not fit is not overtaken");
+    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(10)));
+}
+
+#[test]
+fn a_waiting_head_does_not_keep_the_slot_from_a_full_batch() {
+    let mut head = request(1, 0, 1);
+    head.deadline = ms(40);
+    let mut queue = queue_of(vec![head, request(2, 1, 2), request(3, 1, 2), request(4, 1, 4)]);
+    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [2, 3]);
+    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [1], "its wait over, the head goes first");
+}
+
+#[test]
+fn without_a_batch_axis_or_when_alone_a_request_runs_by_itself() {
+    let no_axis = Limits { max_rows: 0, ..LIMITS };
+    let mut queue = queue_of(vec![request(1, 0, 1), request(2, 0, 1)]);
+    assert_eq!(run(&mut queue, &no_axis, ms(0)), [1]);
+    let suspect = Request { alone: true, ..request(3, 0, 1) };
+    queue.put_back(vec![suspect]);
+    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [3]);
+    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(10)));
+}
+
+#[test]
+fn a_batch_holds_no_more_requests_than_allowed() {
+    let limits = Limits { max_requests: 2, ..LIMITS };
+    let mut queue = queue_of((1..=3).map(|item| request(item, 0, 1)).collect());
+    assert_eq!(run(&mut queue, &limits, ms(0)), [1, 2]);
+    assert_eq!(next(&mut queue, &limits, ms(0)), Next::WaitUntil(ms(10)));
+}
+
+/// What may happen to a queue.
+#[derive(Debug, Clone)]
+enum Step {
+    Arrive {
+        shape: u8,
+        rows: u32,
+        patience: u64,
+        alone: bool,
+    },
+    Ask {
+        after: u64,
+    },
+    /// The latest batch comes back.
+    Return,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let arrive = (0..3_u8, 1..=8_u32, 0..40_u64, any::<u8>())
+        .prop_map(|(shape, rows, patience, odd)| Step::Arrive { shape, rows, patience, alone: odd < 25 });
+    let ask = (0..15_u64).prop_map(|after| Step::Ask { after });
+    prop_oneof![4 => arrive, 3 => ask, 1 => Just(Step::Return)]
+}
+
+/// The same queue as a list in its order, false first for what was put back.
+#[derive(Default)]
+struct Model {
+    waiting: Vec<(bool, Moment, Request)>,
+}
+
+impl Model {
+    fn add(&mut self, fresh: bool, request: Request) {
+        self.waiting.push((fresh, request.deadline, request));
+        self.waiting.sort_by_key(|(fresh, deadline, _)| (*fresh, *deadline));
+    }
+
+    fn of_shape(&self, shape: u8) -> Vec<&Request> {
+        let joinable = |request: &&Request| request.shape == shape && !request.alone;
+        self.waiting.iter().map(|(_, _, request)| request).filter(joinable).collect()
+    }
+
+    /// Whether a batch of this shape is closed.
+    fn is_closed(&self, shape: u8, limits: &Limits, now: Moment) -> bool {
+        let joinable = self.of_shape(shape);
+        joinable.iter().map(|request| request.rows).sum::<u32>() >= limits.max_rows
+            || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
+    }
+
+    /// Checks that exactly this batch may run, and takes it out.
+    fn takes(&mut self, batch: &[Request], limits: &Limits, now: Moment) -> Result<(), TestCaseError> {
+        let first = &batch[0];
+        if first.alone || limits.max_rows == 0 {
+            prop_assert_eq!(batch.len(), 1);
+            let earliest = self.waiting.iter().find(|(_, _, r)| r.alone || limits.max_rows == 0);
+            prop_assert_eq!(earliest.map(|(_, _, r)| r.item), Some(first.item));
+        } else {
+            prop_assert!(self.is_closed(first.shape, limits, now), "ran too early");
+            let queued = self.of_shape(first.shape);
+            let (taken, left) = queued.split_at(batch.len());
+            prop_assert!(taken.iter().zip(batch).all(|(a, b)| a.item == b.item), "out of order");
+            let rows: u32 = batch.iter().map(|request| request.rows).sum();
+            prop_assert!(rows <= limits.max_rows, "too large");
+            prop_assert!(left.first().is_none_or(|r| rows + r.rows > limits.max_rows), "too small");
+        }
+        for request in self.waiting.iter().map(|(_, _, r)| r).take_while(|r| r.item != first.item) {
+            let ready = request.alone || self.is_closed(request.shape, limits, now);
+            prop_assert!(!ready, "{} was ready before {}", request.item, first.item);
+        }
+        self.waiting.retain(|(_, _, r)| batch.iter().all(|taken| taken.item != r.item));
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_batches_are_as_the_rules_say(
+        steps in proptest::collection::vec(step(), 1..120),
+        max_rows in prop_oneof![Just(0_u32), Just(8)],
+        max_delay in prop_oneof![Just(0_u64), Just(10)],
+    ) {
+        const BOUND: usize = 12;
+        let limits = Limits { max_rows, max_requests: 16, max_delay: Duration::from_millis(max_delay) };
+        let (mut queue, mut model) = (Queue::new(BOUND), Model::default());
+        let (mut now, mut latest) = (ms(0), Vec::new());
+        for (item, step) in (0..).zip(steps) {
+            match step {
+                Step::Arrive { shape, rows, patience, alone } => {
+                    let deadline = now + Duration::from_millis(patience);
+                    let request = Entry { shape, rows, arrived: now, deadline, alone, item };
+                    let full = model.waiting.len() >= BOUND;
+                    prop_assert_eq!(queue.push(request.clone()).is_err(), full);
+                    if !full {
+                        model.add(true, request);
+                    }
+                }
+                Step::Return => {
+                    latest.iter().cloned().for_each(|request| model.add(false, request));
+                    queue.put_back(std::mem::take(&mut latest));
+                }
+                Step::Ask { after } => {
+                    now = now + Duration::from_millis(after);
+                    match next(&mut queue, &limits, now) {
+                        Next::Idle => prop_assert!(model.waiting.is_empty()),
+                        Next::WaitUntil(until) => {
+                            prop_assert!(until > now && !model.waiting.is_empty());
+                            let ready = |(_, _, r): &(_, _, Request)| {
+                                r.alone || max_rows == 0 || model.is_closed(r.shape, &limits, now)
+                            };
+                            prop_assert!(!model.waiting.iter().any(ready));
+                            prop_assert!((0..3).any(|shape| model.is_closed(shape, &limits, until)));
+                        }
+                        Next::Run(batch) => {
+                            model.takes(&batch, &limits, now)?;
+                            latest = batch;
+                        }
+                    }
+                }
+            }
+            prop_assert_eq!(queue.len(), model.waiting.len());
+        }
+        let left: Vec<u32> = queue.drain_all().into_iter().map(|entry| entry.item).collect();
+        let expected: Vec<u32> = model.waiting.into_iter().map(|(_, _, r)| r.item).collect();
+        prop_assert_eq!(left, expected);
+    }
+}

@@ -1,0 +1,59 @@
+//! What becomes of a request whose worker died.
+//!
+//! Only the batch that was *executing* is blamed: the oldest one that was sent and not answered,
+//! since a worker executes its batches one after another, in the order sent. A death counts for each
+//! request of that batch. The batch behind it, in the worker's socket, cannot have killed anyone:
+//! it is put back as it is, without a death and without asking here. The same goes for batches that are
+//! taken away from a worker that lives, as when draining takes too long. A worker that is killed
+//! on purpose, or dies before its first batch, blames nobody.
+
+/// A request is tried in company once more after its first death: most deaths are not its doing.
+const DEATHS_IN_COMPANY: u8 = 1;
+
+/// Deaths after which a request that was alone has proved that it kills its workers.
+const DEATHS_THAT_PROVE: u8 = 3;
+
+/// What to do with the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Back to the head of the queue.
+    Again,
+    /// Back to the head of the queue, to run by itself.
+    AgainAlone,
+    /// Answer it with an error.
+    Fail,
+}
+
+/// Judges a request of the batch that was executing when its worker died. `deaths` counts this death
+/// too; `was_alone` says whether the batch held this request only.
+pub fn after_death(deaths: u8, was_alone: bool) -> Verdict {
+    match deaths {
+        ..=DEATHS_IN_COMPANY => Verdict::Again,
+        DEATHS_THAT_PROVE.. if was_alone => Verdict::Fail,
+        _ => Verdict::AgainAlone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn again_then_alone_then_failed() {
+        assert_eq!(after_death(1, false), Verdict::Again);
+        assert_eq!(after_death(2, false), Verdict::AgainAlone);
+        assert_eq!(after_death(3, true), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_request_that_happened_to_be_alone_gets_as_many_tries() {
+        assert_eq!(after_death(1, true), Verdict::Again);
+        assert_eq!(after_death(2, true), Verdict::AgainAlone);
+    }
+
+    #[test]
+    fn nobody_fails_for_the_company_it_kept() {
+        assert_eq!(after_death(3, false), Verdict::AgainAlone);
+        assert_eq!(after_death(u8::MAX, false), Verdict::AgainAlone);
+    }
+}

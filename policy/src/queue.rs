@@ -1,0 +1,230 @@
+//! A bounded queue of one model's requests, ordered by deadline.
+//!
+//! Entries that come back from a worker that died or was drained too slowly go before all others:
+//! they have waited once already. Among themselves they are ordered by deadline too.
+//!
+//! Every operation on one request costs O(log n); only [`Queue::take_if`] looks at all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shadowslice_shared::units::Moment;
+
+/// A request that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<K, T> {
+    /// What decides with whom it may run: requests join a batch only if their shapes are equal.
+    pub shape: K,
+    /// Rows that it adds to a batch, at least 1.
+    pub rows: u32,
+    /// When it arrived.
+    pub arrived: Moment,
+    /// When its answer is due.
+    pub deadline: Moment,
+    /// Whether it must run by itself.
+    pub alone: bool,
+    /// The request.
+    pub item: T,
+}
+
+/// Where an entry stands; the smallest is the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// False for what was put back, which goes first.
+    fresh: bool,
+    deadline: Moment,
+    /// Makes places unique, and first come first served among equals.
+    sequence: u64,
+}
+
+/// The entries of one shape that may share a batch. Never empty.
+#[derive(Debug, Default)]
+struct Group {
+    places: BTreeSet<Place>,
+    rows: u64,
+}
+
+/// The queue of one model.
+#[derive(Debug)]
+pub struct Queue<K, T> {
+    max_requests: usize,
+    sequence: u64,
+    entries: BTreeMap<Place, Entry<K, T>>,
+    /// Places of the entries that may run with others, by shape.
+    groups: BTreeMap<K, Group>,
+    /// Places of the entries that may not.
+    alone: BTreeSet<Place>,
+}
+
+impl<K: Ord + Clone, T> Queue<K, T> {
+    /// An empty queue that accepts up to `max_requests`.
+    pub fn new(max_requests: usize) -> Self {
+        Self {
+            max_requests,
+            sequence: 0,
+            entries: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            alone: BTreeSet::new(),
+        }
+    }
+
+    /// Accepts a request, or gives it back when the queue is full.
+    pub fn push(&mut self, entry: Entry<K, T>) -> Result<(), Entry<K, T>> {
+        if self.entries.len() >= self.max_requests {
+            return Err(entry);
+        }
+        self.insert(entry, true);
+        Ok(())
+    }
+
+    /// Takes back entries that ran without an answer. They go to the head of the queue, by deadline,
+    /// equal ones in the order given. Never refused, since they were accepted before; what was
+    /// pushed meanwhile may thus take the queue past its bound by as much as was in flight.
+    pub fn put_back(&mut self, entries: Vec<Entry<K, T>>) {
+        for entry in entries {
+            self.insert(entry, false);
+        }
+    }
+
+    /// The number of requests.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Takes everything out, head first.
+    pub fn drain_all(&mut self) -> Vec<Entry<K, T>> {
+        self.groups.clear();
+        self.alone.clear();
+        std::mem::take(&mut self.entries).into_values().collect()
+    }
+
+    /// Takes out the requests for which `gone` holds, head first. Looks at every request.
+    pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+        let places: Vec<Place> =
+            self.entries.iter().filter(|(_, entry)| gone(&entry.item)).map(|(&place, _)| place).collect();
+        places.into_iter().map(|place| self.take(place)).collect()
+    }
+
+    fn insert(&mut self, entry: Entry<K, T>, fresh: bool) {
+        let place = Place { fresh, deadline: entry.deadline, sequence: self.sequence };
+        self.sequence += 1;
+        if entry.alone {
+            self.alone.insert(place);
+        } else {
+            // Looked up first, because a shape is cloned only when it is new.
+            if !self.groups.contains_key(&entry.shape) {
+                self.groups.insert(entry.shape.clone(), Group::default());
+            }
+            let group = self.groups.get_mut(&entry.shape).expect("inserted if it was missing");
+            group.places.insert(place);
+            group.rows += u64::from(entry.rows);
+        }
+        self.entries.insert(place, entry);
+    }
+
+    /// Takes out the entry at `place`, which must be taken.
+    pub(crate) fn take(&mut self, place: Place) -> Entry<K, T> {
+        let entry = self.entries.remove(&place).expect("places come from this queue");
+        if entry.alone {
+            self.alone.remove(&place);
+            return entry;
+        }
+        let group = self.groups.get_mut(&entry.shape).expect("every shape that waits has its group");
+        group.places.remove(&place);
+        group.rows -= u64::from(entry.rows);
+        if group.places.is_empty() {
+            self.groups.remove(&entry.shape);
+        }
+        entry
+    }
+
+    /// The entry at `place`, which must be taken.
+    pub(crate) fn at(&self, place: Place) -> &Entry<K, T> {
+        &self.entries[&place]
+    }
+
+    /// The place of the head.
+    pub(crate) fn head(&self) -> Option<Place> {
+        self.entries.keys().next().copied()
+    }
+
+    /// Where batches can start: the first place of each shape, and the first that runs by itself.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = Place> {
+        let grouped = self.groups.values().filter_map(|group| group.places.first());
+        grouped.chain(self.alone.first()).copied()
+    }
+
+    /// The first place of those with this shape that may run together.
+    pub(crate) fn first_of(&self, shape: &K) -> Option<Place> {
+        self.groups.get(shape)?.places.first().copied()
+    }
+
+    /// Rows and requests of this shape that may run together.
+    pub(crate) fn size_of(&self, shape: &K) -> (u64, usize) {
+        self.groups.get(shape).map_or((0, 0), |group| (group.rows, group.places.len()))
+    }
+
+    /// The entries of this shape that may run together, in their order.
+    pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &Entry<K, T>> {
+        let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
+        places.map(|&place| self.at(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ms(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    fn entry(item: u32, deadline: u64) -> Entry<&'static str, u32> {
+        Entry { shape: "a", rows: 1, arrived: ms(0), deadline: ms(deadline), alone: false, item }
+    }
+
+    fn items(entries: Vec<Entry<&'static str, u32>>) -> Vec<u32> {
+        entries.into_iter().map(|entry| entry.item).collect()
+    }
+
+    #[test]
+    fn the_earliest_deadline_first_and_equal_ones_as_they_came() {
+        let mut queue = Queue::new(8);
+        for (item, deadline) in [(1, 30), (2, 10), (3, 30), (4, 20)] {
+            queue.push(entry(item, deadline)).unwrap();
+        }
+        assert_eq!(items(queue.drain_all()), [2, 4, 1, 3]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_request_back_but_takes_back_its_own() {
+        let mut queue = Queue::new(2);
+        queue.push(entry(1, 1)).unwrap();
+        queue.push(entry(2, 2)).unwrap();
+        assert_eq!(queue.push(entry(3, 0)).unwrap_err().item, 3);
+        queue.put_back(vec![entry(8, 90), entry(9, 90)]);
+        assert_eq!(queue.len(), 4);
+        queue.push(entry(3, 0)).unwrap_err();
+        assert_eq!(items(queue.drain_all()), [8, 9, 1, 2], "put back goes first");
+    }
+
+    #[test]
+    fn requests_whose_clients_went_away_are_taken_out() {
+        let mut queue = Queue::new(8);
+        for item in 0..6 {
+            let mut entry = entry(item, u64::from(item));
+            entry.alone = item % 3 == 0;
+            queue.push(entry).unwrap();
+        }
+        assert_eq!(items(queue.take_if(|item| item % 2 == 0)), [0, 2, 4]);
+        assert_eq!(queue.size_of(&"a"), (2, 2));
+        assert_eq!(items(queue.drain_all()), [1, 3, 5]);
+    }
+}

@@ -1,0 +1,90 @@
+//! When a worker that died is started again, and when its model is given up.
+
+use std::time::Duration;
+
+/// The first back-off: long enough that a worker that dies at once does not busy the host, short enough
+/// that a client hardly notices a single death beside the start itself.
+pub const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+
+/// The longest back-off: requests wait meanwhile, and most clients wait for seconds, not minutes.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Deaths in a row, nothing served between them, after which the model is unready. An accident of the
+/// host is over by then (1.3 s of back-off and seven starts), so it is the model or its configuration.
+pub const MAX_DEATHS: u32 = 8;
+
+/// What to do about a death.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Start the worker again after this time.
+    After(Duration),
+    /// Do not: the model is unready.
+    GiveUp {
+        /// Deaths in a row.
+        deaths: u32,
+    },
+}
+
+/// The deaths of one model's workers since one of them served.
+#[derive(Debug, Clone, Default)]
+pub struct Restarts {
+    deaths: u32,
+}
+
+impl Restarts {
+    /// No deaths so far.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A worker died.
+    pub fn died(&mut self) -> Verdict {
+        self.deaths = self.deaths.saturating_add(1);
+        if self.deaths >= MAX_DEATHS {
+            return Verdict::GiveUp { deaths: self.deaths };
+        }
+        Verdict::After(backoff(self.deaths))
+    }
+
+    /// A worker answered a batch: what killed earlier ones is over.
+    pub fn served(&mut self) {
+        self.deaths = 0;
+    }
+}
+
+/// The pause after this many deaths.
+fn backoff(deaths: u32) -> Duration {
+    let doublings = deaths.saturating_sub(1);
+    FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_and_the_eighth_death_in_a_row_is_the_last() {
+        let mut restarts = Restarts::new();
+        for ms in [10, 20, 40, 80, 160, 320, 640] {
+            assert_eq!(restarts.died(), Verdict::After(Duration::from_millis(ms)));
+        }
+        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 8 });
+        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 9 });
+    }
+
+    #[test]
+    fn who_has_served_starts_afresh() {
+        let mut restarts = Restarts::new();
+        for _ in 1..MAX_DEATHS {
+            restarts.died();
+        }
+        restarts.served();
+        assert_eq!(restarts.died(), Verdict::After(FIRST_BACKOFF));
+    }
+
+    #[test]
+    fn the_pause_is_bounded() {
+        assert_eq!(backoff(8), MAX_BACKOFF);
+        assert_eq!(backoff(u32::MAX), MAX_BACKOFF);
+    }
+}
