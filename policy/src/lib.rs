@@ -11,5 +11,8 @@
 
 pub mod batcher;
 pub mod blame;
+pub mod handover;
+pub mod late;
+pub mod latency;
 pub mod queue;
 pub mod restart;

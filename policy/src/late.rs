@@ -1,0 +1,126 @@
+//! Whether a request whose deadline has passed is refused: `on_late: reject`.
+//!
+//! A late answer is mostly worth more than none, so a burst that the lane works off is served, late
+//! or not. But when the queue *stands*, that is, has not once been empty for a long time, there is more
+//! work than the lane can do; then serving the late makes everyone late, and the late are refused
+//! until the queue has been empty again. (CoDel tells good queues from bad ones in the same way.)
+//! A queue that grew while no worker served says nothing about load: it never refuses.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+/// A queue that stands for less is a burst, however tight the objective.
+pub const MIN_STANDING: Duration = Duration::from_secs(1);
+
+/// A queue that stands for fewer times the latency objective is a burst.
+pub const STANDING_PER_SLO: u32 = 10;
+
+#[derive(Debug, Clone, Copy)]
+enum Standing {
+    Empty,
+    Since(Moment),
+    /// There was an outage since the queue was last empty.
+    Disturbed,
+}
+
+/// What one queue's past says about late requests in it.
+#[derive(Debug, Clone)]
+pub struct Lateness {
+    tolerated: Duration,
+    standing: Standing,
+}
+
+impl Lateness {
+    /// Of an empty queue of a model with this latency objective.
+    pub fn new(slo: Duration) -> Self {
+        let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
+        Self { tolerated, standing: Standing::Empty }
+    }
+
+    /// The lane took the last request out. Not for a queue that emptied because its clients left.
+    pub fn emptied(&mut self, _now: Moment) {
+        self.standing = Standing::Empty;
+    }
+
+    /// Something is in the queue.
+    pub fn queued(&mut self, now: Moment) {
+        if let Standing::Empty = self.standing {
+            self.standing = Standing::Since(now);
+        }
+    }
+
+    /// Nobody serves the queue for a while: its worker died or could not take over.
+    pub fn disturbed(&mut self) {
+        self.standing = Standing::Disturbed;
+    }
+
+    /// Whether a request with this deadline, whose turn has come, is refused.
+    pub fn refuses(&self, deadline: Moment, now: Moment) -> bool {
+        match self.standing {
+            Standing::Since(start) => deadline < now && now.since(start) >= self.tolerated,
+            Standing::Empty | Standing::Disturbed => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    fn standing_since_zero(slo_ms: u64) -> Lateness {
+        let mut lateness = Lateness::new(Duration::from_millis(slo_ms));
+        lateness.queued(ms(0));
+        lateness.queued(ms(700));
+        lateness
+    }
+
+    #[test]
+    fn a_burst_is_served_however_late() {
+        let lateness = standing_since_zero(20);
+        assert!(!lateness.refuses(ms(20), ms(999)));
+        let slow = standing_since_zero(500);
+        assert!(!slow.refuses(ms(20), ms(4_999)), "ten times the objective, not one second");
+    }
+
+    #[test]
+    fn sustained_overload_sheds_the_late_and_only_them() {
+        let lateness = standing_since_zero(20);
+        assert!(lateness.refuses(ms(999), ms(1_000)));
+        assert!(!lateness.refuses(ms(1_000), ms(1_000)), "due now is not late");
+        assert!(standing_since_zero(500).refuses(ms(20), ms(5_000)));
+    }
+
+    #[test]
+    fn an_emptied_queue_starts_afresh() {
+        let mut lateness = standing_since_zero(20);
+        lateness.emptied(ms(1_500));
+        assert!(!lateness.refuses(ms(20), ms(1_500)));
+        lateness.queued(ms(1_600));
+        assert!(!lateness.refuses(ms(1_620), ms(2_599)));
+        assert!(lateness.refuses(ms(1_620), ms(2_600)));
+    }
+
+    #[test]
+    fn an_outage_turns_nobody_away_until_the_queue_was_empty() {
+        let mut lateness = standing_since_zero(20);
+        lateness.disturbed();
+        lateness.queued(ms(1_100));
+        assert!(!lateness.refuses(ms(20), ms(60_000)));
+        lateness.emptied(ms(60_000));
+        lateness.queued(ms(60_001));
+        assert!(lateness.refuses(ms(60_021), ms(61_001)));
+    }
+
+    #[test]
+    fn an_outage_counts_though_the_queue_was_empty_when_it_began() {
+        let mut lateness = Lateness::new(Duration::from_millis(20));
+        lateness.disturbed();
+        lateness.queued(ms(0));
+        assert!(!lateness.refuses(ms(20), ms(60_000)));
+    }
+}

@@ -1,0 +1,165 @@
+//! How long a batch executes, predicted from the profile and from what was seen.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shadowslice_shared::profile::{Execution, Profile};
+use shadowslice_shared::units::Sms;
+
+/// Row counts remembered. Warmed batch sizes are about a dozen; when more occur, the further ones
+/// are predicted from their neighbours.
+pub const MAX_ROW_COUNTS: usize = 64;
+
+/// What a new observation weighs against all earlier ones: a change of speed is followed within
+/// some twenty batches, a single slow one hardly moves the prediction.
+pub const OBSERVATION_WEIGHT: f64 = 0.125;
+
+/// An execution is a hang beyond this many times its prediction.
+pub const HANG_FACTOR: u32 = 20;
+
+/// No execution is a hang below this, since a busy host delays anything by some of it.
+pub const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
+
+/// The limit while there is no prediction: first executions may compile kernels.
+pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
+
+/// Predicts the execution times of one model at the share in force.
+#[derive(Debug, Clone)]
+pub struct Predictor {
+    profile: Option<Execution>,
+    sms: Sms,
+    /// Mean execution time in seconds by rows, recent observations first.
+    observed: BTreeMap<u32, f64>,
+}
+
+impl Predictor {
+    /// A predictor for a model that runs on so many SMs, with its profile if it has one.
+    pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
+        Self { profile: profile.map(|profile| profile.execution.clone()), sms, observed: BTreeMap::new() }
+    }
+
+    /// A batch of so many rows executed in that time.
+    pub fn observe(&mut self, rows: u32, took: Duration) {
+        let took = took.as_secs_f64();
+        if let Some(mean) = self.observed.get_mut(&rows) {
+            *mean += OBSERVATION_WEIGHT * (took - *mean);
+        } else if self.observed.len() < MAX_ROW_COUNTS {
+            self.observed.insert(rows, took);
+        }
+    }
+
+    /// The time that a batch of so many rows should take; nothing while neither a profile nor an
+    /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
+    /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
+    pub fn predict(&self, rows: u32) -> Option<Duration> {
+        let profiled = |rows| Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64());
+        let nearest = self.observed.iter().min_by_key(|(seen, _)| seen.abs_diff(rows));
+        let seconds = match (nearest, profiled(rows)) {
+            (Some((&seen, &mean)), _) if seen == rows => mean,
+            (Some((&seen, &mean)), Some(time)) => mean * time / profiled(seen)?.max(1e-9),
+            (Some((&seen, &mean)), None) => mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0),
+            (None, Some(time)) => time,
+            (None, None) => return None,
+        };
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+
+    /// The time after which a batch of so many rows counts as hung.
+    pub fn hang_limit(&self, rows: u32) -> Duration {
+        match self.predict(rows) {
+            Some(predicted) => predicted.saturating_mul(HANG_FACTOR).max(MIN_HANG_LIMIT),
+            None => BLIND_HANG_LIMIT,
+        }
+    }
+
+    /// The share changed: what was seen at the old one no longer counts.
+    pub fn reset_to(&mut self, sms: Sms) {
+        self.sms = sms;
+        self.observed.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::profile::{Memory, Row, Source, Start};
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// 10 ms a row on 10 SMs, half of that on 20.
+    fn profile() -> Profile {
+        let row = |batch: u32| Row { batch, ms: vec![10.0 * f64::from(batch), 5.0 * f64::from(batch)] };
+        Profile {
+            source: Source::Illustrative,
+            memory: Memory::default(),
+            start: Start::default(),
+            bandwidth: 0.1,
+            execution: Execution::new(vec![Sms(10), Sms(20)], vec![row(1), row(8)]).unwrap(),
+        }
+    }
+
+    fn near(predicted: Option<Duration>, expected: Duration) -> bool {
+        predicted.is_some_and(|predicted| predicted.abs_diff(expected) < MS / 1000)
+    }
+
+    #[test]
+    fn the_profile_speaks_first_and_then_what_is_seen() {
+        let mut predictor = Predictor::new(Some(&profile()), Sms(20));
+        assert!(near(predictor.predict(4), 20 * MS));
+        predictor.observe(4, 30 * MS);
+        assert!(near(predictor.predict(4), 30 * MS));
+        assert!(near(predictor.predict(8), 60 * MS), "corrected as its neighbour");
+    }
+
+    #[test]
+    fn without_a_profile_neighbours_speak() {
+        let mut predictor = Predictor::new(None, Sms(20));
+        assert_eq!(predictor.predict(1), None);
+        predictor.observe(4, 10 * MS);
+        assert!(near(predictor.predict(2), 10 * MS));
+        assert!(near(predictor.predict(8), 20 * MS));
+    }
+
+    #[test]
+    fn observations_move_the_mean_slowly_and_get_there() {
+        let mut predictor = Predictor::new(None, Sms(20));
+        predictor.observe(1, 8 * MS);
+        predictor.observe(1, 16 * MS);
+        assert!(near(predictor.predict(1), 9 * MS));
+        for _ in 0..100 {
+            predictor.observe(1, 16 * MS);
+        }
+        assert!(near(predictor.predict(1), 16 * MS));
+    }
+
+    #[test]
+    fn a_new_share_starts_from_the_profile_again() {
+        let mut predictor = Predictor::new(Some(&profile()), Sms(20));
+        predictor.observe(1, 70 * MS);
+        predictor.reset_to(Sms(10));
+        assert!(near(predictor.predict(1), 10 * MS));
+    }
+
+    #[test]
+    fn hangs_are_far_beyond_the_prediction() {
+        let mut predictor = Predictor::new(None, Sms(20));
+        assert_eq!(predictor.hang_limit(1), BLIND_HANG_LIMIT);
+        predictor.observe(1, MS);
+        assert_eq!(predictor.hang_limit(1), MIN_HANG_LIMIT);
+        predictor.observe(8, 100 * MS);
+        assert_eq!(predictor.hang_limit(8), 2000 * MS);
+        predictor.observe(16, Duration::MAX);
+        assert_eq!(predictor.hang_limit(16), Duration::MAX);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut predictor = Predictor::new(None, Sms(20));
+        for rows in 1..=1000 {
+            predictor.observe(rows, MS * rows);
+        }
+        assert_eq!(predictor.observed.len(), MAX_ROW_COUNTS);
+        assert!(near(predictor.predict(1000), 1000 * MS));
+    }
+}
