@@ -15,6 +15,9 @@ pub const MAX_REQUESTS: usize = 1024;
 /// Batches that a worker holds at once: one that runs, and one that is there when it ends.
 pub const IN_FLIGHT: usize = 2;
 
+/// The id under which a worker answers a message that it could not read.
+pub const UNREADABLE: u64 = u64::MAX;
+
 /// Where bytes lie in a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {

@@ -1,0 +1,83 @@
+//! Where a batch's answer goes: a slot of the response slab, filled part by part.
+
+use shadowslice_shared::batch::{Extent, RunFailure};
+use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
+
+/// The response slab's slots.
+#[derive(Debug)]
+pub struct AnswerSlots {
+    writer: AnswerWriter,
+    slot_bytes: u64,
+}
+
+impl AnswerSlots {
+    /// The slots of `slot_bytes` bytes of a mapped slab.
+    pub fn new(writer: AnswerWriter, slot_bytes: u64) -> Self {
+        Self { writer, slot_bytes }
+    }
+
+    /// A slot, empty.
+    pub fn slot(&self, slot: u8) -> AnswerSlot<'_> {
+        let start = u64::from(slot) * self.slot_bytes;
+        AnswerSlot { writer: &self.writer, start, end: start, limit: start + self.slot_bytes }
+    }
+}
+
+/// A slot that is being filled. When the answer does not fit, it goes on counting, to say how much
+/// would.
+#[derive(Debug)]
+pub struct AnswerSlot<'a> {
+    writer: &'a AnswerWriter,
+    start: u64,
+    end: u64,
+    limit: u64,
+}
+
+impl AnswerSlot<'_> {
+    /// Appends one request's part of one output.
+    pub fn put(&mut self, bytes: &[u8]) -> Extent {
+        let len = bytes.len() as u64;
+        let offset = self.end.next_multiple_of(ALIGNMENT);
+        self.end = offset.saturating_add(len);
+        if self.end <= self.limit {
+            self.writer.write(offset, bytes).expect("every slot lies inside the slab that was mapped");
+        }
+        Extent { offset, len }
+    }
+
+    /// Whether all of it did fit.
+    pub fn check(&self) -> Result<(), RunFailure> {
+        let (needed, room) = (self.end - self.start, self.limit - self.start);
+        if needed > room { Err(RunFailure::AnswerTooLarge { needed, room }) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_shared::slab::AnswerSlab;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn parts_are_aligned_and_stay_in_their_slot() {
+        let slab = AnswerSlab::create("test", 512).unwrap();
+        let slots = AnswerSlots::new(AnswerWriter::map(slab.as_fd(), 512).unwrap(), 256);
+        let mut slot = slots.slot(1);
+        assert_eq!(slot.put(b"first"), Extent { offset: 256, len: 5 });
+        let second = slot.put(b"second");
+        assert_eq!(second, Extent { offset: 320, len: 6 });
+        assert_eq!(slot.check(), Ok(()));
+        assert_eq!(slab.copy(second.offset, second.len).unwrap(), b"second");
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_is_counted_and_not_written() {
+        let slab = AnswerSlab::create("test", 256).unwrap();
+        let slots = AnswerSlots::new(AnswerWriter::map(slab.as_fd(), 256).unwrap(), 128);
+        let mut slot = slots.slot(0);
+        slot.put(&[1; 100]);
+        slot.put(&[2; 200]);
+        assert_eq!(slot.check(), Err(RunFailure::AnswerTooLarge { needed: 328, room: 128 }));
+        assert_eq!(slab.copy(128, 128).unwrap(), [0; 128], "the next slot is untouched");
+    }
+}

@@ -1,0 +1,133 @@
+//! From the first word to a worker that can serve: [`Connected`], then [`Loaded`], then [`Warm`], each
+//! made from the one before. What goes wrong on the way is said to the supervisor.
+
+mod link;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use shadowslice_shared::batch::IN_FLIGHT;
+use shadowslice_shared::boot::{
+    Assignment, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, WorkerSays,
+};
+use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
+
+use crate::answer::AnswerSlots;
+use crate::clock::{after, now_ns, wait_until};
+use crate::descriptors::{Descriptors, adopt};
+use crate::device::Device;
+use crate::engine::{Engine, Signature};
+use crate::proof::{self, Trial};
+use crate::serve::Warm;
+pub use link::Fault;
+use link::Link;
+
+/// A worker that runs and has said hello.
+#[derive(Debug)]
+pub struct Connected {
+    link: Link,
+    descriptors: Descriptors,
+}
+
+impl Connected {
+    /// Takes the inherited descriptors, and says hello to the supervisor's one-shot server.
+    pub fn to(server: String) -> Result<Self, Fault> {
+        let adopted = adopt();
+        let link = Link::connect(server)?;
+        let descriptors = adopted.map_err(|fault| link.refuse(Refusal::Setup(fault.to_string())))?;
+        Ok(Self { link, descriptors })
+    }
+
+    /// Waits for the assignment and loads its model. On an emulated device this takes at least as long
+    /// as the profile says for starting a process and loading, since its times come with the assignment.
+    pub fn load(self) -> Result<Loaded, Fault> {
+        let Self { link, descriptors } = self;
+        let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
+        let begun_ns = now_ns();
+        let parts = Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
+        let times = parts.device.start_times(assignment.profile.as_ref());
+        wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
+        let Signature { inputs, outputs } = parts.signature.clone();
+        link.say(WorkerSays::Loaded(LoadedModel { inputs, outputs, sms: parts.device.sms() }))?;
+        Ok(Loaded { link, purpose: assignment.purpose, warm: times.warm, parts })
+    }
+}
+
+/// A worker whose model is in memory.
+#[derive(Debug)]
+pub struct Loaded {
+    link: Link,
+    purpose: Purpose,
+    /// How long warming takes on the emulated device, at least.
+    warm: Duration,
+    parts: Parts,
+}
+
+impl Loaded {
+    /// Waits for the order to warm up, runs every batch size once, and proves the answers. A worker
+    /// that only computes the reference answers has then done its work: there is none to serve with.
+    ///
+    /// Warm-up runs take no SMs of the emulated GPU from others, and none of its time.
+    pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
+        let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
+        let deadline_ns = after(now_ns(), self.warm);
+        self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
+        wait_until(deadline_ns, &self.parts.socket)?;
+        self.link.say(WorkerSays::Warmed)?;
+        Ok(match self.purpose {
+            Purpose::Reference => None,
+            Purpose::Serve => Some(self.parts.into_warm(warm_up.batched)),
+        })
+    }
+}
+
+/// What a loaded worker consists of.
+#[derive(Debug)]
+struct Parts {
+    engine: Engine,
+    signature: Signature,
+    device: Device,
+    requests: ReadableSlab,
+    slots: AnswerSlots,
+    responses: OwnedFd,
+    response_bytes: u64,
+    reference: File,
+    socket: OwnedFd,
+}
+
+impl Parts {
+    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<Self, Refusal> {
+        let setup = |fault: &dyn std::error::Error| Refusal::Setup(fault.to_string());
+        let Descriptors { batches, requests, responses, reference, pool } = descriptors;
+        let device = Device::open(assignment, pool)?;
+        let requests =
+            ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(|fault| setup(&fault))?;
+        let slot_bytes = assignment.response_slot_bytes;
+        let response_bytes = slot_bytes
+            .checked_mul(IN_FLIGHT as u64)
+            .ok_or_else(|| Refusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
+        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(|fault| setup(&fault))?;
+        let (engine, signature) = Engine::load(&assignment.engine)?;
+        let slots = AnswerSlots::new(writer, slot_bytes);
+        let (reference, socket) = (File::from(reference), batches);
+        Ok(Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket })
+    }
+
+    /// Runs every batch size, and writes or checks the answers.
+    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<(), Refusal> {
+        let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
+            .map_err(|fault| Refusal::Setup(fault.to_string()))?;
+        let (engine, signature) = (&mut self.engine, &self.signature);
+        let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up };
+        match purpose {
+            Purpose::Reference => proof::write_reference(&mut trial, &self.reference),
+            Purpose::Serve => proof::prove(&mut trial, &self.reference),
+        }
+    }
+
+    fn into_warm(self, batched: bool) -> Warm {
+        let Self { engine, signature, device, requests, slots, socket, .. } = self;
+        Warm { engine, signature, batched, device, requests, slots, socket }
+    }
+}

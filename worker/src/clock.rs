@@ -1,0 +1,62 @@
+//! The one clock that both processes read, and waiting on it.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let part = |part| u64::try_from(part).expect("time since the machine's start is not negative");
+    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
+}
+
+/// The moment `span` after `ns`; what lies beyond the clock is as good as never.
+pub(crate) fn after(ns: u64, span: Duration) -> u64 {
+    ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// A moment or span of the clock as the kernel takes it.
+pub(crate) fn timespec(ns: u64) -> Timespec {
+    let part = |part| i64::try_from(part).expect("a u64 of nanoseconds has fewer seconds than an i64 holds");
+    Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
+}
+
+/// The other side closed its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HungUp;
+
+/// Waits until the clock reads `deadline_ns`, or the socket's other end is closed.
+pub(crate) fn wait_until(deadline_ns: u64, socket: impl AsFd) -> Result<(), HungUp> {
+    loop {
+        let left = deadline_ns.saturating_sub(now_ns());
+        if left == 0 {
+            return Ok(());
+        }
+        // A hang-up is reported whether asked for or not.
+        let mut watched = [PollFd::new(&socket, PollFlags::empty())];
+        match poll(&mut watched, Some(&timespec(left))) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return Err(HungUp),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_wait_ends_with_its_deadline_or_with_the_other_side() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let deadline = now_ns() + 2_000_000;
+        assert_eq!(wait_until(deadline, &ours), Ok(()));
+        assert!(now_ns() >= deadline);
+        drop(theirs);
+        assert_eq!(wait_until(u64::MAX, &ours), Err(HungUp));
+    }
+}

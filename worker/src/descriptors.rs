@@ -1,0 +1,67 @@
+//! The descriptors that a worker inherits.
+#![allow(unsafe_code)] // inherited descriptors have no other owner to get them from
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
+use shadowslice_shared::boot::descriptors as number;
+
+/// What the supervisor passed on.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// The socket of the data path.
+    pub batches: OwnedFd,
+    /// The model's request slab.
+    pub requests: OwnedFd,
+    /// The worker's response slab.
+    pub responses: OwnedFd,
+    /// The model's reference answers.
+    pub reference: OwnedFd,
+    /// The emulated GPU's pool.
+    pub pool: Option<OwnedFd>,
+}
+
+/// Why the descriptors could not be adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AdoptError {
+    /// One is not there.
+    #[error("descriptor {0} was not passed to the worker")]
+    Missing(RawFd),
+    /// The socket does not wait.
+    #[error("the socket for batches cannot be made to wait")]
+    Blocking(#[source] Errno),
+    /// They already have an owner.
+    #[error("the inherited descriptors were adopted before")]
+    Twice,
+}
+
+/// Takes the inherited descriptors, once. To be called before the process opens any of its own, which
+/// could otherwise get the number of one that was not passed.
+pub fn adopt() -> Result<Descriptors, AdoptError> {
+    static ADOPTED: AtomicBool = AtomicBool::new(false);
+    if ADOPTED.swap(true, Ordering::Relaxed) {
+        return Err(AdoptError::Twice);
+    }
+    let needed = |number| take(number).ok_or(AdoptError::Missing(number));
+    let batches = needed(number::BATCHES)?;
+    // The supervisor's end never waits, and a pair may have been made with that flag on both.
+    ioctl_fionbio(&batches, false).map_err(AdoptError::Blocking)?;
+    Ok(Descriptors {
+        batches,
+        requests: needed(number::REQUESTS)?,
+        responses: needed(number::RESPONSES)?,
+        reference: needed(number::REFERENCE)?,
+        pool: take(number::POOL),
+    })
+}
+
+/// The descriptor of this number, if it is open.
+fn take(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: it is only passed to one call, which answers EBADF if it is not open.
+    let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
+    // SAFETY: it is open, and nobody else owns it: the process opened none of its own yet, and
+    // `adopt` comes here once.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
+}

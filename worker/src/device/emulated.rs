@@ -1,0 +1,237 @@
+//! The emulated GPU: a worker occupies its seat in the shared pool while it executes, for as long as
+//! the profile says at the SMs that contention leaves it.
+//!
+//! It is a stream as a real one is: a batch starts when the one before it ended or when it was sent,
+//! whichever is later, and not when this thread got to see it. So waking up late delays one answer
+//! and no further batch, and throughput is what the profile says.
+
+use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use rustix::thread::futex;
+use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
+use shadowslice_shared::pool::{Pool, SEATS};
+use shadowslice_shared::profile::Execution;
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::Started;
+use super::timeline::{Progress, Share};
+use crate::clock::{now_ns, timespec};
+
+/// A worker's part of an emulated GPU.
+#[derive(Debug)]
+pub struct EmulatedGpu {
+    pool: Pool,
+    seat: u32,
+    share: Share,
+    execution: Option<Execution>,
+    occupied: bool,
+    /// When the last batch was through.
+    free_ns: u64,
+}
+
+impl EmulatedGpu {
+    /// Takes `seat` in the pool of a GPU of `gpu` SMs, with the share that the environment gives.
+    /// Without execution times it adds no time of its own.
+    pub fn open(
+        gpu: Sms,
+        seat: u32,
+        pool: Option<OwnedFd>,
+        execution: Option<Execution>,
+    ) -> Result<Self, Refusal> {
+        let share = share_of(std::env::var_os(SHARE_VARIABLE).as_deref())?;
+        let pool = pool.ok_or_else(|| Refusal::Setup("the emulated GPU's pool was not passed on".into()))?;
+        let pool = Pool::adopt(pool).map_err(|fault| Refusal::Setup(fault.to_string()))?;
+        if seat >= SEATS {
+            return Err(Refusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
+        }
+        // Waits then end as precisely as the kernel can; without it, they are late by 50 us.
+        nix::sys::prctl::set_timerslack(1)
+            .map_err(|errno| Refusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
+        let share = Share { own: share.sms_of(gpu), gpu };
+        Ok(Self { pool, seat, share, execution, occupied: false, free_ns: now_ns() })
+    }
+
+    /// The SMs that the share comes to.
+    pub fn sms(&self) -> Sms {
+        self.share.own
+    }
+
+    /// A batch starts.
+    pub fn start(&mut self, rows: u32, sent_ns: u64) -> Started {
+        let seen_ns = now_ns();
+        self.occupy(true);
+        let at_ns = match self.execution {
+            Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
+            None => seen_ns,
+        };
+        Started { at_ns, seen_ns, rows }
+    }
+
+    /// Waits until the batch is through. If computing its answer took longer than the profile says, it
+    /// took as long as computing it.
+    pub fn finish(&mut self, started: Started) -> Duration {
+        let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
+        let planned_ns = match &self.execution {
+            Some(execution) => wait_through(&self.pool, execution, self.share, started),
+            None => computed_ns,
+        };
+        self.free_ns = planned_ns.max(computed_ns);
+        Duration::from_nanos(self.free_ns.saturating_sub(started.at_ns))
+    }
+
+    /// Leaves the seat to nobody.
+    pub fn leave(&mut self) {
+        self.occupy(false);
+    }
+
+    /// Takes or leaves the seat, and wakes who computes with it. While everybody fits, nobody's speed
+    /// changes, and nobody is woken.
+    fn occupy(&mut self, occupied: bool) {
+        if occupied == self.occupied {
+            return;
+        }
+        self.occupied = occupied;
+        self.pool.occupy(self.seat, if occupied { self.share.own } else { Sms(0) });
+        // Two that start at once must not both miss the other.
+        fence(Ordering::SeqCst);
+        let own = if occupied { u64::from(self.share.own.0) } else { 0 };
+        if self.share.contends(self.pool.in_use().saturating_sub(own)) {
+            wake_all(&self.pool);
+        }
+    }
+}
+
+impl Drop for EmulatedGpu {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Waits until the batch is through at the speeds that the pool dictates; returns when that was.
+fn wait_through(pool: &Pool, execution: &Execution, share: Share, started: Started) -> u64 {
+    let mut progress = Progress::start(execution, share, started.rows, started.at_ns, pool.in_use());
+    loop {
+        let generation = pool.generation().load(Ordering::Acquire);
+        progress.change(now_ns(), pool.in_use());
+        let end_ns = progress.end_ns();
+        if end_ns <= now_ns() {
+            return end_ns;
+        }
+        // Ends at the deadline, when the generation changes, or for nothing; all lead to another look.
+        let _why = futex::wait_bitset(
+            pool.generation(),
+            futex::Flags::empty(),
+            generation,
+            Some(&timespec(end_ns)),
+            NonZeroU32::MAX,
+        );
+    }
+}
+
+/// Wakes every worker that waits on the pool, in whichever process.
+fn wake_all(pool: &Pool) {
+    // It cannot fail on a mapped word, and who is not woken looks again at its deadline.
+    let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// The share that the environment gives; the whole GPU if it says nothing, as with CUDA.
+fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, Refusal> {
+    let Some(text) = variable else { return Ok(Percent::WHOLE) };
+    let share =
+        text.to_str().and_then(|text| text.parse().ok()).and_then(|percent| Percent::new(percent).ok());
+    share.ok_or_else(|| {
+        Refusal::Setup(format!("{SHARE_VARIABLE} is {text:?}; it must be a whole percentage from 1 to 100"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_shared::profile::Row;
+    use std::ffi::OsStr;
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    const MS: u64 = 1_000_000;
+
+    /// A worker at a seat of `pool`, on `own` of 100 SMs, whose batch of one row takes `ms` on 50.
+    fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
+        let execution = Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+        EmulatedGpu {
+            pool: Pool::adopt(pool.as_fd().try_clone_to_owned().unwrap()).unwrap(),
+            seat,
+            share: Share { own: Sms(own), gpu: Sms(100) },
+            execution: Some(execution),
+            occupied: false,
+            free_ns: now_ns(),
+        }
+    }
+
+    #[test]
+    fn shares_are_read_as_cuda_reads_them_and_nonsense_is_refused() {
+        assert_eq!(share_of(None), Ok(Percent::WHOLE));
+        assert_eq!(share_of(Some(OsStr::new("30"))), Ok(Percent::new(30).unwrap()));
+        for nonsense in ["", "0", "101", "30%", "-1", "half"] {
+            assert!(matches!(share_of(Some(OsStr::new(nonsense))), Err(Refusal::Setup(_))), "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn batches_in_a_row_take_exactly_what_the_profile_says_however_late_we_wake() {
+        let pool = Pool::create().unwrap();
+        let mut gpu = gpu(&pool, 0, 50, 2.0);
+        let sent = now_ns();
+        let first = gpu.free_ns.max(sent);
+        for _ in 0..20 {
+            let started = gpu.start(1, sent);
+            assert_eq!(gpu.finish(started), Duration::from_millis(2));
+        }
+        assert_eq!(gpu.free_ns, first + 40 * MS);
+        assert!(now_ns() >= gpu.free_ns);
+        assert_eq!(pool.in_use(), 50, "the seat is kept between batches");
+        gpu.leave();
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn after_a_pause_a_batch_starts_when_it_was_sent() {
+        let pool = Pool::create().unwrap();
+        let mut gpu = gpu(&pool, 0, 50, 1.0);
+        gpu.free_ns = now_ns() - 500 * MS;
+        let sent = now_ns() - 100 * MS;
+        let started = gpu.start(1, sent);
+        assert_eq!(started.at_ns, sent);
+        assert_eq!(gpu.finish(started), Duration::from_millis(1));
+        assert_eq!(gpu.free_ns, sent + MS);
+        let from_the_future = gpu.start(1, u64::MAX);
+        assert!(from_the_future.at_ns <= now_ns());
+    }
+
+    #[test]
+    fn a_computation_longer_than_the_profile_moves_the_timeline() {
+        let pool = Pool::create().unwrap();
+        let mut gpu = gpu(&pool, 0, 50, 0.001);
+        let started = gpu.start(1, now_ns());
+        while now_ns() < started.seen_ns + 3 * MS {
+            std::hint::spin_loop();
+        }
+        assert!(gpu.finish(started) >= Duration::from_millis(3));
+        assert!(gpu.free_ns >= started.at_ns + 3 * MS);
+    }
+
+    #[test]
+    fn a_waiting_worker_notices_that_another_has_left() {
+        let pool = Pool::create().unwrap();
+        let mut ours = gpu(&pool, 0, 50, 5.0);
+        let mut theirs = gpu(&pool, 1, u32::MAX, 1.0);
+        // Beside so many SMs nothing is left for us: without the wake-up this would take years.
+        let _never_finished = theirs.start(1, now_ns());
+        let started = ours.start(1, now_ns());
+        let waiting = thread::spawn(move || ours.finish(started));
+        drop(theirs);
+        assert!(waiting.join().unwrap() >= Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,91 @@
+//! What a worker runs on: how many SMs it was given, and when a batch is through.
+
+pub mod emulated;
+pub mod timeline;
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use shadowslice_shared::boot::{Assignment, DeviceSpec, Purpose, Refusal};
+use shadowslice_shared::profile::{Profile, Start};
+use shadowslice_shared::units::Sms;
+
+use crate::clock::now_ns;
+use emulated::EmulatedGpu;
+
+/// A device.
+#[derive(Debug)]
+pub enum Device {
+    /// The host's processor alone, on which reference answers are computed. It adds no time.
+    Host,
+    /// The emulated GPU.
+    Emulated(EmulatedGpu),
+}
+
+/// When a batch started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the batch is through when it was handed to `finish`"]
+pub struct Started {
+    /// On the device's timeline.
+    at_ns: u64,
+    /// By the clock, when its answer began to be computed.
+    seen_ns: u64,
+    rows: u32,
+}
+
+impl Device {
+    /// The device of an assignment. `pool` is the emulated GPU's, if one was inherited.
+    pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, Refusal> {
+        match (assignment.purpose, assignment.device) {
+            (Purpose::Reference, _) => Ok(Self::Host),
+            (Purpose::Serve, DeviceSpec::Emulated { sms, seat }) => {
+                let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
+                EmulatedGpu::open(sms, seat, pool, execution).map(Self::Emulated)
+            }
+        }
+    }
+
+    /// The SMs that the device really gave; none on the host.
+    pub fn sms(&self) -> Sms {
+        match self {
+            Self::Host => Sms(0),
+            Self::Emulated(gpu) => gpu.sms(),
+        }
+    }
+
+    /// How long starting takes on this device, at least.
+    pub fn start_times(&self, profile: Option<&Profile>) -> Start {
+        match self {
+            Self::Host => Start::default(),
+            Self::Emulated(_) => profile.map(|profile| profile.start).unwrap_or_default(),
+        }
+    }
+
+    /// A batch of `rows` rows, sent at `sent_ns`, starts to execute.
+    pub fn start(&mut self, rows: u32, sent_ns: u64) -> Started {
+        match self {
+            Self::Host => {
+                let now = now_ns();
+                Started { at_ns: now, seen_ns: now, rows }
+            }
+            Self::Emulated(gpu) => gpu.start(rows, sent_ns),
+        }
+    }
+
+    /// Waits until the batch is through, and returns how long it executed. Its answer has been
+    /// computed already.
+    pub fn finish(&mut self, started: Started) -> Duration {
+        match self {
+            Self::Host => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
+            Self::Emulated(gpu) => gpu.finish(started),
+        }
+    }
+
+    /// No further batch is there: the SMs are left to others.
+    pub fn idle(&mut self) {
+        match self {
+            Self::Host => {}
+            Self::Emulated(gpu) => gpu.leave(),
+        }
+    }
+}

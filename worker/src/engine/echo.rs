@@ -1,0 +1,31 @@
+//! The emulated engine: every input comes back as an output.
+
+use shadowslice_shared::batch::Output;
+use shadowslice_shared::boot::EchoTensor;
+use shadowslice_shared::tensor::TensorSpec;
+
+use super::Signature;
+use crate::answer::AnswerSlot;
+use crate::inputs::Inputs;
+
+/// The signature of a model with these tensors, their shapes preceded by a batch axis if `batched`.
+pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
+    let whole = |name: &str, tensor: &EchoTensor| {
+        let batch = batched.then_some(-1);
+        let shape = batch.into_iter().chain(tensor.input.shape.iter().copied()).collect();
+        TensorSpec { name: name.to_owned(), datatype: tensor.input.datatype, shape }
+    };
+    Signature {
+        inputs: tensors.iter().map(|tensor| whole(&tensor.input.name, tensor)).collect(),
+        outputs: tensors.iter().map(|tensor| whole(&tensor.output, tensor)).collect(),
+    }
+}
+
+/// Answers a batch with its inputs.
+pub(super) fn run(inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Vec<Output> {
+    let output = |input| Output {
+        shape: inputs.row_shape(input).to_vec(),
+        parts: (0..inputs.requests()).map(|request| slot.put(inputs.part(request, input))).collect(),
+    };
+    (0..inputs.specs().len()).map(output).collect()
+}

@@ -1,0 +1,40 @@
+//! The bytes of an input in one piece.
+
+use shadowslice_shared::slab::ALIGNMENT;
+
+use crate::inputs::Inputs;
+
+/// Where the rows of several requests are stacked; kept from batch to batch.
+#[derive(Debug, Default)]
+pub(super) struct GatherBuffer {
+    bytes: Vec<u8>,
+}
+
+impl GatherBuffer {
+    /// The bytes of an input in one aligned piece: in place if they are that already, else here.
+    pub(super) fn whole<'b>(&'b mut self, inputs: &Inputs<'b>, input: usize) -> &'b [u8] {
+        let first = inputs.part(0, input);
+        if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
+    }
+
+    /// The bytes of an input, stacked here.
+    pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
+        let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));
+        let len = parts().map(<[u8]>::len).sum::<usize>();
+        // Room to start at an aligned address, wherever the allocator put it.
+        self.bytes.resize(self.bytes.len().max(len + ALIGNMENT as usize), 0);
+        let start = self.bytes.as_ptr().align_offset(ALIGNMENT as usize);
+        let whole = &mut self.bytes[start..start + len];
+        let mut rest = &mut *whole;
+        for part in parts() {
+            let (place, after) = rest.split_at_mut(part.len());
+            place.copy_from_slice(part);
+            rest = after;
+        }
+        whole
+    }
+}
+
+fn is_aligned(bytes: &[u8]) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(ALIGNMENT as usize)
+}

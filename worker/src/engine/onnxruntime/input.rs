@@ -1,0 +1,67 @@
+//! A batch's inputs as ONNX Runtime takes them.
+
+use std::fmt::Debug;
+
+use half::{bf16, f16};
+use ort::session::SessionInputValue;
+use ort::value::{PrimitiveTensorElementType, TensorRef};
+use shadowslice_shared::batch::RunFailure;
+use shadowslice_shared::tensor::Datatype;
+use zerocopy::{FromBytes, Immutable, KnownLayout, TryFromBytes};
+
+use super::gather::GatherBuffer;
+use super::{failed, strings};
+use crate::inputs::Inputs;
+
+/// The tensor of an input: one request's is read in place, several requests' are stacked in `buffer`.
+pub(super) fn value<'b>(
+    inputs: &Inputs<'b>,
+    input: usize,
+    buffer: &'b mut GatherBuffer,
+) -> Result<SessionInputValue<'b>, RunFailure> {
+    let shape = inputs.shape(input).collect::<Vec<i64>>();
+    match inputs.specs()[input].datatype {
+        Datatype::Bool => view(shape, booleans(buffer, inputs, input)),
+        Datatype::Uint8 => view(shape, elements::<u8>(buffer, inputs, input)),
+        Datatype::Uint16 => view(shape, elements::<u16>(buffer, inputs, input)),
+        Datatype::Uint32 => view(shape, elements::<u32>(buffer, inputs, input)),
+        Datatype::Uint64 => view(shape, elements::<u64>(buffer, inputs, input)),
+        Datatype::Int8 => view(shape, elements::<i8>(buffer, inputs, input)),
+        Datatype::Int16 => view(shape, elements::<i16>(buffer, inputs, input)),
+        Datatype::Int32 => view(shape, elements::<i32>(buffer, inputs, input)),
+        Datatype::Int64 => view(shape, elements::<i64>(buffer, inputs, input)),
+        Datatype::Fp16 => view(shape, elements::<f16>(buffer, inputs, input)),
+        Datatype::Bf16 => view(shape, elements::<bf16>(buffer, inputs, input)),
+        Datatype::Fp32 => view(shape, elements::<f32>(buffer, inputs, input)),
+        Datatype::Fp64 => view(shape, elements::<f64>(buffer, inputs, input)),
+        Datatype::Bytes => strings::tensor(shape, inputs, input),
+    }
+}
+
+fn view<'b, T>(shape: Vec<i64>, elements: &'b [T]) -> Result<SessionInputValue<'b>, RunFailure>
+where
+    T: PrimitiveTensorElementType + Clone + Debug + 'static,
+{
+    let tensor = TensorRef::from_array_view((shape, elements)).map_err(|fault| failed(&fault))?;
+    Ok(tensor.into())
+}
+
+fn elements<'b, T>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [T]
+where
+    T: FromBytes + KnownLayout + Immutable,
+{
+    let bytes = buffer.whole(inputs, input);
+    <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
+}
+
+/// Bytes other than 0 and 1 mean true, as in C; in place they could not be told to be booleans.
+fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
+    if inputs.requests() == 1
+        && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))
+    {
+        return booleans;
+    }
+    let bytes = buffer.gathered(inputs, input);
+    bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+    <[bool]>::try_ref_from_bytes(bytes).expect("all of them are 0 or 1 now")
+}

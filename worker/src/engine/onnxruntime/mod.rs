@@ -1,0 +1,118 @@
+//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU.
+
+mod gather;
+mod input;
+mod output;
+mod strings;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use ort::environment::Environment;
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
+use ort::value::{Outlet, TensorElementType, ValueType};
+use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::boot::Refusal;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
+
+use super::Signature;
+use crate::answer::AnswerSlot;
+use crate::inputs::Inputs;
+use gather::GatherBuffer;
+
+/// A model in ONNX Runtime.
+#[derive(Debug)]
+pub struct OnnxRuntime {
+    session: Session,
+    outputs: Vec<TensorSpec>,
+    /// Per input: where the rows of several requests are stacked.
+    buffers: Vec<GatherBuffer>,
+}
+
+impl OnnxRuntime {
+    /// Loads the library, once a process, and a model with `threads` threads within an operator.
+    pub fn load(library: &Path, model: &Path, threads: u32) -> Result<(Self, Signature), Refusal> {
+        let environment = ort::init_from(library)
+            .map_err(|fault| Refusal::Library(fault.to_string()))?
+            .with_name("shadowslice")
+            .with_telemetry(false)
+            .build()
+            .map_err(|fault| Refusal::Library(fault.to_string()))?;
+        let refused = |why: &str| Refusal::Model(format!("{}: {why}", model.display()));
+        let mut builder = options(&environment, threads).map_err(|why| refused(&why))?;
+        // Reading the types of inputs and outputs, `ort` panics at those that it does not know.
+        let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
+            .map_err(|_| {
+                refused("it has an input or output of a kind that cannot be served; only tensors can")
+            })?
+            .map_err(|fault| refused(fault.message()))?;
+        let inputs = specs("input", session.inputs()).map_err(|why| refused(&why))?;
+        let outputs = specs("output", session.outputs()).map_err(|why| refused(&why))?;
+        let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
+        let engine = Self { session, outputs: outputs.clone(), buffers };
+        Ok((engine, Signature { inputs, outputs }))
+    }
+
+    /// Runs a batch.
+    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
+        let buffers = self.buffers.iter_mut().enumerate();
+        let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let answer = self.session.run(&values[..]).map_err(|fault| failed(&fault))?;
+        let outputs = self.outputs.iter().enumerate();
+        outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
+    }
+}
+
+/// Everything that a session is given besides its model. Spinning costs 10 ms of CPU per run at a
+/// 10 ms pause, and other workers want the cores.
+fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
+    let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
+    Session::builder(environment)
+        .map_err(|fault| fault.message().to_owned())?
+        .with_intra_threads(threads as usize)
+        .map_err(fault)?
+        .with_inter_threads(1)
+        .map_err(fault)?
+        .with_intra_op_spinning(false)
+        .map_err(fault)?
+        .with_inter_op_spinning(false)
+        .map_err(fault)
+}
+
+fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
+    let spec = |outlet: &Outlet| {
+        let unusable =
+            || format!("{side} `{}` is a {}, which cannot be served", outlet.name(), outlet.dtype());
+        let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unusable()) };
+        let datatype = datatype(*ty).ok_or_else(unusable)?;
+        Ok(TensorSpec { name: outlet.name().to_owned(), datatype, shape: shape.to_vec() })
+    };
+    outlets.iter().map(spec).collect()
+}
+
+/// The protocol's name for an element type, if it has one.
+fn datatype(element: TensorElementType) -> Option<Datatype> {
+    Some(match element {
+        TensorElementType::Bool => Datatype::Bool,
+        TensorElementType::Uint8 => Datatype::Uint8,
+        TensorElementType::Uint16 => Datatype::Uint16,
+        TensorElementType::Uint32 => Datatype::Uint32,
+        TensorElementType::Uint64 => Datatype::Uint64,
+        TensorElementType::Int8 => Datatype::Int8,
+        TensorElementType::Int16 => Datatype::Int16,
+        TensorElementType::Int32 => Datatype::Int32,
+        TensorElementType::Int64 => Datatype::Int64,
+        TensorElementType::Float16 => Datatype::Fp16,
+        TensorElementType::Bfloat16 => Datatype::Bf16,
+        TensorElementType::Float32 => Datatype::Fp32,
+        TensorElementType::Float64 => Datatype::Fp64,
+        TensorElementType::String => Datatype::Bytes,
+        _ => return None,
+    })
+}
+
+fn failed(fault: &ort::Error) -> RunFailure {
+    RunFailure::Engine(fault.message().to_owned())
+}

@@ -1,0 +1,81 @@
+//! What ONNX Runtime answered, divided among the requests.
+#![allow(unsafe_code)] // reads the tensors of ONNX Runtime
+
+use ort::value::{DynTensorValueType, DynValue, ValueType};
+use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::tensor::{TensorSpec, elements};
+
+use super::strings::Strings;
+use super::{datatype, failed};
+use crate::answer::AnswerSlot;
+use crate::inputs::Inputs;
+
+/// Writes the parts of an output into the slot, in the order of the requests.
+pub(super) fn split(
+    spec: &TensorSpec,
+    value: &DynValue,
+    inputs: &Inputs<'_>,
+    slot: &mut AnswerSlot<'_>,
+) -> Result<Output, RunFailure> {
+    let odd = |what: &str| RunFailure::Engine(format!("output `{}` {what}", spec.name));
+    let ValueType::Tensor { ty, shape, .. } = value.dtype() else { return Err(odd("is no tensor")) };
+    if datatype(*ty) != Some(spec.datatype) {
+        return Err(odd(&format!("holds {ty} instead of {}", spec.datatype)));
+    }
+    let shape = row_shape(shape, inputs.rows()).ok_or_else(|| {
+        odd(&format!(
+            "has the shape {shape:?}, whose first axis is not the batch; set batch.max: 0 for this model"
+        ))
+    })?;
+    let row = elements(shape).ok_or_else(|| odd("has an impossible shape"))?;
+    let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
+    let parts = match spec.datatype.size() {
+        Some(size) => {
+            let mut rest = bytes(value)?;
+            let mut take = |count: usize| {
+                let (part, after) = rest.split_at_checked(count * size)?;
+                rest = after;
+                Some(slot.put(part))
+            };
+            counts
+                .map(|count| take(count).ok_or_else(|| odd("is shorter than its shape")))
+                .collect::<Result<_, _>>()?
+        }
+        None => {
+            let total = row * inputs.rows().unwrap_or(1) as usize;
+            let strings = Strings::of(value, total).map_err(|fault| failed(&fault))?;
+            let (mut first, mut part) = (0, Vec::new());
+            let mut take = |count: usize| {
+                part.clear();
+                strings.encode(first, count, &mut part);
+                first += count;
+                slot.put(&part)
+            };
+            counts.map(&mut take).collect()
+        }
+    };
+    Ok(Output { shape: shape.to_vec(), parts })
+}
+
+/// The shape without the batch axis; `None` if the batch is not its first axis.
+fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
+    let Some(rows) = rows else { return Some(shape) };
+    let (first, rest) = shape.split_first()?;
+    (*first == i64::from(rows)).then_some(rest)
+}
+
+/// The bytes of a tensor of numbers. They are read as bytes since nothing but the model vouches for
+/// its booleans being 0 or 1.
+fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
+    let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no size".to_owned()))?;
+    if size == 0 {
+        return Ok(&[]);
+    }
+    if !tensor.memory_info().is_cpu_accessible() {
+        return Err(RunFailure::Engine("an output was left in the device's memory".to_owned()));
+    }
+    // SAFETY: the tensor's data, initialised by the run, in the host's memory; it lives as long as
+    // `value`, and nobody writes it.
+    Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), size) })
+}

@@ -1,0 +1,83 @@
+//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes; `ort` insists on UTF-8 and
+//! ends them at the first zero, hence the library's own calls here.
+#![allow(unsafe_code)] // calls into ONNX Runtime
+
+use std::ptr::null_mut;
+
+use ort::memory::Allocator;
+use ort::session::SessionInputValue;
+use ort::value::{DynTensor, DynValue, TensorElementType};
+use ort::{AsPointer, ortsys};
+use shadowslice_shared::batch::RunFailure;
+use shadowslice_shared::tensor::{byte_strings, elements, push_byte_string};
+
+use super::failed;
+use crate::inputs::Inputs;
+
+/// A tensor of the strings of all requests.
+pub(super) fn tensor(
+    shape: Vec<i64>,
+    inputs: &Inputs<'_>,
+    input: usize,
+) -> Result<SessionInputValue<'static>, RunFailure> {
+    let name = &inputs.specs()[input].name;
+    let row = elements(inputs.row_shape(input)).expect("`Inputs` checked it");
+    let mut tensor = DynTensor::new(&Allocator::default(), TensorElementType::String, shape)
+        .map_err(|fault| failed(&fault))?;
+    let mut index = 0;
+    for request in 0..inputs.requests() {
+        let strings = byte_strings(inputs.part(request, input))
+            .filter(|strings| strings.len() == row * inputs.rows_of(request) as usize)
+            .ok_or_else(|| {
+                RunFailure::BadBatch(format!(
+                    "the strings of input `{name}` are not as many as its shape says"
+                ))
+            })?;
+        for string in strings {
+            set(&mut tensor, index, string).map_err(|fault| failed(&fault))?;
+            index += 1;
+        }
+    }
+    Ok(tensor.into())
+}
+
+/// Sets one string of a tensor of strings.
+fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
+    let mut place = null_mut();
+    // SAFETY: the tensor is one of strings; ONNX Runtime itself checks the index.
+    ortsys![unsafe GetResizedStringTensorElementBuffer(tensor.ptr_mut(), index, string.len(), &mut place)?];
+    // SAFETY: the call above made room for this many bytes there, and nobody else knows the place.
+    unsafe { std::ptr::copy_nonoverlapping(string.as_ptr(), place.cast::<u8>(), string.len()) };
+    Ok(())
+}
+
+/// The strings of an answer.
+#[derive(Debug)]
+pub(super) struct Strings {
+    bytes: Vec<u8>,
+    /// Where each ends in `bytes`.
+    ends: Vec<usize>,
+}
+
+impl Strings {
+    /// Reads a tensor of `count` strings.
+    pub(super) fn of(value: &DynValue, count: usize) -> ort::Result<Self> {
+        let mut len = 0;
+        // SAFETY: on a value that holds no strings, the call answers with an error.
+        ortsys![unsafe GetStringTensorDataLength(value.ptr(), &mut len)?];
+        let (mut bytes, mut starts) = (vec![0; len], vec![0; count]);
+        // SAFETY: both have room for as many as the call is told.
+        ortsys![unsafe GetStringTensorContent(value.ptr(), bytes.as_mut_ptr().cast(), len, starts.as_mut_ptr(), count)?];
+        let ends = starts.into_iter().skip(1).chain((count > 0).then_some(len)).collect();
+        Ok(Self { bytes, ends })
+    }
+
+    /// Writes the strings from the `first` on in the protocol's form.
+    pub(super) fn encode(&self, first: usize, count: usize, into: &mut Vec<u8>) {
+        let mut start = first.checked_sub(1).map_or(0, |before| self.ends[before]);
+        for &end in &self.ends[first..first + count] {
+            push_byte_string(into, &self.bytes[start..end]);
+            start = end;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A batch as the engines see it: checked against the model and the slab before anything runs.
+
+use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, RunFailure};
+use shadowslice_shared::slab::ReadableSlab;
+use shadowslice_shared::tensor::{TensorSpec, elements};
+
+/// The inputs of a batch whose parts all lie in the slab and have the lengths that their shapes say.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    batch: &'a Batch,
+    slab: &'a ReadableSlab,
+    specs: &'a [TensorSpec],
+    rows: Option<u32>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Checks a batch. `batched` says whether shapes are preceded by a batch axis.
+    pub fn check(
+        batch: &'a Batch,
+        slab: &'a ReadableSlab,
+        specs: &'a [TensorSpec],
+        batched: bool,
+    ) -> Result<Self, RunFailure> {
+        check_counts(batch, specs.len(), batched)?;
+        let rows = batch.requests.iter().try_fold(0_u32, |sum, request| sum.checked_add(request.rows));
+        let rows = rows.ok_or_else(|| bad("its rows are more than can be counted"))?;
+        let inputs = Self { batch, slab, specs, rows: batched.then_some(rows) };
+        for (input, spec) in specs.iter().enumerate() {
+            inputs.check_input(input, spec)?;
+        }
+        Ok(inputs)
+    }
+
+    fn check_input(&self, input: usize, spec: &TensorSpec) -> Result<(), RunFailure> {
+        let row = elements(&self.batch.shapes[input])
+            .ok_or_else(|| bad(&format!("the shape of input `{}` is none", spec.name)))?;
+        for request in &self.batch.requests {
+            let extent = request.inputs[input];
+            self.slab.bytes(extent.offset, extent.len).map_err(|outside| bad(&outside.to_string()))?;
+            let wanted = row.checked_mul(request.rows as usize);
+            let fits = match spec.datatype.size() {
+                Some(size) => {
+                    wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
+                }
+                // The lengths inside are the engine's to read; each takes four bytes at least.
+                None => wanted
+                    .and_then(|wanted| wanted.checked_mul(4))
+                    .is_some_and(|least| least as u64 <= extent.len),
+            };
+            if !fits {
+                return Err(bad(&format!(
+                    "input `{}` does not have the bytes that its shape says",
+                    spec.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of requests.
+    pub fn requests(&self) -> usize {
+        self.batch.requests.len()
+    }
+
+    /// A request's size along the batch axis.
+    pub fn rows_of(&self, request: usize) -> u32 {
+        self.batch.requests[request].rows
+    }
+
+    /// The size of the whole batch; `None` for a model without a batch axis.
+    pub fn rows(&self) -> Option<u32> {
+        self.rows
+    }
+
+    /// The model's inputs.
+    pub fn specs(&self) -> &'a [TensorSpec] {
+        self.specs
+    }
+
+    /// An input's shape without the batch axis.
+    pub fn row_shape(&self, input: usize) -> &'a [i64] {
+        &self.batch.shapes[input]
+    }
+
+    /// An input's shape, the batch axis included.
+    pub fn shape(&self, input: usize) -> impl Iterator<Item = i64> + 'a {
+        self.rows.map(i64::from).into_iter().chain(self.row_shape(input).iter().copied())
+    }
+
+    /// A request's bytes of an input.
+    pub fn part(&self, request: usize, input: usize) -> &'a [u8] {
+        let Extent { offset, len } = self.batch.requests[request].inputs[input];
+        self.slab.bytes(offset, len).expect("`check` found it inside the slab")
+    }
+}
+
+fn check_counts(batch: &Batch, inputs: usize, batched: bool) -> Result<(), RunFailure> {
+    let requests = batch.requests.len();
+    if usize::from(batch.slot) >= IN_FLIGHT {
+        return Err(bad(&format!("there is no slot {}", batch.slot)));
+    }
+    if requests == 0 || requests > MAX_REQUESTS {
+        return Err(bad(&format!("it has {requests} requests")));
+    }
+    if !batched && (requests != 1 || batch.requests[0].rows != 1) {
+        return Err(bad("a model without a batch axis takes one request of one row"));
+    }
+    if batch.shapes.len() != inputs || batch.requests.iter().any(|request| request.inputs.len() != inputs) {
+        return Err(bad(&format!("the model has {inputs} inputs, and it has another number of them")));
+    }
+    Ok(())
+}
+
+fn bad(why: &str) -> RunFailure {
+    RunFailure::BadBatch(why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_shared::batch::BatchRequest;
+    use shadowslice_shared::slab::WritableSlab;
+    use shadowslice_shared::tensor::Datatype;
+    use std::os::fd::AsFd;
+
+    fn slab() -> ReadableSlab {
+        let slab = WritableSlab::create("test", 4096).unwrap();
+        ReadableSlab::map(slab.as_fd(), 4096).unwrap()
+    }
+
+    fn specs() -> Vec<TensorSpec> {
+        vec![TensorSpec { name: "x".into(), datatype: Datatype::Fp32, shape: vec![-1, 4] }]
+    }
+
+    fn batch(change: impl FnOnce(&mut Batch)) -> Batch {
+        let request = |offset| BatchRequest { rows: 2, inputs: vec![Extent { offset, len: 32 }] };
+        let requests = vec![request(0), request(64)];
+        let mut batch = Batch { id: 1, slot: 0, sent_ns: 0, shapes: vec![vec![4]], requests };
+        change(&mut batch);
+        batch
+    }
+
+    #[test]
+    fn a_good_batch_is_seen_whole() {
+        let (slab, specs, batch) = (slab(), specs(), batch(|_| {}));
+        let inputs = Inputs::check(&batch, &slab, &specs, true).unwrap();
+        assert_eq!(inputs.rows(), Some(4));
+        assert_eq!(inputs.shape(0).collect::<Vec<_>>(), [4, 4]);
+        assert_eq!(inputs.part(1, 0).len(), 32);
+    }
+
+    #[test]
+    fn a_batch_that_lies_is_refused() {
+        let (slab, specs) = (slab(), specs());
+        let lies: [fn(&mut Batch); 12] = [
+            |batch| batch.slot = 2,
+            |batch| batch.requests.clear(),
+            |batch| batch.requests = vec![batch.requests[0].clone(); MAX_REQUESTS + 1],
+            |batch| batch.shapes.clear(),
+            |batch| batch.shapes.push(vec![4]),
+            |batch| batch.requests[1].inputs.clear(),
+            |batch| batch.requests[1].inputs[0].len = 31,
+            |batch| batch.requests[1].inputs[0].offset = 4090,
+            |batch| batch.requests[1].inputs[0].offset = u64::MAX,
+            |batch| batch.shapes[0] = vec![-4],
+            |batch| batch.shapes[0] = vec![i64::MAX, i64::MAX],
+            |batch| batch.requests.iter_mut().for_each(|request| request.rows = u32::MAX),
+        ];
+        for (number, lie) in lies.into_iter().enumerate() {
+            let batch = batch(lie);
+            let refused = Inputs::check(&batch, &slab, &specs, true);
+            assert!(matches!(refused, Err(RunFailure::BadBatch(_))), "lie {number}: {refused:?}");
+        }
+        assert!(Inputs::check(&batch(|_| {}), &slab, &specs, false).is_err(), "two requests, no batch axis");
+    }
+}

@@ -1,0 +1,137 @@
+//! Whether two answers are the same, as far as two correct machines agree.
+
+use half::{bf16, f16};
+use shadowslice_shared::tensor::Datatype;
+
+use super::reference::Answer;
+
+/// How an answer differs from the reference.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(super) enum Wrong {
+    #[error("has the shape {got:?} instead of {want:?}")]
+    Shape { got: Vec<i64>, want: Vec<i64> },
+    #[error("differs from the reference")]
+    Differs,
+    #[error("is {got} at element {index} instead of {want}")]
+    NotANumber { index: usize, got: f64, want: f64 },
+    #[error(
+        "is {got} at element {index} instead of {want}, off by {off:.3} of its largest value; {allowed} is allowed"
+    )]
+    Far { index: usize, got: f64, want: f64, off: f64, allowed: f64 },
+}
+
+/// How far a float may lie from the reference, relative to the output's largest magnitude.
+///
+/// Two correct kernels differ by the order of their sums and, on a GPU, by TF32, which keeps ten bits
+/// of each factor; through a deep network that adds up to some thousandths. Half precision starts
+/// there, and bfloat16, of eight bits, at ten times as much. A defective kernel is off by about 0.9.
+fn tolerance(datatype: Datatype) -> f64 {
+    match datatype {
+        Datatype::Bf16 => 0.05,
+        Datatype::Fp16 => 0.02,
+        _ => 0.01,
+    }
+}
+
+/// Compares an answer with the reference. All but floats must be equal.
+pub(super) fn compare(datatype: Datatype, want: &Answer, got: &Answer) -> Result<(), Wrong> {
+    if want.shape != got.shape {
+        return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
+    }
+    match (floats(datatype, &want.bytes), floats(datatype, &got.bytes)) {
+        (Some(want), Some(got)) if want.len() == got.len() => {
+            compare_floats(&want, &got, tolerance(datatype))
+        }
+        _ if want.bytes == got.bytes => Ok(()),
+        _ => Err(Wrong::Differs),
+    }
+}
+
+fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<(), Wrong> {
+    let finite = want.iter().filter(|value| value.is_finite());
+    let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    // Inputs are of size 1, by which an output that is nothing but zeros can be measured.
+    let scale = if largest > 0.0 { largest } else { 1.0 };
+    for (index, (&want, &got)) in want.iter().zip(got).enumerate() {
+        let same = want == got || (want.is_nan() && got.is_nan());
+        if same {
+            continue;
+        }
+        if !want.is_finite() || !got.is_finite() {
+            return Err(Wrong::NotANumber { index, got, want });
+        }
+        let off = (want - got).abs() / scale;
+        if off > allowed {
+            return Err(Wrong::Far { index, got, want, off, allowed });
+        }
+    }
+    Ok(())
+}
+
+/// The values of a tensor of floats; `None` for other types.
+fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
+    fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()
+    }
+    match datatype {
+        Datatype::Fp16 => Some(all(bytes, |chunk| f16::from_le_bytes(chunk).to_f64())),
+        Datatype::Bf16 => Some(all(bytes, |chunk| bf16::from_le_bytes(chunk).to_f64())),
+        Datatype::Fp32 => Some(all(bytes, |chunk| f64::from(f32::from_le_bytes(chunk)))),
+        Datatype::Fp64 => Some(all(bytes, f64::from_le_bytes)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fp32(values: &[f32]) -> Answer {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Answer { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
+    }
+
+    fn compared(want: &[f32], got: &[f32]) -> Result<(), Wrong> {
+        compare(Datatype::Fp32, &fp32(want), &fp32(got))
+    }
+
+    #[test]
+    fn floats_are_held_against_the_largest_of_them() {
+        assert_eq!(compared(&[100.0, 0.0], &[100.5, 0.9]), Ok(()));
+        assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(Wrong::Far { index: 1, .. })));
+        assert!(matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(Wrong::Far { .. })), "small outputs too");
+        assert_eq!(compared(&[0.0], &[1e-4]), Ok(()));
+        assert!(matches!(compared(&[0.0], &[0.5]), Err(Wrong::Far { .. })));
+    }
+
+    #[test]
+    fn what_is_no_number_must_be_the_same() {
+        let (nan, infinity) = (f32::NAN, f32::INFINITY);
+        assert_eq!(compared(&[nan, infinity], &[nan, infinity]), Ok(()));
+        for (want, got) in [(nan, 0.0), (0.0, nan), (infinity, -infinity), (1.0, infinity), (infinity, 1.0)] {
+            assert!(matches!(compared(&[want], &[got]), Err(Wrong::NotANumber { .. })), "{want} {got}");
+        }
+    }
+
+    #[test]
+    fn all_else_must_be_equal_and_of_one_shape() {
+        let answer = |bytes: &[u8]| Answer { shape: vec![1], bytes: bytes.to_vec() };
+        assert_eq!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0])), Ok(()));
+        let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]));
+        assert_eq!(off, Err(Wrong::Differs));
+        assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4])), Err(Wrong::Differs));
+        assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(Wrong::Shape { .. })));
+    }
+
+    #[test]
+    fn halves_are_read_as_halves() {
+        let halves =
+            |value: f32| Answer { shape: vec![1], bytes: f16::from_f32(value).to_le_bytes().to_vec() };
+        assert_eq!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01)), Ok(()));
+        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1)).is_err());
+        let brains =
+            |value: f32| Answer { shape: vec![1], bytes: bf16::from_f32(value).to_le_bytes().to_vec() };
+        assert_eq!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04)), Ok(()));
+        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1)).is_err());
+    }
+}

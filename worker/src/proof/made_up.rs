@@ -1,0 +1,71 @@
+//! Inputs that every worker of a model makes up alike.
+
+use half::{bf16, f16};
+use shadowslice_shared::tensor::{Datatype, push_byte_string};
+
+/// The tensor of input number `input` at a batch size: floats uniform in -1 to 1; all else 0 or 1,
+/// which are tokens of every vocabulary and indices into every table.
+pub(super) fn tensor(datatype: Datatype, count: usize, size: u32, input: usize) -> Vec<u8> {
+    let mut random = SplitMix64((u64::from(size) << 32) ^ input as u64);
+    let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
+    for _ in 0..count {
+        let float = random.float();
+        let bit = u8::from(float > 0.0);
+        match datatype {
+            Datatype::Fp16 => bytes.extend(f16::from_f64(float).to_le_bytes()),
+            Datatype::Bf16 => bytes.extend(bf16::from_f64(float).to_le_bytes()),
+            Datatype::Fp32 => bytes.extend((float as f32).to_le_bytes()),
+            Datatype::Fp64 => bytes.extend(float.to_le_bytes()),
+            Datatype::Bytes => push_byte_string(&mut bytes, &[b'0' + bit]),
+            _ => {
+                let size = datatype.size().expect("only strings differ in length");
+                bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size));
+            }
+        }
+    }
+    bytes
+}
+
+/// Steele, Lea and Flood's generator: fast, and good enough to leave no weight untouched.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Uniform in -1 to 1.
+    fn float(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_shared::tensor::byte_strings;
+
+    #[test]
+    fn the_generator_is_the_published_one() {
+        let mut random = SplitMix64(1_234_567);
+        assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn every_datatype_has_its_bytes_and_bits_of_both_kinds() {
+        for datatype in Datatype::ALL {
+            let bytes = tensor(datatype, 64, 8, 1);
+            match datatype.size() {
+                Some(size) => assert_eq!(bytes.len(), 64 * size, "{datatype}"),
+                None => assert_eq!(byte_strings(&bytes).unwrap().len(), 64),
+            }
+        }
+        let booleans = tensor(Datatype::Bool, 64, 8, 1);
+        assert!(booleans.contains(&0) && booleans.contains(&1) && booleans.iter().all(|&bit| bit < 2));
+        assert!(tensor(Datatype::Fp32, 4, 8, 1) != tensor(Datatype::Fp32, 4, 8, 2));
+        assert!(tensor(Datatype::Fp32, 4, 8, 1) != tensor(Datatype::Fp32, 4, 4, 1));
+    }
+}

@@ -1,0 +1,114 @@
+//! The proof that a worker answers rightly: at every batch size, on inputs that anyone can make again,
+//! it must agree with the model's reference answers, which were computed on the CPU.
+//!
+//! Every size is tried since the kernel that runs depends on it, and so may its faults.
+
+mod compare;
+mod made_up;
+mod reference;
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
+use shadowslice_shared::boot::{Refusal, WarmUp};
+use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
+use shadowslice_shared::tensor::elements;
+
+use crate::answer::AnswerSlots;
+use crate::engine::{Engine, Signature};
+use crate::inputs::Inputs;
+use reference::{Answer, Reference, SizeAnswers};
+
+/// A model on trial. It answers as it does in service, into the first slot.
+#[derive(Debug)]
+pub struct Trial<'a> {
+    /// What runs the model.
+    pub engine: &'a mut Engine,
+    /// The model's inputs and outputs.
+    pub signature: &'a Signature,
+    /// Where it answers.
+    pub slots: &'a AnswerSlots,
+    /// The same, to read.
+    pub answers: &'a ReadableSlab,
+    /// What to run.
+    pub warm_up: &'a WarmUp,
+}
+
+/// Runs every size, and writes the answers for others to be held against.
+pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
+    let sizes = trial.warm_up.sizes.iter().map(|&size| {
+        let answers = trial.run(size)?;
+        Ok(SizeAnswers { size, answers })
+    });
+    let reference = Reference { sizes: sizes.collect::<Result<_, Refusal>>()? };
+    reference.write(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))
+}
+
+/// Runs every size, and compares the answers with those that were written.
+pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
+    let reference = Reference::read(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))?;
+    for &size in &trial.warm_up.sizes {
+        let expected = reference.at(size).filter(|expected| expected.len() == trial.signature.outputs.len());
+        let expected = expected.ok_or_else(|| {
+            Refusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
+        })?;
+        let answers = trial.run(size)?;
+        for ((spec, expected), answer) in trial.signature.outputs.iter().zip(expected).zip(&answers) {
+            compare::compare(spec.datatype, expected, answer)
+                .map_err(|wrong| Refusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
+        }
+    }
+    Ok(())
+}
+
+impl Trial<'_> {
+    /// Runs one batch of a single request of `size` rows.
+    fn run(&mut self, size: u32) -> Result<Vec<Answer>, Refusal> {
+        let (slab, batch) = self.batch(size)?;
+        let failed = |failure: RunFailure| Refusal::WarmUp { size, why: failure.to_string() };
+        let inputs =
+            Inputs::check(&batch, &slab, &self.signature.inputs, self.warm_up.batched).map_err(failed)?;
+        let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
+        let answers = outputs.into_iter().map(|output| {
+            let part =
+                |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
+            let parts = output.parts.iter().map(part).collect::<Vec<_>>();
+            Answer { shape: output.shape, bytes: parts.concat() }
+        });
+        Ok(answers.collect())
+    }
+
+    /// A batch of made-up inputs, and the slab in which they lie.
+    fn batch(&self, size: u32) -> Result<(ReadableSlab, Batch), Refusal> {
+        let setup =
+            |why: &str| Refusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
+        let WarmUp { shapes, .. } = self.warm_up;
+        if shapes.len() != self.signature.inputs.len() {
+            return Err(setup("the model has another number of inputs"));
+        }
+        let (mut bytes, mut extents) = (Vec::new(), Vec::new());
+        for (index, (spec, shape)) in self.signature.inputs.iter().zip(shapes).enumerate() {
+            let count = elements(shape).and_then(|row| row.checked_mul(size as usize));
+            let count = count.ok_or_else(|| {
+                setup(&format!(
+                    "input `{}` needs a shape without unknown axes; give `warmup:` one",
+                    spec.name
+                ))
+            })?;
+            let tensor = made_up::tensor(spec.datatype, count, size, index);
+            bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
+            extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
+            bytes.extend(tensor);
+        }
+        // A slab is never empty.
+        bytes.push(0);
+        let len = bytes.len() as u64;
+        let slab =
+            WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&fault.to_string()))?;
+        slab.write(0, &bytes).expect("it was made for these bytes");
+        let view = ReadableSlab::map(slab.as_fd(), len).map_err(|fault| setup(&fault.to_string()))?;
+        let requests = vec![BatchRequest { rows: size, inputs: extents }];
+        Ok((view, Batch { id: 0, slot: 0, sent_ns: 0, shapes: shapes.clone(), requests }))
+    }
+}

@@ -1,0 +1,99 @@
+//! The reference answers as they lie in their memory file.
+
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use serde::{Deserialize, Serialize};
+
+/// The answers at every batch size.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Reference {
+    pub(super) sizes: Vec<SizeAnswers>,
+}
+
+/// The answers at one batch size, in the order of the model's outputs.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SizeAnswers {
+    pub(super) size: u32,
+    pub(super) answers: Vec<Answer>,
+}
+
+/// One output.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// Without the batch axis.
+    pub(super) shape: Vec<i64>,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What failed about the reference answers.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReferenceError {
+    #[error("the reference answers cannot be put into bytes")]
+    Encode(#[source] postcard::Error),
+    #[error("the reference answers cannot be written")]
+    Write(#[source] io::Error),
+    #[error("the reference answers cannot be read")]
+    Read(#[source] io::Error),
+    #[error("the reference answers are garbled")]
+    Garbled(#[source] postcard::Error),
+}
+
+/// A fault with its causes, in one line.
+pub(super) fn said(fault: &ReferenceError) -> String {
+    let cause = fault.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{fault}{cause}")
+}
+
+impl Reference {
+    /// Writes them to an empty file.
+    pub(super) fn write(&self, file: &File) -> Result<(), ReferenceError> {
+        let bytes = postcard::to_stdvec(self).map_err(ReferenceError::Encode)?;
+        file.write_all_at(&bytes, 0).map_err(ReferenceError::Write)
+    }
+
+    /// Reads them. Other workers have the same file open, so its position is nobody's.
+    pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
+        let len = file.metadata().map_err(ReferenceError::Read)?.len();
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, 0).map_err(ReferenceError::Read)?;
+        postcard::from_bytes(&bytes).map_err(ReferenceError::Garbled)
+    }
+
+    /// The answers at a batch size.
+    pub(super) fn at(&self, size: u32) -> Option<&[Answer]> {
+        let found = self.sizes.iter().find(|answers| answers.size == size);
+        found.map(|answers| answers.answers.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference() -> Reference {
+        let answer = Answer { shape: vec![2], bytes: vec![1, 2, 3, 250] };
+        Reference { sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let file = tempfile::tempfile().unwrap();
+        reference().write(&file).unwrap();
+        let read = Reference::read(&file).unwrap();
+        assert_eq!(read, reference());
+        assert!(read.at(4).is_some());
+        assert!(read.at(8).is_none());
+    }
+
+    #[test]
+    fn an_empty_or_cut_file_is_garbled() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(Reference::read(&file), Err(ReferenceError::Garbled(_))));
+        reference().write(&file).unwrap();
+        file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+        assert!(matches!(Reference::read(&file), Err(ReferenceError::Garbled(_))));
+    }
+}

@@ -1,0 +1,122 @@
+//! A warm worker's life: batches in, answers out, one after the other, until there is no more work.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send};
+use shadowslice_shared::batch::{
+    Answer, Batch, MAX_MESSAGE_BYTES, Output, RunFailure, UNREADABLE, decode, encode,
+};
+use shadowslice_shared::slab::ReadableSlab;
+
+use crate::answer::AnswerSlots;
+use crate::device::Device;
+use crate::engine::{Engine, Signature};
+use crate::inputs::Inputs;
+
+/// An engine's words are cut to this many bytes, so that an answer always fits into its message.
+const MAX_REASON_BYTES: usize = 4096;
+
+/// A worker that can serve.
+#[derive(Debug)]
+pub struct Warm {
+    pub(crate) engine: Engine,
+    pub(crate) signature: Signature,
+    /// Whether the first axis of every tensor is the batch.
+    pub(crate) batched: bool,
+    pub(crate) device: Device,
+    pub(crate) requests: ReadableSlab,
+    pub(crate) slots: AnswerSlots,
+    pub(crate) socket: OwnedFd,
+}
+
+/// Why serving ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ServeFault {
+    /// No batch could be received.
+    #[error("batches cannot be received")]
+    Receive(#[source] Errno),
+    /// An answer could not be sent.
+    #[error("answers cannot be sent")]
+    Send(#[source] Errno),
+}
+
+impl Warm {
+    /// Runs batches until the supervisor closes the socket, or is gone.
+    pub fn serve(mut self) -> Result<(), ServeFault> {
+        let mut message = vec![0; MAX_MESSAGE_BYTES];
+        while let Some(len) = self.receive(&mut message)? {
+            let answer = match message.get(..len).map(decode::<Batch>) {
+                Some(Ok(batch)) => self.answer(&batch),
+                Some(Err(fault)) => unreadable(&fault.to_string()),
+                None => unreadable("it is longer than a message may be"),
+            };
+            let bytes = match encode(&answer, &mut message) {
+                Ok(bytes) => bytes.len(),
+                Err(_) => encode(&too_long(&answer), &mut message).expect("a short reason fits").len(),
+            };
+            match send(self.socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
+                Ok(_) => {}
+                Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
+                Err(errno) => return Err(ServeFault::Send(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message's length, which is above the buffer's if it did not fit; `None` if there will
+    /// be no more. The device is left to others only if no batch is there yet.
+    fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeFault> {
+        let socket = self.socket.as_raw_fd();
+        let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
+        if received == Err(Errno::EAGAIN) {
+            self.device.idle();
+            received = Err(Errno::EINTR);
+        }
+        while received == Err(Errno::EINTR) {
+            received = recv(socket, message, MsgFlags::MSG_TRUNC);
+        }
+        match received {
+            Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
+            Ok(len) => Ok(Some(len)),
+            Err(errno) => Err(ServeFault::Receive(errno)),
+        }
+    }
+
+    fn answer(&mut self, batch: &Batch) -> Answer {
+        let (execution, result) = match self.run(batch) {
+            Ok((execution, outputs)) => (execution, Ok(outputs)),
+            Err(failure) => (Duration::ZERO, Err(shortened(failure))),
+        };
+        let execution_us = u64::try_from(execution.as_micros()).unwrap_or(u64::MAX);
+        Answer { id: batch.id, execution_us, result }
+    }
+
+    /// A batch that fails takes none of the device's time.
+    fn run(&mut self, batch: &Batch) -> Result<(Duration, Vec<Output>), RunFailure> {
+        let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
+        let started = self.device.start(inputs.rows().unwrap_or(1), batch.sent_ns);
+        let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
+        Ok((self.device.finish(started), outputs))
+    }
+}
+
+fn unreadable(why: &str) -> Answer {
+    Answer { id: UNREADABLE, execution_us: 0, result: Err(RunFailure::BadBatch(why.to_owned())) }
+}
+
+fn too_long(answer: &Answer) -> Answer {
+    let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
+    Answer { id: answer.id, execution_us: answer.execution_us, result: Err(RunFailure::BadBatch(why)) }
+}
+
+fn shortened(failure: RunFailure) -> RunFailure {
+    match failure {
+        RunFailure::Engine(mut why) => {
+            why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
+            RunFailure::Engine(why)
+        }
+        other => other,
+    }
+}
