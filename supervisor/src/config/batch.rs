@@ -1,0 +1,79 @@
+//! A model's batches and queue.
+
+use std::time::Duration;
+
+use shadowslice_shared::batch::MAX_REQUESTS;
+
+use super::reader::{Fields, Value};
+use super::settings::{count, size_within};
+use super::types::{Batch, Limits, OnLate, Queue, batch_sizes};
+use super::units;
+
+/// The largest request slab, in bytes.
+const MAX_MEMORY: u64 = 1 << 40;
+
+/// Where the file says nothing of it, `max` of an emulated engine is the default: it has the batch
+/// axis that it is told to have.
+pub(super) fn batch(model: &Fields<'_>, is_emulated: bool) -> Batch {
+    let fields = model.section("batch", &["max", "sizes", "max_delay"]);
+    let max = fields.get("max").and_then(|value| whole(&value, 0));
+    let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
+    let max = max.or_else(|| sizes.as_ref()?.last().copied());
+    let max = max.or(is_emulated.then_some(Batch::DEFAULT_MAX));
+    let sizes = sizes.or_else(|| max.filter(|max| *max > 0).map(batch_sizes));
+    let max_delay = fields.or("max_delay", Duration::ZERO, |value| value.parsed(units::duration));
+    Batch { max, sizes, max_delay }
+}
+
+fn whole(value: &Value<'_>, least: i64) -> Option<u32> {
+    let most = i64::try_from(MAX_REQUESTS).unwrap_or(i64::MAX);
+    value.whole(least..=most).and_then(|number| u32::try_from(number).ok())
+}
+
+fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
+    let items = value.items();
+    let sizes: Vec<u32> = items.iter().map(|item| whole(item, 1)).collect::<Option<_>>()?;
+    match (sizes.last(), max) {
+        (None, _) => {
+            if value.is_list() {
+                value.fault("no sizes; give some, such as [1, 2, 4, 8], or remove the key");
+            }
+            None
+        }
+        (Some(_), Some(0)) => {
+            value.fault("batch.max is 0, so the model has no batch axis; remove sizes");
+            None
+        }
+        (Some(_), _) if !sizes.is_sorted_by(|a, b| a < b) => {
+            value.fault("sizes must ascend, such as [1, 2, 4, 8]");
+            None
+        }
+        (Some(last), Some(max)) if *last != max => {
+            value.fault(format!("the last size, {last}, must be batch.max, {max}; correct one of them"));
+            None
+        }
+        _ => Some(sizes),
+    }
+}
+
+/// How a model's requests wait. At least one of the largest requests fits into its memory.
+pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
+    let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
+    let default = (256 << 20).max(limits.request_bytes);
+    let memory = fields.or("memory", default, |value| {
+        let memory = size_within(value, 1, MAX_MEMORY)?;
+        if memory < limits.request_bytes {
+            value.fault(format!(
+                "less than one request may have; give at least limits.request_bytes, {}, or lower that",
+                units::show_size(limits.request_bytes)
+            ));
+        }
+        Some(memory)
+    });
+    let words = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];
+    Queue {
+        max_requests: fields.or("max_requests", 1024, |value| count(value, 1_000_000)),
+        memory,
+        on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words, &[])),
+    }
+}

@@ -1,0 +1,61 @@
+//! `shadowslice check`.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::faults::{ConfigError, Listing};
+use super::load_here;
+use super::render::render;
+use super::types::Config;
+
+/// The exit status of a configuration without faults.
+pub const FINE: u8 = 0;
+
+/// The exit status of a configuration with faults: `EX_CONFIG` of sysexits.
+pub const BAD_CONFIGURATION: u8 = 78;
+
+/// Checks a configuration, files of the models included, and returns the exit status. Faults go to
+/// `err`; a summary, or the whole configuration if `print` says so, goes to `out`.
+pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
+    match load_here(path) {
+        Ok(config) => report(path, &config, print, out, err),
+        Err(ConfigError::Read { source, .. }) => {
+            writeln!(err, "error: cannot read {}: {source}; give the path of a YAML file", path.display())?;
+            Ok(BAD_CONFIGURATION)
+        }
+        Err(error @ ConfigError::Faults(_)) => {
+            writeln!(err, "{error}")?;
+            Ok(BAD_CONFIGURATION)
+        }
+    }
+}
+
+fn report(
+    path: &Path,
+    config: &Config,
+    print: bool,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<u8> {
+    for note in &config.notes {
+        writeln!(err, "note: {note}")?;
+    }
+    if print {
+        out.write_all(render(config).as_bytes())?;
+    }
+    if !config.file_faults.is_empty() {
+        writeln!(err, "{}", Listing(&config.file_faults))?;
+        return Ok(BAD_CONFIGURATION);
+    }
+    if !print {
+        let models = counted(config.models.len(), "model");
+        let gpus = counted(config.gpus.len(), "GPU");
+        writeln!(out, "{}: {models} on {gpus}: fine", path.display())?;
+    }
+    Ok(FINE)
+}
+
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}

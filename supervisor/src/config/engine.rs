@@ -1,0 +1,225 @@
+//! What runs a model: the engine, its file or its tensors, and the shapes to warm it up with.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use shadowslice_shared::boot::EchoTensor;
+use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
+
+use super::reader::{Fields, Value};
+use super::types::Engine;
+use super::{Context, absolute};
+
+/// The most axes of a tensor.
+const MAX_AXES: usize = 32;
+
+/// The most tensors of an emulated engine.
+const MAX_TENSORS: usize = 64;
+
+/// The most threads of a worker within one operator.
+const MAX_THREADS: i64 = 1024;
+
+#[derive(Clone, Copy)]
+enum Kind {
+    OnnxRuntime,
+    Emulated,
+}
+
+/// What runs the model. Keys that the other engine reads are faults.
+pub(super) fn engine(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+    match kind(model) {
+        Some(Kind::OnnxRuntime) => onnxruntime(model, context),
+        Some(Kind::Emulated) => {
+            for key in ["path", "threads"] {
+                if let Some(value) = model.get(key) {
+                    value.fault("the emulated engine computes nothing and needs none; remove this");
+                }
+            }
+            Engine::Emulated { tensors: tensors(model) }
+        }
+        None => Engine::Emulated { tensors: Vec::new() },
+    }
+}
+
+/// The engine: the one that is given, else the one for the file's kind.
+fn kind(model: &Fields<'_>) -> Option<Kind> {
+    if let Some(value) = model.get("engine") {
+        return value.one_of(&[("onnxruntime", Kind::OnnxRuntime), ("emulated", Kind::Emulated)], &[]);
+    }
+    let Some(path) = model.get("path") else {
+        model.fault(
+            "path",
+            "missing; give the model's file, such as `path: digits.onnx`, or say `engine: emulated`",
+        );
+        return None;
+    };
+    let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
+    if extension.is_none_or(|extension| extension != "onnx") {
+        path.fault(
+            "the file's kind is not known: only .onnx is; say `engine: onnxruntime` if it is an ONNX model",
+        );
+        return None;
+    }
+    Some(Kind::OnnxRuntime)
+}
+
+fn onnxruntime(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+    if let Some(value) = model.get("tensors") {
+        value
+            .fault("only the emulated engine is told its tensors; an ONNX model brings its own; remove this");
+    }
+    let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
+    let threads = u32::try_from(threads).unwrap_or(1);
+    let path = match model.get("path") {
+        Some(value) => value.text().map(|text| model_file(&value, &context.shown(text), context)),
+        None => {
+            model.fault("path", "missing; give the model's file, such as `path: digits.onnx`");
+            None
+        }
+    };
+    Engine::OnnxRuntime { path: path.unwrap_or_default(), threads }
+}
+
+/// The absolute path of the model's file; a file that cannot be used is a fault of the model.
+fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf {
+    if let Err(error) = usable(shown) {
+        let message =
+            format!("{} cannot be used: {error}; put the model there or correct the path", shown.display());
+        context.file_faults.borrow_mut().push(value.describe(message));
+    }
+    absolute(shown)
+}
+
+fn usable(path: &Path) -> Result<(), io::Error> {
+    let metadata = fs::metadata(path)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::other("it is a directory"));
+    }
+    if !kind.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    File::open(path)?;
+    if metadata.len() == 0 {
+        return Err(io::Error::other("it is empty"));
+    }
+    Ok(())
+}
+
+/// The file's name without its last extension.
+pub(super) fn stem(path: &str) -> Option<String> {
+    Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
+}
+
+fn tensors(model: &Fields<'_>) -> Vec<EchoTensor> {
+    const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
+    let Some(list) = model.get("tensors") else {
+        model.fault(
+            "tensors",
+            format!("missing; the emulated engine answers these inputs as these outputs: {EXAMPLE}"),
+        );
+        return Vec::new();
+    };
+    let items = list.items();
+    if list.is_list() && !(1..=MAX_TENSORS).contains(&items.len()) {
+        list.fault(format!("{} tensors; give 1 to {MAX_TENSORS}, such as {EXAMPLE}", items.len()));
+        return Vec::new();
+    }
+    let mut tensors: Vec<EchoTensor> = Vec::new();
+    for item in &items {
+        let fields = item.fields(&["input", "output", "datatype", "shape"]);
+        let Some(tensor) = tensor(&fields) else { continue };
+        if tensors.iter().any(|other| other.input.name == tensor.input.name) {
+            fields.fault("input", "another tensor has this input; names must differ");
+        }
+        if tensors.iter().any(|other| other.output == tensor.output) {
+            fields.fault("output", "another tensor has this output; names must differ");
+        }
+        tensors.push(tensor);
+    }
+    tensors
+}
+
+fn tensor(fields: &Fields<'_>) -> Option<EchoTensor> {
+    for (key, example) in [("input", "x"), ("output", "y"), ("datatype", "FP32"), ("shape", "[16]")] {
+        if fields.get(key).is_none() {
+            fields.fault(key, format!("missing; give one, such as `{key}: {example}`"));
+        }
+    }
+    let name = |key| fields.get(key).and_then(|value| value.parsed(tensor_name));
+    let input = name("input");
+    let output = name("output");
+    let datatype = fields.get("datatype").and_then(|value| value.parsed(str::parse::<Datatype>));
+    let shape = fields.get("shape").and_then(|value| shape(&value, true));
+    Some(EchoTensor {
+        input: TensorSpec { name: input?, datatype: datatype?, shape: shape? },
+        output: output?,
+    })
+}
+
+fn tensor_name(text: &str) -> Result<String, &'static str> {
+    match text.len() {
+        1..=256 => Ok(text.to_owned()),
+        _ => Err("names of tensors have 1 to 256 bytes; choose another"),
+    }
+}
+
+/// A shape without the batch axis; -1 stands for any size where that is allowed.
+fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
+    let items = value.items();
+    if !value.is_list() {
+        return None;
+    }
+    if items.len() > MAX_AXES {
+        value.fault(format!("{} axes; at most {MAX_AXES}", items.len()));
+        return None;
+    }
+    let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
+    let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
+    if elements(&known).is_none_or(|count| i64::try_from(count).is_err()) {
+        value.fault("more elements than any memory has; make it smaller");
+        return None;
+    }
+    Some(axes)
+}
+
+fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
+    let axis = item.whole(if any_size { -1 } else { 1 }..=i64::from(i32::MAX))?;
+    if axis == 0 {
+        item.fault("an axis has at least size 1, or -1 for any size");
+        return None;
+    }
+    Some(axis)
+}
+
+/// Per input: the shape to warm up with. What an emulated engine's inputs contradict is a fault.
+pub(super) fn warmup(model: &Fields<'_>, engine: &Engine) -> BTreeMap<String, Vec<i64>> {
+    let mut warmup = BTreeMap::new();
+    let Some(value) = model.get("warmup") else { return warmup };
+    for (input, value) in value.any_fields() {
+        let Some(shape) = shape(&value, false) else { continue };
+        if let Engine::Emulated { tensors } = engine {
+            check_warmup(&value, input, &shape, tensors);
+        }
+        warmup.insert(input.to_owned(), shape);
+    }
+    warmup
+}
+
+fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
+    // Without tensors there is a fault already.
+    if tensors.is_empty() {
+        return;
+    }
+    let Some(tensor) = tensors.iter().find(|tensor| tensor.input.name == input) else {
+        value.fault("the model has no such input; give one of `tensors`");
+        return;
+    };
+    let declared = &tensor.input.shape;
+    let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
+    if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
+        value.fault(format!("the input's shape is {declared:?}; give the same with a size for each -1"));
+    }
+}

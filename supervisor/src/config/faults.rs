@@ -1,0 +1,112 @@
+//! Faults of a configuration, each with its place.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The most faults that are shown; the others are counted.
+const MAX_SHOWN: usize = 50;
+
+/// A place in a file; both count from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The line.
+    pub line: usize,
+    /// The character in the line.
+    pub column: usize,
+}
+
+impl Position {
+    /// The file's first character, for what concerns the whole file.
+    pub const START: Self = Self { line: 1, column: 1 };
+}
+
+/// One thing that is wrong, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The file, as the user named it.
+    pub file: PathBuf,
+    /// Where in the file.
+    pub at: Position,
+    /// The path in the document, such as `models[0].slo`; empty for the whole document.
+    pub path: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, at, path, message } = self;
+        write!(f, "{}:{}:{}: ", file.display(), at.line, at.column)?;
+        if !path.is_empty() {
+            write!(f, "{path}: ")?;
+        }
+        f.write_str(message)
+    }
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It says what cannot be done. Every fault is in the list, and every line of the text is one.
+    #[error("{}", Listing(.0))]
+    Faults(Vec<Fault>),
+}
+
+/// Shows faults, one a line and not too many.
+#[derive(Debug)]
+pub struct Listing<'a>(pub &'a [Fault]);
+
+impl fmt::Display for Listing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().take(MAX_SHOWN).enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{fault}")?;
+        }
+        match self.0.len().saturating_sub(MAX_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\nand {more} more"),
+        }
+    }
+}
+
+/// Collects the faults of one file.
+#[derive(Debug)]
+pub(super) struct FaultLog {
+    file: PathBuf,
+    faults: RefCell<Vec<Fault>>,
+}
+
+impl FaultLog {
+    /// An empty log of the file that the user calls `file`.
+    pub(super) fn new(file: &Path) -> Self {
+        Self { file: file.to_owned(), faults: RefCell::default() }
+    }
+
+    /// A fault of this file, not yet in the log.
+    pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> Fault {
+        Fault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
+    }
+
+    /// Records a fault.
+    pub(super) fn add(&self, at: Position, path: &str, message: impl Into<String>) {
+        let fault = self.describe(at, path, message);
+        self.faults.borrow_mut().push(fault);
+    }
+
+    /// The faults by their place.
+    pub(super) fn into_sorted(self) -> Vec<Fault> {
+        let mut faults = self.faults.into_inner();
+        faults.sort_by_key(|fault| fault.at);
+        faults
+    }
+}

@@ -1,0 +1,69 @@
+//! The GPUs.
+
+use shadowslice_shared::units::Sms;
+
+use super::reader::{Fields, Value};
+use super::types::{CudaDevice, Gpu};
+
+/// The most GPUs of one supervisor.
+const MAX_GPUS: usize = 64;
+
+/// SMs of an emulated GPU where none are given: an H100's or H200's.
+const DEFAULT_SMS: u32 = 132;
+
+/// The most SMs of an emulated GPU.
+const MAX_SMS: u32 = 1024;
+
+/// The GPUs; GPU 0 where none are given.
+pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
+    let Some(list) = root.get("gpus") else {
+        return vec![Gpu::Cuda(CudaDevice::Index(0))];
+    };
+    let items = list.items();
+    if list.is_list() && items.is_empty() {
+        list.fault("no GPU; give `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
+    }
+    if items.len() > MAX_GPUS {
+        list.fault(format!("{} GPUs; at most {MAX_GPUS}", items.len()));
+        return Vec::new();
+    }
+    let mut gpus = Vec::new();
+    for item in &items {
+        // A faulty one keeps its place, so that models refer to those that were meant.
+        let gpu = gpu(item).unwrap_or(Gpu::Emulated { sms: Sms(DEFAULT_SMS) });
+        let is_twice = matches!(gpu, Gpu::Cuda(_)) && gpus.contains(&gpu);
+        if is_twice {
+            item.fault("this GPU is in the list already; name each once and let models share it");
+        }
+        gpus.push(gpu);
+    }
+    gpus
+}
+
+fn gpu(item: &Value<'_>) -> Option<Gpu> {
+    let fields = item.fields(&["device", "sms"]);
+    let Some(device) = fields.get("device") else {
+        fields.fault("device", "missing; give a GPU's index or UUID, or `emulated`");
+        return None;
+    };
+    if device.text()? == "emulated" {
+        let sms = fields.or("sms", i64::from(DEFAULT_SMS), |value| value.whole(2..=i64::from(MAX_SMS)));
+        return Some(Gpu::Emulated { sms: Sms(u32::try_from(sms).ok()?) });
+    }
+    if let Some(sms) = fields.get("sms") {
+        sms.fault("only an emulated GPU is told its SMs; remove this");
+    }
+    device.parsed(cuda).map(Gpu::Cuda)
+}
+
+fn cuda(text: &str) -> Result<CudaDevice, String> {
+    let is_uuid = |uuid: &str| !uuid.is_empty() && uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    if text.strip_prefix("GPU-").is_some_and(is_uuid) {
+        return Ok(CudaDevice::Uuid(text.to_owned()));
+    }
+    let index = text.parse().ok().filter(|index| *index < 1024);
+    index.map(CudaDevice::Index).ok_or_else(|| {
+        "not a GPU; give its index, such as 0, its UUID, such as \"GPU-5a7c...\" of `nvidia-smi -L`, or `emulated`"
+            .to_owned()
+    })
+}

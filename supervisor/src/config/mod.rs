@@ -1,0 +1,114 @@
+//! The configuration: YAML, read into a tree of values that know where they stand, then checked.
+//! All faults are found at once, each with its place.
+
+mod batch;
+pub mod check;
+mod engine;
+mod faults;
+mod gpus;
+mod listen;
+mod models;
+mod profile;
+mod reader;
+mod render;
+mod settings;
+mod shares;
+mod types;
+mod units;
+mod yaml;
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub use faults::{ConfigError, Fault, Listing, Position};
+pub use render::render;
+pub use types::*;
+
+use faults::FaultLog;
+use reader::Value;
+
+/// How variables of the environment are looked up.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Where a configuration is read, and what is found beside its faults.
+struct Context<'a> {
+    /// The file's folder, as the user named it.
+    dir: &'a Path,
+    env: Environment<'a>,
+    is_root: bool,
+    /// Faults of models' own files.
+    file_faults: RefCell<Vec<Fault>>,
+    /// What has no effect.
+    notes: RefCell<Vec<Fault>>,
+}
+
+impl Context<'_> {
+    /// A path that is relative to the file, as it is shown.
+    fn shown(&self, path: &str) -> PathBuf {
+        self.dir.join(path)
+    }
+
+    /// Notes that something has no effect.
+    fn note(&self, value: &Value<'_>, message: impl Into<String>) {
+        self.notes.borrow_mut().push(value.describe(message));
+    }
+}
+
+/// The same path, absolute.
+fn absolute(path: &Path) -> PathBuf {
+    // Fails only where there is no working directory; what is opened then fails by itself.
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Reads and checks a configuration, in this environment. Faults of models' own files leave a
+/// configuration, and stand in [`Config::file_faults`].
+pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
+    let log = FaultLog::new(path);
+    let text =
+        yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let Some(tree) = text.and_then(|text| yaml::parse(&text, &log)) else {
+        return Err(ConfigError::Faults(log.into_sorted()));
+    };
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let context = Context { dir, env, is_root, file_faults: RefCell::default(), notes: RefCell::default() };
+    let config = document(&Value::root(&tree, &log), &context);
+    let mut faults = log.into_sorted();
+    if faults.is_empty() {
+        return Ok(config);
+    }
+    faults.extend(config.file_faults);
+    Err(ConfigError::Faults(faults))
+}
+
+/// Reads and checks a configuration, in the environment of this process.
+pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
+    load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
+}
+
+const KEYS: &[&str] =
+    &["run_dir", "listen", "gpus", "models", "controller", "limits", "timeouts", "start", "onnxruntime"];
+
+/// Reads the whole document. Where there are faults, defaults stand in.
+fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
+    let fields = root.fields(KEYS);
+    let run_dir = settings::run_dir(&fields, context);
+    let listen = listen::listen(&fields, &run_dir);
+    let gpus = gpus::gpus(&fields);
+    let limits = settings::limits(&fields);
+    let models = models::models(&fields, &gpus, &limits, context);
+    let controller = settings::controller(&fields, context);
+    Config {
+        run_dir,
+        listen,
+        gpus,
+        models,
+        controller,
+        limits,
+        timeouts: settings::timeouts(&fields),
+        start: settings::start(&fields),
+        onnxruntime: settings::onnxruntime(&fields, context),
+        file_faults: context.file_faults.take(),
+        notes: context.notes.take(),
+    }
+}

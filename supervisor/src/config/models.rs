@@ -1,0 +1,217 @@
+//! The models.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use shadowslice_shared::units::Percent;
+
+use super::reader::{Fields, Value};
+use super::settings::{at_least, size_within};
+use super::types::{Engine, Gpu, HandoverMode, Limits, Model, Share, Slo, Standby};
+use super::{Context, absolute, batch, engine, profile, shares, units};
+
+/// The most models of one supervisor.
+const MAX_MODELS: usize = 256;
+
+/// Cores that a process can be pinned to: the bits of the kernel's usual CPU set.
+const MAX_CPUS: i64 = 1024;
+
+const KEYS: &[&str] = &[
+    "name", "engine", "path", "threads", "tensors", "gpu", "profile", "share", "slo", "batch", "queue",
+    "priority", "handover", "standby", "cpus", "memory", "warmup",
+];
+
+/// The models, of which there is at least one.
+pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'_>) -> Vec<Model> {
+    let Some(list) = root.get("models") else {
+        root.fault("models", "missing; give `models: [{path: digits.onnx, slo: 20ms}]`, say");
+        return Vec::new();
+    };
+    let items = list.items();
+    if list.is_list() && items.is_empty() {
+        list.fault("no model; give `[{path: digits.onnx, slo: 20ms}]`, say");
+    }
+    if items.len() > MAX_MODELS {
+        list.fault(format!("{} models; at most {MAX_MODELS}", items.len()));
+        return Vec::new();
+    }
+    let mut names = HashMap::new();
+    let mut models = Vec::new();
+    let mut wanted = Vec::new();
+    for item in &items {
+        let fields = item.fields(KEYS);
+        let model = model(&fields, gpus, limits, context);
+        if let Some(first) = names.insert(model.name.clone(), item.line()).filter(|_| !model.name.is_empty())
+        {
+            let message =
+                format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
+            fields.fault("name", message);
+        }
+        wanted.push(shares::wanted(&fields, item, &model.name, model.gpu, gpus));
+        models.push(model);
+    }
+    shares::check_sums(&wanted, gpus.len());
+    for (model, share) in models.iter_mut().zip(shares::settle(&wanted)) {
+        model.share = share;
+    }
+    models
+}
+
+/// One model; its share is settled later, with the others'.
+fn model(fields: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'_>) -> Model {
+    let first_file_fault = context.file_faults.borrow().len();
+    let engine = engine::engine(fields, context);
+    let name = name(fields);
+    let gpu = gpu(fields, gpus);
+    let profile =
+        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
+    let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
+    let is_emulated = matches!(engine, Engine::Emulated { .. });
+    Model {
+        name,
+        gpu,
+        profile: read,
+        profile_path: profile.map(|(_, path)| absolute(&path)),
+        share: Share { initial: Percent::WHOLE, min: Percent::WHOLE, max: Percent::WHOLE },
+        slo: slo(fields),
+        batch: batch::batch(fields, is_emulated),
+        queue: batch::queue(fields, limits),
+        priority: priority(fields, context),
+        handover: handover(fields),
+        standby: standby(fields),
+        cpus: fields.or("cpus", Vec::new(), cpus),
+        memory_limit: memory_limit(fields, gpus.get(gpu), context),
+        warmup: engine::warmup(fields, &engine),
+        engine,
+        broken: broken(context, first_file_fault),
+    }
+}
+
+/// What is wrong with this model's files, in one line.
+fn broken(context: &Context<'_>, first: usize) -> Option<String> {
+    let faults = context.file_faults.borrow();
+    let (fault, others) = faults[first..].split_first()?;
+    let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+    Some(format!("{fault}{more}"))
+}
+
+/// The longest name of a model.
+const MAX_NAME: usize = 128;
+
+/// The model's name; empty where there is none, which is a fault.
+fn name(fields: &Fields<'_>) -> String {
+    let is_name = |name: &str| {
+        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
+    };
+    if let Some(value) = fields.get("name") {
+        let name = value.text().unwrap_or_default();
+        if !name.is_empty() && !is_name(name) {
+            value.fault(format!(
+                "`{name}` is not a model's name; use letters, digits, `.`, `_` and `-`, at most {MAX_NAME}"
+            ));
+        }
+        return name.to_owned();
+    }
+    let Some(path) = fields.get("path") else {
+        fields.fault("name", "missing; a model without a path needs a name, such as `name: echo`");
+        return String::new();
+    };
+    let stem = path.word().and_then(engine::stem).unwrap_or_default();
+    if !stem.is_empty() && !is_name(&stem) {
+        let message = format!(
+            "the file's stem `{stem}` is not a model's name; give `name`, of letters, digits, `.`, `_` and `-`"
+        );
+        path.fault(message);
+    }
+    stem
+}
+
+fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
+    fields.or("gpu", 0, |value| {
+        let index = usize::try_from(value.whole(0..=i64::from(u32::MAX))?).ok()?;
+        if index >= gpus.len() && !gpus.is_empty() {
+            let last = gpus.len() - 1;
+            value.fault(format!(
+                "there is no GPU {index}; `gpus` has 0 to {last}, counted from 0 in the order of the list"
+            ));
+        }
+        Some(index)
+    })
+}
+
+fn slo(fields: &Fields<'_>) -> Slo {
+    const PERCENTILE: f64 = 99.0;
+    let placeholder = Slo { latency: Duration::from_secs(1), percentile: PERCENTILE };
+    let Some(value) = fields.get("slo") else {
+        fields.fault("slo", "missing; say within which time requests must be answered, such as `slo: 20ms`");
+        return placeholder;
+    };
+    if value.is_scalar() {
+        return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
+    }
+    let slo = value.fields(&["latency", "percentile"]);
+    if value.is_map() && slo.get("latency").is_none() {
+        slo.fault("latency", "missing; say within which time requests must be answered, such as 20ms");
+    }
+    Slo {
+        latency: slo.or("latency", placeholder.latency, latency),
+        percentile: slo.or("percentile", PERCENTILE, |value| {
+            value.number("a number above 0 and below 100, such as 99 or 99.9", |p| p > 0.0 && p < 100.0)
+        }),
+    }
+}
+
+fn latency(value: &Value<'_>) -> Option<Duration> {
+    let latency = value.parsed(units::duration)?;
+    if latency.is_zero() {
+        value.fault("no request can be answered in no time; give a latency above zero, such as 20ms");
+        return None;
+    }
+    at_least(value, Duration::from_micros(1))
+}
+
+fn priority(fields: &Fields<'_>, context: &Context<'_>) -> u32 {
+    let Some(value) = fields.get("priority") else { return 1 };
+    let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
+    if priority != 1 {
+        context.note(&value, "has no effect under `policy: static`, which decides nothing");
+    }
+    priority
+}
+
+fn handover(fields: &Fields<'_>) -> HandoverMode {
+    let words = [
+        ("shadow", HandoverMode::Shadow),
+        ("restart", HandoverMode::Restart),
+        ("never", HandoverMode::Never),
+    ];
+    fields.or("handover", HandoverMode::Shadow, |value| value.one_of(&words, &[]))
+}
+
+fn standby(fields: &Fields<'_>) -> Standby {
+    let words = [("auto", Standby::Auto), ("off", Standby::Off)];
+    fields.or("standby", Standby::Auto, |value| value.one_of(&words, &["always"]))
+}
+
+fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for item in value.items() {
+        let cpu = usize::try_from(item.whole(0..=MAX_CPUS - 1)?).ok()?;
+        if cpus.contains(&cpu) {
+            item.fault(format!("core {cpu} is in the list already; name each once"));
+            return None;
+        }
+        cpus.push(cpu);
+    }
+    Some(cpus)
+}
+
+fn memory_limit(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Option<u64> {
+    let memory = fields.section("memory", &["limit"]);
+    let value = memory.get("limit")?;
+    if matches!(gpu, Some(Gpu::Emulated { .. })) {
+        context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
+    }
+    size_within(&value, 1 << 20, 1 << 40)
+}

@@ -1,0 +1,142 @@
+//! Profile files.
+
+use std::path::Path;
+
+use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::units::Sms;
+
+use super::faults::FaultLog;
+use super::reader::{Fields, Value};
+use super::settings::size_within;
+use super::{Context, units, yaml};
+
+const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
+
+/// The most memory that a profile may name, in bytes.
+const MAX_MEMORY: u64 = 1 << 40;
+
+/// Reads the profile that `value` names. Its faults are faults of the model's files.
+pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
+    let log = FaultLog::new(path);
+    let text = match yaml::read(path, &log) {
+        Ok(text) => text,
+        Err(error) => {
+            let message = format!(
+                "{} cannot be read: {error}; put the profile there, correct the path or remove the key",
+                path.display()
+            );
+            context.file_faults.borrow_mut().push(value.describe(message));
+            return None;
+        }
+    };
+    let tree = text.and_then(|text| yaml::parse(&text, &log));
+    let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log)));
+    let faults = log.into_sorted();
+    let is_fine = faults.is_empty();
+    context.file_faults.borrow_mut().extend(faults);
+    profile.filter(|_| is_fine)
+}
+
+fn profile(root: &Value<'_>) -> Option<Profile> {
+    let fields = root.fields(KEYS);
+    if !root.is_map() {
+        return None;
+    }
+    let source = source(&fields);
+    let execution = execution(&fields);
+    let memory = fields.section("memory", &["context", "weights", "activations"]);
+    let bytes = |key| memory.or(key, 0, |value| size_within(value, 0, MAX_MEMORY));
+    let start = fields.section("start", &["process", "load", "warm"]);
+    let time = |key| start.or(key, std::time::Duration::ZERO, |value| value.parsed(units::duration));
+    let memory =
+        Memory { context: bytes("context"), weights: bytes("weights"), activations: bytes("activations") };
+    let start = Start { process: time("process"), load: time("load"), warm: time("warm") };
+    let share = |value: &Value<'_>| {
+        value.number("a number from 0 to 1, such as 0.2", |share| (0.0..=1.0).contains(&share))
+    };
+    let bandwidth = fields.or("bandwidth", 0.0, share);
+    Some(Profile { source: source?, memory, start, bandwidth, execution: execution? })
+}
+
+fn source(profile: &Fields<'_>) -> Option<Source> {
+    let Some(value) = profile.get("source") else {
+        profile.fault("source", "missing; say whether it was measured: {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}");
+        return None;
+    };
+    let fields = value.fields(&["kind", "device", "driver", "date"]);
+    if !value.is_map() {
+        return None;
+    }
+    let Some(kind) = fields.get("kind") else {
+        fields.fault("kind", "missing; give illustrative or measured");
+        return None;
+    };
+    let details = ["device", "driver", "date"];
+    if kind.one_of(&[("illustrative", false), ("measured", true)], &[])? {
+        let missing = details.iter().filter(|key| fields.get(key).is_none());
+        missing.for_each(|key| {
+            fields.fault(key, "missing; a measured profile says on what and when it was measured")
+        });
+        let text = |key| fields.get(key).and_then(|value| value.text()).map(str::to_owned);
+        let (device, driver, date) = (text("device"), text("driver"), text("date"));
+        return Some(Source::Measured { device: device?, driver: driver?, date: date? });
+    }
+    let given = details.iter().filter_map(|key| fields.get(key));
+    given.for_each(|value| {
+        value.fault("only a measured profile has this; remove it, or say `kind: measured`")
+    });
+    Some(Source::Illustrative)
+}
+
+fn execution(profile: &Fields<'_>) -> Option<Execution> {
+    let Some(table) = profile.get("execution_ms") else {
+        profile.fault("execution_ms", "missing; give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say");
+        return None;
+    };
+    let mut sms = None;
+    let mut rows = Vec::new();
+    for (key, value) in table.any_fields() {
+        if key == "sms" {
+            sms = columns(&value);
+        } else {
+            rows.push((row(key, &value)?, value));
+        }
+    }
+    if !table.is_map() {
+        return None;
+    }
+    let list = rows.iter().map(|(row, _)| row.clone()).collect();
+    Execution::new(sms.unwrap_or_default(), list)
+        .map_err(|bad| culprit(&bad, &table, &rows).fault(bad.to_string()))
+        .ok()
+}
+
+/// Where a bad table is bad.
+fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {
+    let of_batch =
+        |batch: u32| rows.iter().find(|(row, _)| row.batch == batch).map(|(_, value)| value.clone());
+    let value = match bad {
+        BadTable::Ragged { batch, .. } | BadTable::NotATime { batch, .. } => of_batch(*batch),
+        BadTable::ColumnsOutOfOrder => {
+            table.any_fields().find(|(key, _)| *key == "sms").map(|(_, value)| value)
+        }
+        BadTable::NoColumns | BadTable::NoRows | BadTable::RowsOutOfOrder => None,
+    };
+    value.unwrap_or_else(|| table.clone())
+}
+
+fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
+    let column =
+        |item: &Value<'_>| item.whole(1..=1_000_000).and_then(|sms| u32::try_from(sms).ok()).map(Sms);
+    value.items().iter().map(column).collect()
+}
+
+fn row(key: &str, value: &Value<'_>) -> Option<Row> {
+    let Some(batch) = key.parse().ok().filter(|batch| (1..=65_536).contains(batch)) else {
+        value.fault("not a batch size; keys are `sms` and batch sizes from 1 to 65536");
+        return None;
+    };
+    let time = |item: &Value<'_>| item.number("a time in milliseconds, such as 2.5", |_| true);
+    let ms = value.items().iter().map(time).collect::<Option<_>>()?;
+    Some(Row { batch, ms })
+}

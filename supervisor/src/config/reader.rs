@@ -1,0 +1,321 @@
+//! Reads typed values out of a tree, records what is wrong with them, and goes on.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use super::faults::{Fault, FaultLog, Position};
+use super::yaml::{Content, Entry, Node};
+
+/// A value, its path in the document, and where its faults go.
+#[derive(Debug, Clone)]
+pub(super) struct Value<'a> {
+    node: &'a Node,
+    path: String,
+    log: &'a FaultLog,
+}
+
+/// The keys of a map.
+#[derive(Debug)]
+pub(super) struct Fields<'a> {
+    at: Position,
+    path: String,
+    entries: &'a [Entry],
+    known: &'static [&'static str],
+    log: &'a FaultLog,
+}
+
+impl<'a> Value<'a> {
+    /// The whole document.
+    pub(super) fn root(node: &'a Node, log: &'a FaultLog) -> Self {
+        Self { node, path: String::new(), log }
+    }
+
+    /// Where it stands.
+    pub(super) fn line(&self) -> usize {
+        self.node.at.line
+    }
+
+    /// Records a fault.
+    pub(super) fn fault(&self, message: impl Into<String>) {
+        self.log.add(self.node.at, &self.path, message);
+    }
+
+    /// A fault of this value that is recorded elsewhere.
+    pub(super) fn describe(&self, message: impl Into<String>) -> Fault {
+        self.log.describe(self.node.at, &self.path, message)
+    }
+
+    /// Its path in the document.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it is a list.
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.node.content, Content::List(_))
+    }
+
+    /// Whether it is a map.
+    pub(super) fn is_map(&self) -> bool {
+        matches!(self.node.content, Content::Map(_))
+    }
+
+    /// Whether it is a single text or number.
+    pub(super) fn is_scalar(&self) -> bool {
+        matches!(self.node.content, Content::Scalar { .. })
+    }
+
+    /// A map with these keys, others are faults. What is no map is a fault too, and has no keys then.
+    pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
+        let entries = self.entries();
+        for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
+            self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, known));
+        }
+        Fields { at: self.node.at, path: self.path.clone(), entries, known, log: self.log }
+    }
+
+    /// A map with keys of any name. What is no map is a fault.
+    pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+        let entries = self.entries();
+        entries.iter().map(|entry| {
+            let path = join(&self.path, &entry.key);
+            (entry.key.as_str(), Value { node: &entry.node, path, log: self.log })
+        })
+    }
+
+    fn entries(&self) -> &'a [Entry] {
+        match &self.node.content {
+            Content::Map(entries) => entries,
+            _ => {
+                self.wrong("a map of keys and values");
+                &[]
+            }
+        }
+    }
+
+    /// The items of a list. What is no list is a fault, and has no items.
+    pub(super) fn items(&self) -> Vec<Value<'a>> {
+        match &self.node.content {
+            Content::List(items) => {
+                let item =
+                    |(index, node)| Value { node, path: format!("{}[{index}]", self.path), log: self.log };
+                items.iter().map(|node| &**node).enumerate().map(item).collect()
+            }
+            _ => {
+                self.wrong("a list");
+                Vec::new()
+            }
+        }
+    }
+
+    /// A text; faulty where it is empty or cannot be shown in a line.
+    pub(super) fn text(&self) -> Option<&'a str> {
+        match self.word() {
+            None => self.wrong("text"),
+            Some("") => self.fault("is empty; write text, or remove the key"),
+            Some(text) if text.contains(char::is_control) => {
+                self.fault("has a line break or control character; remove it")
+            }
+            good => return good,
+        }
+        None
+    }
+
+    /// The text, if that is what stands there. Nothing is recorded.
+    pub(super) fn word(&self) -> Option<&'a str> {
+        match &self.node.content {
+            Content::Scalar { text, .. } if !self.node.is_null() => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A text that `parse` understands.
+    pub(super) fn parsed<T, E: fmt::Display>(&self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
+        parse(self.text()?).map_err(|error| self.fault(error.to_string())).ok()
+    }
+
+    /// A whole number within `range`.
+    pub(super) fn whole(&self, range: RangeInclusive<i64>) -> Option<i64> {
+        let (least, most) = (range.start(), range.end());
+        let kind = format!("a whole number from {least} to {most}");
+        let number = self.number_text(&kind)?.parse().ok().filter(|number| range.contains(number));
+        if number.is_none() {
+            self.wrong(&kind);
+        }
+        number
+    }
+
+    /// A number that passes `test`; `kind` says which do.
+    pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
+        let number =
+            self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
+        if number.is_none() {
+            self.wrong(kind);
+        }
+        number
+    }
+
+    fn number_text(&self, kind: &str) -> Option<&'a str> {
+        match &self.node.content {
+            Content::Scalar { text, plain: true } => Some(text),
+            _ => {
+                self.wrong(kind);
+                None
+            }
+        }
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self) -> Option<bool> {
+        match &self.node.content {
+            Content::Scalar { text, plain: true } if text == "true" => Some(true),
+            Content::Scalar { text, plain: true } if text == "false" => Some(false),
+            _ => {
+                self.wrong("true or false");
+                None
+            }
+        }
+    }
+
+    /// One of some words. `later` are words that a newer version may know.
+    pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)], later: &[&str]) -> Option<T> {
+        let text = self.text()?;
+        let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        if found.is_none() {
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            let why = if later.contains(&text) { "is not in this version" } else { "is not known here" };
+            self.fault(format!("`{}` {why}; write {}", shortened(text), alternatives(&names)));
+        }
+        found
+    }
+
+    fn wrong(&self, wanted: &str) {
+        let got = match &self.node.content {
+            _ if self.node.is_null() => {
+                return self.fault(format!("has no value; write {wanted}, or remove the key"));
+            }
+            Content::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
+            Content::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
+            Content::List(_) => "a list".to_owned(),
+            Content::Map(_) => "a map".to_owned(),
+        };
+        self.fault(format!("must be {wanted}, and is {got}"));
+    }
+
+    /// Whether the text stood without quotes.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.node.content, Content::Scalar { plain: true, .. })
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// The value of a key.
+    pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
+        debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
+        let entry = self.entries.iter().find(|entry| entry.key == key)?;
+        Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
+    }
+
+    /// What `read` makes of a key; the default where it is missing, or faulty.
+    pub(super) fn or<T>(
+        &self,
+        key: &'static str,
+        default: T,
+        read: impl FnOnce(&Value<'a>) -> Option<T>,
+    ) -> T {
+        self.get(key).and_then(|value| read(&value)).unwrap_or(default)
+    }
+
+    /// A map within this one; without any keys where it is missing.
+    pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
+        match self.get(key) {
+            Some(value) => value.fields(known),
+            None => Self { at: self.at, path: join(&self.path, key), entries: &[], known, log: self.log },
+        }
+    }
+
+    /// Records a fault of a key that may be missing.
+    pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
+        match self.get(key) {
+            Some(value) => value.fault(message),
+            None => self.log.add(self.at, &join(&self.path, key), message),
+        }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    let key = shortened(key);
+    if path.is_empty() { key } else { format!("{path}.{key}") }
+}
+
+/// The most characters of the user's text that a message repeats.
+const MAX_QUOTED: usize = 60;
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+fn unknown_key(key: &str, known: &[&str]) -> String {
+    if key == "<<" {
+        return "YAML's merge keys are not known here; write the keys out".to_owned();
+    }
+    let nearest = known.iter().map(|name| (distance(key, name), name)).min();
+    match nearest {
+        Some((distance, name)) if distance <= 1 + name.len() / 4 => {
+            format!("unknown key; did you mean `{name}`?")
+        }
+        _ => format!("unknown key; known here: {}", known.join(", ")),
+    }
+}
+
+/// Levenshtein's distance. Long keys are far from everything.
+fn distance(from: &str, to: &str) -> usize {
+    if from.len() > MAX_QUOTED {
+        return usize::MAX;
+    }
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (index, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = index + 1;
+        for (column, b) in to.iter().enumerate() {
+            let substituted = diagonal + usize::from(a != *b);
+            diagonal = row[column + 1];
+            row[column + 1] = substituted.min(row[column] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+fn alternatives(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [only] => format!("`{only}`"),
+        [rest @ .., last] => {
+            let rest: Vec<_> = rest.iter().map(|name| format!("`{name}`")).collect();
+            format!("{} or `{last}`", rest.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_misses_are_recognised() {
+        assert_eq!(distance("shre", "share"), 1);
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
+        assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; known here: models, gpus");
+    }
+
+    #[test]
+    fn long_texts_are_not_repeated_whole() {
+        assert_eq!(shortened("short"), "short");
+        assert!(shortened(&"é".repeat(1000)).len() < 200);
+    }
+}

@@ -1,0 +1,186 @@
+//! The whole configuration as YAML, every default filled in. Loading it again gives the same.
+
+use std::fmt;
+use std::path::Path;
+
+use super::types::{
+    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Policy,
+    Queue, Share, Standby, Start, Timeouts,
+};
+use super::units::{show_duration, show_size};
+
+/// The configuration as YAML. Paths are absolute, so that it may be read from anywhere.
+pub fn render(config: &Config) -> String {
+    Document(config).to_string()
+}
+
+struct Document<'a>(&'a Config);
+
+impl fmt::Display for Document<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = self.0;
+        writeln!(f, "run_dir: {}", path(&config.run_dir))?;
+        writeln!(f, "listen:")?;
+        let listen = &config.listen;
+        for (key, listeners) in [("http", &listen.http), ("grpc", &listen.grpc), ("metrics", &listen.metrics)]
+        {
+            let shown: Vec<_> = listeners.iter().map(|one| listener(one, &config.run_dir)).collect();
+            writeln!(f, "  {key}: [{}]", shown.join(", "))?;
+        }
+        writeln!(f, "gpus:")?;
+        config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
+        writeln!(f, "models:")?;
+        config.models.iter().try_for_each(|one| model(f, one))?;
+        let Policy::Static = config.controller.policy;
+        let interval = show_duration(config.controller.interval);
+        writeln!(f, "controller: {{policy: static, interval: {interval}, act: {}}}", config.controller.act)?;
+        limits(f, &config.limits)?;
+        timeouts(f, &config.timeouts)?;
+        let start = match config.start {
+            Start::Lenient => "lenient",
+            Start::Strict => "strict",
+        };
+        writeln!(f, "start: {start}")?;
+        match &config.onnxruntime.library {
+            Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library)),
+            None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed"),
+        }
+    }
+}
+
+fn listener(listener: &Listener, run_dir: &Path) -> String {
+    let address = match &listener.address {
+        Address::Unix(socket) => {
+            quoted(&format!("unix:{}", socket.strip_prefix(run_dir).unwrap_or(socket).display()))
+        }
+        Address::Tcp(address) => quoted(&address.to_string()),
+    };
+    let mode = listener.mode.map(|mode| format!(", mode: \"{mode:04o}\"")).unwrap_or_default();
+    let group =
+        listener.group.as_ref().map(|group| format!(", group: {}", quoted(group))).unwrap_or_default();
+    match (mode.as_str(), group.as_str()) {
+        ("", "") => address,
+        _ => format!("{{address: {address}{mode}{group}}}"),
+    }
+}
+
+fn gpu(gpu: &Gpu) -> String {
+    match gpu {
+        Gpu::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
+        Gpu::Cuda(CudaDevice::Index(index)) => format!("{{device: {index}}}"),
+        Gpu::Cuda(CudaDevice::Uuid(uuid)) => format!("{{device: {}}}", quoted(uuid)),
+    }
+}
+
+fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
+    writeln!(f, "  - name: {}", quoted(&model.name))?;
+    engine(f, &model.engine)?;
+    writeln!(f, "    gpu: {}", model.gpu)?;
+    match &model.profile_path {
+        Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
+        None => writeln!(f, "    # profile: none")?,
+    }
+    let Share { initial, min, max } = model.share;
+    writeln!(f, "    share: {{initial: {initial}, min: {min}, max: {max}}}")?;
+    let latency = show_duration(model.slo.latency);
+    writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
+    batch(f, &model.batch)?;
+    queue(f, model.queue)?;
+    writeln!(f, "    priority: {}", model.priority)?;
+    let handover = match model.handover {
+        HandoverMode::Shadow => "shadow",
+        HandoverMode::Restart => "restart",
+        HandoverMode::Never => "never",
+    };
+    writeln!(f, "    handover: {handover}")?;
+    let standby = match model.standby {
+        Standby::Auto => "auto",
+        Standby::Off => "off",
+    };
+    writeln!(f, "    standby: {standby}")?;
+    writeln!(f, "    cpus: {:?}", model.cpus)?;
+    match model.memory_limit {
+        Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,
+        None => writeln!(f, "    # memory.limit: none")?,
+    }
+    let shapes: Vec<_> =
+        model.warmup.iter().map(|(input, shape)| format!("{}: {shape:?}", quoted(input))).collect();
+    writeln!(f, "    warmup: {{{}}}", shapes.join(", "))
+}
+
+fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
+    match engine {
+        Engine::OnnxRuntime { path: file, threads } => {
+            writeln!(f, "    engine: onnxruntime")?;
+            writeln!(f, "    path: {}", path(file))?;
+            writeln!(f, "    threads: {threads}")
+        }
+        Engine::Emulated { tensors } => {
+            writeln!(f, "    engine: emulated")?;
+            writeln!(f, "    tensors:")?;
+            tensors.iter().try_for_each(|tensor| {
+                let (input, output) = (quoted(&tensor.input.name), quoted(&tensor.output));
+                let (datatype, shape) = (tensor.input.datatype, &tensor.input.shape);
+                writeln!(
+                    f,
+                    "      - {{input: {input}, output: {output}, datatype: {datatype}, shape: {shape:?}}}"
+                )
+            })
+        }
+    }
+}
+
+fn batch(f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
+    let delay = show_duration(batch.max_delay);
+    match (batch.max, &batch.sizes) {
+        (Some(max), Some(sizes)) => {
+            writeln!(f, "    batch: {{max: {max}, sizes: {sizes:?}, max_delay: {delay}}}")
+        }
+        (Some(max), None) => writeln!(f, "    batch: {{max: {max}, max_delay: {delay}}}"),
+        (None, _) => {
+            writeln!(f, "    # batch.max: {} if the model has a batch axis, else 0", Batch::DEFAULT_MAX)?;
+            writeln!(f, "    batch: {{max_delay: {delay}}}")
+        }
+    }
+}
+
+fn queue(f: &mut fmt::Formatter<'_>, queue: Queue) -> fmt::Result {
+    let on_late = match queue.on_late {
+        OnLate::Reject => "reject",
+        OnLate::Serve => "serve",
+    };
+    let (requests, memory) = (queue.max_requests, show_size(queue.memory));
+    writeln!(f, "    queue: {{max_requests: {requests}, memory: {memory}, on_late: {on_late}}}")
+}
+
+fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
+    writeln!(f, "limits:")?;
+    writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
+    writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
+    writeln!(f, "  in_flight: {}", limits.in_flight)?;
+    writeln!(f, "  connections: {}", limits.connections)
+}
+
+fn timeouts(f: &mut fmt::Formatter<'_>, timeouts: &Timeouts) -> fmt::Result {
+    let Timeouts { spawn, warm, drain, dwell, stop } = *timeouts;
+    let [spawn, warm, drain, dwell, stop] = [spawn, warm, drain, dwell, stop].map(show_duration);
+    writeln!(f, "timeouts: {{spawn: {spawn}, warm: {warm}, drain: {drain}, dwell: {dwell}, stop: {stop}}}")
+}
+
+fn path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
+
+/// Text as YAML reads it back. What could be taken for something else stands in quotes.
+fn quoted(text: &str) -> String {
+    let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
+    let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
+    let is_word_of_yaml = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
+    if starts_plain
+        && text.chars().all(is_plain_char)
+        && !is_word_of_yaml.iter().any(|word| text.eq_ignore_ascii_case(word))
+    {
+        return text.to_owned();
+    }
+    serde_json::Value::from(text).to_string()
+}

@@ -1,0 +1,319 @@
+//! The checked configuration: every default filled in, nothing left that could be wrong.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use shadowslice_shared::boot::EchoTensor;
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::faults::Fault;
+
+/// What the supervisor is told to do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Where the sockets lie; absolute.
+    pub run_dir: PathBuf,
+    /// Where clients reach it.
+    pub listen: Listen,
+    /// The GPUs; never empty.
+    pub gpus: Vec<Gpu>,
+    /// The models; never empty, names differ.
+    pub models: Vec<Model>,
+    /// How shares are decided.
+    pub controller: Controller,
+    /// Bounds on what clients may ask for.
+    pub limits: Limits,
+    /// How long the phases of a hand-over may take.
+    pub timeouts: Timeouts,
+    /// What to do about models that cannot be started.
+    pub start: Start,
+    /// ONNX Runtime.
+    pub onnxruntime: OnnxRuntime,
+    /// What is wrong with the models' own files. `check` refuses it; `serve` starts the other models.
+    pub file_faults: Vec<Fault>,
+    /// What was written and has no effect in this configuration.
+    pub notes: Vec<Fault>,
+}
+
+/// The sockets that are listened on; no two are the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    /// The Open Inference Protocol over HTTP.
+    pub http: Vec<Listener>,
+    /// The Open Inference Protocol over gRPC.
+    pub grpc: Vec<Listener>,
+    /// Metrics over HTTP.
+    pub metrics: Vec<Listener>,
+}
+
+/// One socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    /// Where.
+    pub address: Address,
+    /// The file mode of a Unix socket; `None` leaves it to the umask.
+    pub mode: Option<u32>,
+    /// The group that a Unix socket is given to.
+    pub group: Option<String>,
+}
+
+/// Where a socket listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket; the path is absolute and fits into a socket's address.
+    Unix(PathBuf),
+    /// A TCP socket.
+    Tcp(SocketAddr),
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gpu {
+    /// A pool of SMs that takes as long as the profiles say.
+    Emulated {
+        /// Its SMs.
+        sms: Sms,
+    },
+    /// A real one.
+    Cuda(CudaDevice),
+}
+
+/// Which real GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CudaDevice {
+    /// By its index.
+    Index(u32),
+    /// By its UUID, `GPU-...`.
+    Uuid(String),
+}
+
+/// One model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// Its name in the protocol.
+    pub name: String,
+    /// What runs it.
+    pub engine: Engine,
+    /// The index of its GPU in [`Config::gpus`].
+    pub gpu: usize,
+    /// What it costs; `None` where no profile was given, or the one given is broken.
+    pub profile: Option<Profile>,
+    /// Where the profile was read from; absolute.
+    pub profile_path: Option<PathBuf>,
+    /// Its share of the GPU.
+    pub share: Share,
+    /// What it promises.
+    pub slo: Slo,
+    /// How its requests are batched.
+    pub batch: Batch,
+    /// How its requests wait.
+    pub queue: Queue,
+    /// 1 is the highest.
+    pub priority: u32,
+    /// How its share is changed.
+    pub handover: HandoverMode,
+    /// Whether a second worker is kept warm.
+    pub standby: Standby,
+    /// The cores its workers are pinned to; empty where they are not.
+    pub cpus: Vec<usize>,
+    /// The most GPU memory one of its workers may take, in bytes; real GPUs only.
+    pub memory_limit: Option<u64>,
+    /// Per input: the shape to warm up with, without the batch axis.
+    pub warmup: BTreeMap<String, Vec<i64>>,
+    /// What is wrong with its own files. Such a model stays unready.
+    pub broken: Option<String>,
+}
+
+/// What runs a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Engine {
+    /// ONNX Runtime.
+    OnnxRuntime {
+        /// The model's file; absolute.
+        path: PathBuf,
+        /// Threads within one operator, on the CPU.
+        threads: u32,
+    },
+    /// Answers with its input, after the time its profile says.
+    Emulated {
+        /// Which input comes back as which output.
+        tensors: Vec<EchoTensor>,
+    },
+}
+
+/// A model's share: `min <= initial <= max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// What it starts with.
+    pub initial: Percent,
+    /// What it never goes below.
+    pub min: Percent,
+    /// What it never goes above.
+    pub max: Percent,
+}
+
+/// A service level objective: `percentile` percent of the requests are answered within `latency`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slo {
+    /// The latency; above zero.
+    pub latency: Duration,
+    /// The percentile; above 0 and below 100.
+    pub percentile: f64,
+}
+
+/// How requests are batched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The largest batch, 0 for a model without a batch axis. `None` until the model says whether it
+    /// has one: see [`Batch::resolve`].
+    pub max: Option<u32>,
+    /// The sizes to warm up, ascending to `max`; `None` for powers of two.
+    pub sizes: Option<Vec<u32>>,
+    /// How long a batch may wait to grow although it could run.
+    pub max_delay: Duration,
+}
+
+impl Batch {
+    /// The largest batch where the configuration leaves it to the model, and the model has a batch axis.
+    pub const DEFAULT_MAX: u32 = 32;
+
+    /// The largest batch (0: no batch axis) and the sizes to warm up, of a model that turned out to
+    /// have a batch axis or not.
+    pub fn resolve(&self, has_batch_axis: bool) -> (u32, Vec<u32>) {
+        let max = self.max.unwrap_or(if has_batch_axis { Self::DEFAULT_MAX } else { 0 });
+        (max, self.sizes.clone().unwrap_or_else(|| batch_sizes(max)))
+    }
+}
+
+/// Powers of two up to `max`, and `max` itself; only 1 for a model without a batch axis.
+pub fn batch_sizes(max: u32) -> Vec<u32> {
+    let powers = std::iter::successors(Some(1_u32), |size| size.checked_mul(2));
+    powers.take_while(|&size| size < max).chain([max.max(1)]).collect()
+}
+
+/// How requests wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queue {
+    /// The most requests that wait or run; more are refused.
+    pub max_requests: usize,
+    /// The bytes of the model's request slab; at least one request fits.
+    pub memory: u64,
+    /// What happens to a request whose time is up before it ran.
+    pub on_late: OnLate,
+}
+
+/// What happens to a request whose time is up before it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLate {
+    /// It is refused.
+    Reject,
+    /// It is answered late.
+    Serve,
+}
+
+/// How a model's share is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandoverMode {
+    /// A second worker warms up beside the first, and takes over.
+    Shadow,
+    /// The worker stops, and starts again at the new share; requests wait.
+    Restart,
+    /// It is not.
+    Never,
+}
+
+/// Whether a second worker is kept warm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standby {
+    /// Where the policy finds that it pays.
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// How shares are decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Controller {
+    /// By which policy.
+    pub policy: Policy,
+    /// How often.
+    pub interval: Duration,
+    /// Whether decisions are carried out, or only reported.
+    pub act: bool,
+}
+
+/// What decides shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Nothing does: initial shares stay until somebody resizes by hand.
+    Static,
+}
+
+/// Bounds on what clients may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one request.
+    pub request_bytes: u64,
+    /// Bytes of one batch's answer.
+    pub response_bytes: u64,
+    /// Requests in all models together.
+    pub in_flight: usize,
+    /// Open connections.
+    pub connections: usize,
+}
+
+/// How long the phases of a worker's life may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From the spawn to the first word.
+    pub spawn: Duration,
+    /// Loading and warming up.
+    pub warm: Duration,
+    /// Finishing the batches in flight.
+    pub drain: Duration,
+    /// How long the old worker stays parked after a hand-over; may be zero.
+    pub dwell: Duration,
+    /// Exiting when told to.
+    pub stop: Duration,
+}
+
+/// What to do about models that cannot be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// They are unready, the others serve.
+    Lenient,
+    /// Nothing is served.
+    Strict,
+}
+
+/// ONNX Runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnnxRuntime {
+    /// Its shared library; absolute. `None`: where it is usually found.
+    pub library: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_sizes_are_powers_of_two_and_the_maximum() {
+        assert_eq!(batch_sizes(0), [1], "no batch axis");
+        assert_eq!(batch_sizes(1), [1]);
+        assert_eq!(batch_sizes(6), [1, 2, 4, 6]);
+        assert_eq!(batch_sizes(8), [1, 2, 4, 8]);
+        assert_eq!(batch_sizes(u32::MAX).len(), 33);
+    }
+
+    #[test]
+    fn the_model_decides_what_the_configuration_leaves_open() {
+        let batch = |max, sizes| Batch { max, sizes, max_delay: Duration::ZERO };
+        assert_eq!(batch(None, None).resolve(true), (32, vec![1, 2, 4, 8, 16, 32]));
+        assert_eq!(batch(None, None).resolve(false), (0, vec![1]));
+        assert_eq!(batch(Some(4), Some(vec![3, 4])).resolve(true), (4, vec![3, 4]));
+    }
+}

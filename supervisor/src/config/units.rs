@@ -1,0 +1,180 @@
+//! Durations, sizes and percentages as people write them.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Percent;
+
+/// The longest duration that may be written.
+const MAX_DURATION: Duration = Duration::from_hours(24);
+
+/// The units of durations, in nanoseconds, longest first.
+const DURATIONS: [(&str, u64); 6] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
+
+/// The units of sizes, in bytes, largest first. The last is for a size without a unit.
+const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
+
+/// A text that is not what it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadUnit {
+    #[error("`{0}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h")]
+    Duration(String),
+    #[error("`{0}` has no unit; write {0}ms or {0}s, say")]
+    NoUnit(String),
+    #[error("`{0}` is too long; at most 24h")]
+    TooLong(String),
+    #[error("`{0}` is not a size; write bytes, such as 64Ki, 256Mi or 1.5Gi (a Ki is 1024)")]
+    Size(String),
+    #[error("`{0}` is not a share; write a whole percentage from 1% to 100%, such as 30%")]
+    Percent(String),
+}
+
+/// Reads a duration, such as `20ms` or `1.5s`.
+pub(super) fn duration(text: &str) -> Result<Duration, BadUnit> {
+    let bad = || BadUnit::Duration(text.to_owned());
+    let (number, unit) = split(text).ok_or_else(bad)?;
+    if unit.is_empty() {
+        return Err(BadUnit::NoUnit(text.to_owned()));
+    }
+    let (_, nanoseconds) = DURATIONS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let exact = scaled(number, *nanoseconds).ok_or_else(bad)?;
+    let duration = u64::try_from(exact).map_or(Duration::MAX, Duration::from_nanos);
+    if duration > MAX_DURATION {
+        return Err(BadUnit::TooLong(text.to_owned()));
+    }
+    Ok(duration)
+}
+
+/// Writes a duration so that [`duration`] reads it back.
+pub(super) fn show_duration(duration: Duration) -> String {
+    let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    if nanoseconds == 0 {
+        return "0ms".to_owned();
+    }
+    show(nanoseconds, &DURATIONS)
+}
+
+/// Reads a size, such as `64Mi`.
+pub(super) fn size(text: &str) -> Result<u64, BadUnit> {
+    let bad = || BadUnit::Size(text.to_owned());
+    let (number, unit) = split(text).ok_or_else(bad)?;
+    let (_, bytes) = SIZES.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let exact = scaled(number, *bytes).ok_or_else(bad)?;
+    u64::try_from(exact).map_err(|_| bad())
+}
+
+/// Writes a size so that [`size`] reads it back.
+pub(super) fn show_size(bytes: u64) -> String {
+    if bytes == 0 {
+        return "0".to_owned();
+    }
+    show(bytes, &SIZES)
+}
+
+/// Reads a share, such as `30%`.
+pub(super) fn percent(text: &str) -> Result<Percent, BadUnit> {
+    let share = text.strip_suffix('%').and_then(|number| {
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+        Percent::new(number.parse().ok().filter(|_| is_number)?).ok()
+    });
+    share.ok_or_else(|| BadUnit::Percent(text.to_owned()))
+}
+
+fn show(value: u64, units: &[(&str, u64)]) -> String {
+    let (unit, scale) = units
+        .iter()
+        .find(|(_, scale)| value.is_multiple_of(*scale))
+        .expect("the last unit is 1, which divides all");
+    format!("{}{unit}", value / scale)
+}
+
+/// Splits a number from the unit behind it.
+fn split(text: &str) -> Option<(&str, &str)> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+/// `number` times `scale`, where that is whole. Numbers of more than 18 digits are none.
+fn scaled(number: &str, scale: u64) -> Option<u128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if whole.is_empty() || fraction.is_empty() || number.len() > 19 {
+        return None;
+    }
+    let tenths = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    let digits = whole.parse::<u128>().ok()? * tenths + fraction.parse::<u128>().ok()?;
+    let product = digits * u128::from(scale);
+    product.is_multiple_of(tenths).then_some(product / tenths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_and_written() {
+        let cases = [
+            ("20ms", 20_000_000),
+            ("1500us", 1_500_000),
+            ("2m", 120_000_000_000),
+            ("0ms", 0),
+            ("24h", 86_400_000_000_000),
+        ];
+        for (text, nanoseconds) in cases {
+            assert_eq!(duration(text), Ok(Duration::from_nanos(nanoseconds)), "{text}");
+            assert_eq!(duration(&show_duration(Duration::from_nanos(nanoseconds))), duration(text));
+        }
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(show_duration(Duration::from_millis(1500)), "1500ms");
+    }
+
+    #[test]
+    fn what_is_no_duration() {
+        assert_eq!(duration("20"), Err(BadUnit::NoUnit("20".to_owned())));
+        for text in
+            ["", "ms", "-1ms", "20 ms", "1e3ms", "20sec", "1.2.3s", ".5s", "5.s", "0.1ns", "1m30s", "٣ms"]
+        {
+            assert_eq!(duration(text), Err(BadUnit::Duration(text.to_owned())), "{text}");
+        }
+        for text in ["25h", "9999999999999999h"] {
+            assert_eq!(duration(text), Err(BadUnit::TooLong(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        for (text, bytes) in
+            [("64Mi", 64 << 20), ("1.5Gi", 3 << 29), ("100", 100), ("0", 0), ("1Ti", 1 << 40)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+            assert_eq!(size(&show_size(bytes)), Ok(bytes));
+        }
+        for text in [
+            "",
+            "Mi",
+            "64MB",
+            "64M",
+            "-1",
+            "0.3Ki",
+            "1.5",
+            "64 Mi",
+            "99999999999999999999",
+            "999999999999999999Ti",
+        ] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_are_whole_percentages() {
+        assert_eq!(percent("30%"), Ok(Percent::new(30).unwrap()));
+        for text in ["30", "0%", "101%", "30.5%", "%", "+3%", "30 %", "0.3", ""] {
+            assert_eq!(percent(text), Err(BadUnit::Percent(text.to_owned())), "{text}");
+        }
+    }
+}

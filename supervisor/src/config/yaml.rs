@@ -1,0 +1,290 @@
+//! YAML into a tree of nodes that know where they stand.
+//!
+//! What a file can cost is bounded before anything is made of it: its bytes, its nesting, and the
+//! values it stands for when every alias is written out.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::rc::Rc;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, StrInput};
+
+use super::faults::{FaultLog, Position};
+
+/// The largest file, in bytes.
+const MAX_BYTES: u64 = 1024 * 1024;
+
+/// The deepest nesting of lists and maps.
+const MAX_DEPTH: usize = 32;
+
+/// The most values in a document, an alias counted as all that it stands for.
+const MAX_VALUES: usize = 100_000;
+
+/// A value and its place.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) at: Position,
+    pub(super) content: Content,
+    /// The values it stands for, itself included.
+    values: usize,
+}
+
+/// What a value is.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// Text; `plain` if it stood without quotes.
+    Scalar { text: String, plain: bool },
+    /// A list.
+    List(Vec<Rc<Node>>),
+    /// A map, in the order of the document.
+    Map(Vec<Entry>),
+}
+
+/// A key and its value.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) at: Position,
+    pub(super) node: Rc<Node>,
+}
+
+impl Node {
+    /// Whether it is YAML's null, which is also what a key without a value has.
+    pub(super) fn is_null(&self) -> bool {
+        matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
+    }
+}
+
+/// Reads the text of a configuration file; one that is too large or no text is a fault, and `None`.
+pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let message = "the file is larger than 1 MiB, which no configuration is; is it the right file?";
+        log.add(Position::START, "", message);
+        return Ok(None);
+    }
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let valid = error.utf8_error().valid_up_to();
+            let before = String::from_utf8_lossy(&error.as_bytes()[..valid]).into_owned();
+            log.add(end_of(&before), "", "not text: this byte is not UTF-8; save the file as UTF-8");
+            return Ok(None);
+        }
+    };
+    let is_binary = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}');
+    if let Some(index) = text.find(is_binary) {
+        log.add(end_of(&text[..index]), "", "not text: a control character stands here; remove it");
+        return Ok(None);
+    }
+    Ok(Some(text))
+}
+
+/// The place right behind `text`.
+fn end_of(text: &str) -> Position {
+    let line = text.matches('\n').count() + 1;
+    let last = text.rsplit('\n').next().unwrap_or_default();
+    Position { line, column: last.chars().count() + 1 }
+}
+
+/// Parses a document. Faults go to the log; without a tree, there is at least one.
+pub(super) fn parse(text: &str, log: &FaultLog) -> Option<Rc<Node>> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    match Composer::new(text, log).document() {
+        Ok(node) => Some(node),
+        Err(Stop { at, message }) => {
+            log.add(at, "", message);
+            None
+        }
+    }
+}
+
+/// Why parsing ends early.
+struct Stop {
+    at: Position,
+    message: String,
+}
+
+impl Stop {
+    fn new(at: Position, message: impl Into<String>) -> Self {
+        Self { at, message: message.into() }
+    }
+}
+
+impl From<ScanError> for Stop {
+    fn from(error: ScanError) -> Self {
+        Self::new(position(*error.marker()), format!("not valid YAML: {}", error.info()))
+    }
+}
+
+fn position(marker: Marker) -> Position {
+    Position { line: marker.line(), column: marker.col() + 1 }
+}
+
+/// A list or map that is not closed yet.
+struct Open {
+    at: Position,
+    anchor: usize,
+    values: usize,
+    kind: OpenKind,
+}
+
+enum OpenKind {
+    List(Vec<Rc<Node>>),
+    Map { entries: Vec<Entry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
+}
+
+/// Makes a tree of the parser's events.
+struct Composer<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    log: &'a FaultLog,
+    open: Vec<Open>,
+    anchors: HashMap<usize, Rc<Node>>,
+}
+
+impl<'a> Composer<'a> {
+    fn new(text: &'a str, log: &'a FaultLog) -> Self {
+        Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
+    }
+
+    /// The file's only document.
+    fn document(mut self) -> Result<Rc<Node>, Stop> {
+        let mut root = None;
+        while let Some(event) = self.parser.next_event() {
+            let (event, span) = event?;
+            let at = position(span.start);
+            if root.is_some() && matches!(event, Event::DocumentStart(_)) {
+                return Err(Stop::new(at, "a second document starts here; write one document a file"));
+            }
+            root = self.event(event, at)?.or(root);
+        }
+        let is_empty = |root: &Rc<Node>| root.is_null();
+        root.filter(|root| !is_empty(root)).ok_or_else(|| {
+            Stop::new(
+                Position::START,
+                "the file is empty; the shortest configuration is `models: [{path: digits.onnx, slo: 20ms}]`",
+            )
+        })
+    }
+
+    /// Takes one event; returns the root when it closes.
+    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+        match event {
+            Event::Scalar(_, _, _, Some(_))
+            | Event::SequenceStart(_, Some(_))
+            | Event::MappingStart(_, Some(_)) => {
+                Err(Stop::new(at, "tags such as `!!str` are not used here; remove it"))
+            }
+            Event::Scalar(text, style, anchor, None) => {
+                let content = Content::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+                self.close(Node { at, content, values: 1 }, anchor)
+            }
+            Event::Alias(anchor) => match self.anchors.get(&anchor) {
+                Some(node) => self.place(Rc::clone(node), at),
+                None => Err(Stop::new(at, "the alias stands inside what it names; write the value out")),
+            },
+            Event::SequenceStart(anchor, None) => self.start(at, anchor, OpenKind::List(Vec::new())),
+            Event::MappingStart(anchor, None) => self.start(
+                at,
+                anchor,
+                OpenKind::Map { entries: Vec::new(), lines: HashMap::new(), key: None },
+            ),
+            Event::SequenceEnd | Event::MappingEnd => self.end(),
+            Event::Nothing
+            | Event::StreamStart
+            | Event::StreamEnd
+            | Event::DocumentStart(_)
+            | Event::DocumentEnd => Ok(None),
+        }
+    }
+
+    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<Node>>, Stop> {
+        if self.open.len() == MAX_DEPTH {
+            return Err(Stop::new(
+                at,
+                format!("nested more than {MAX_DEPTH} deep, which no configuration is"),
+            ));
+        }
+        if let Some(Open { kind: OpenKind::Map { key: None, .. }, .. }) = self.open.last() {
+            return Err(Stop::new(at, "a key is a list or a map; keys are words"));
+        }
+        self.open.push(Open { at, anchor, values: 1, kind });
+        Ok(None)
+    }
+
+    fn end(&mut self) -> Result<Option<Rc<Node>>, Stop> {
+        let Open { at, anchor, values, kind } =
+            self.open.pop().expect("the parser closes only what it opened");
+        let content = match kind {
+            OpenKind::List(items) => Content::List(items),
+            OpenKind::Map { entries, .. } => Content::Map(entries),
+        };
+        self.close(Node { at, content, values }, anchor)
+    }
+
+    fn close(&mut self, node: Node, anchor: usize) -> Result<Option<Rc<Node>>, Stop> {
+        let (at, node) = (node.at, Rc::new(node));
+        if anchor != 0 {
+            self.anchors.insert(anchor, Rc::clone(&node));
+        }
+        self.place(node, at)
+    }
+
+    /// Puts a finished node, or an alias of one, where it belongs; returns it if that is the root.
+    fn place(&mut self, node: Rc<Node>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+        let Some(parent) = self.open.last_mut() else {
+            return Ok(Some(node));
+        };
+        parent.values += node.values;
+        if parent.values > MAX_VALUES {
+            let message = format!(
+                "the document stands for more than {MAX_VALUES} values, aliases written out; use fewer"
+            );
+            return Err(Stop::new(at, message));
+        }
+        match &mut parent.kind {
+            OpenKind::List(items) => items.push(node),
+            OpenKind::Map { entries, lines, key } => match key.take() {
+                Some((key, at)) => entries.push(Entry { key, at, node }),
+                None => {
+                    let name = key_text(&node, at)?;
+                    let first = lines.get(&name).copied();
+                    lines.entry(name.clone()).or_insert(at.line);
+                    *key = Some((name, at));
+                    if let Some(line) = first {
+                        let message = format!("given twice, first in line {line}; remove one of them");
+                        self.log.add(at, &self.path(), message);
+                    }
+                }
+            },
+        }
+        Ok(None)
+    }
+
+    /// The path in the document of what is read now.
+    fn path(&self) -> String {
+        let mut path = String::new();
+        for open in &self.open {
+            match &open.kind {
+                OpenKind::List(items) => path.push_str(&format!("[{}]", items.len())),
+                OpenKind::Map { key: Some((key, _)), .. } if path.is_empty() => path.push_str(key),
+                OpenKind::Map { key: Some((key, _)), .. } => path.push_str(&format!(".{key}")),
+                OpenKind::Map { key: None, .. } => {}
+            }
+        }
+        path
+    }
+}
+
+fn key_text(node: &Node, at: Position) -> Result<String, Stop> {
+    match &node.content {
+        Content::Scalar { text, .. } if text.contains(char::is_control) => {
+            Err(Stop::new(at, "a key has a line break or control character; keys are words"))
+        }
+        Content::Scalar { text, .. } => Ok(text.clone()),
+        Content::List(_) | Content::Map(_) => Err(Stop::new(at, "a key is a list or a map; keys are words")),
+    }
+}
