@@ -104,7 +104,9 @@ pub fn run() -> ExitCode {
     let code = match cli.command {
         Command::Serve { config } => serve::run(&config),
         Command::Check { config, print } => {
-            config::check::run(&config, print, &mut std::io::stdout().lock(), &mut std::io::stderr().lock())
+            let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
+            // Output that nobody can read any more is no fault of the configuration.
+            config::check::run(&config, print, &mut out, &mut err).unwrap_or(0)
         }
         Command::Status { json, at } => status(json, at),
         Command::Resize { model, share, json, at } => {
@@ -121,9 +123,8 @@ fn share_percent(text: &str) -> Result<u32, String> {
 }
 
 fn ask(ask: &Ask, at: RunDir) -> Result<Answer, u8> {
-    let run_dir = match at.run_dir.map_or_else(config::default_run_dir, Ok) {
-        Ok(run_dir) => run_dir,
-        Err(why) => return Err(fail(&why, exit::USAGE)),
+    let Some(run_dir) = at.run_dir.or_else(config::default_run_dir) else {
+        return Err(fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE));
     };
     admin::ask(&run_dir, ask).map_err(|error| fail(&errors::chain(&error), exit::UNAVAILABLE))
 }

@@ -1,7 +1,7 @@
 //! What the host must offer before anything is served.
 
 use std::fs::{DirBuilder, File};
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shadowslice_shared::slab::SlabError;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, Engine, Gpu};
+use crate::config::{Config, CudaDevice, Engine, Gpu};
 use crate::partition::EmulatedGpu;
 
 /// What the host does not offer.
@@ -55,6 +55,7 @@ pub enum HostError {
 pub fn init_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let log = log.with_ansi(io::stderr().is_terminal());
     let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
     // An error means that there is a log already.
     if json {
@@ -68,7 +69,8 @@ pub fn init_logging() {
 pub fn emulated_gpus(gpus: &[Gpu]) -> Result<Vec<Arc<EmulatedGpu>>, HostError> {
     let make = |gpu: &Gpu| match gpu {
         Gpu::Emulated { sms } => EmulatedGpu::new(*sms).map_err(HostError::Emulated),
-        Gpu::Cuda(device) => Err(HostError::NoGpu(device.to_string())),
+        Gpu::Cuda(CudaDevice::Index(index)) => Err(HostError::NoGpu(index.to_string())),
+        Gpu::Cuda(CudaDevice::Uuid(uuid)) => Err(HostError::NoGpu(uuid.clone())),
     };
     gpus.iter().map(make).collect()
 }

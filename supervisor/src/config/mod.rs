@@ -86,6 +86,11 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
     load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
+/// The run directory of a configuration that names none, in the environment of this process.
+pub fn default_run_dir() -> Option<PathBuf> {
+    settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
+}
+
 const KEYS: &[&str] =
     &["run_dir", "listen", "gpus", "models", "controller", "limits", "timeouts", "start", "onnxruntime"];
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use super::types::{Controller, Limits, OnnxRuntime, Policy, Start, Timeouts};
-use super::{Context, absolute, units};
+use super::{Context, Environment, absolute, units};
 
 /// The socket that `status` and `resize` talk to, in the run directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
@@ -19,7 +19,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir").map(|value| value.text().map(|text| context.shown(text)));
     let run_dir = match written {
         Some(written) => written.unwrap_or_default(),
-        None => default_run_dir(context).unwrap_or_else(|| {
+        None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
             root.fault("run_dir", "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default; say where sockets go, such as `run_dir: /tmp/shadowslice`");
             PathBuf::new()
         }),
@@ -40,13 +40,14 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     run_dir
 }
 
-fn default_run_dir(context: &Context<'_>) -> Option<PathBuf> {
-    let variable = |name| (context.env)(name).filter(|value| !value.is_empty());
+/// Where sockets go when nothing says so.
+pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
+    let variable = |name| env(name).filter(|value| !value.is_empty());
     if let Some(directories) = variable("RUNTIME_DIRECTORY") {
         // systemd separates several by colons.
         return std::env::split_paths(&directories).next();
     }
-    if context.is_root {
+    if is_root {
         return Some(PathBuf::from("/run/shadowslice"));
     }
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))

@@ -97,6 +97,8 @@ pub struct Controller {
     pub(super) restarts: Restarts,
     /// Deaths in a row, for `status`.
     pub(super) deaths: u32,
+    /// What the last worker that died said, or died of.
+    pub(super) last_words: String,
     pub(super) handovers: Handovers,
     stopping: Option<Moment>,
     events: mpsc::Sender<WorkerEvent>,
@@ -148,6 +150,7 @@ impl Controller {
             replacing: None,
             restarts: Restarts::new(),
             deaths: 0,
+            last_words: String::new(),
             handovers: Handovers::default(),
             stopping: None,
             events: parts.events,
@@ -269,12 +272,13 @@ impl Controller {
 
     fn exited(&mut self, worker: WorkerId, status: &std::io::Result<std::process::ExitStatus>) {
         let Some(gone) = self.workers.remove(&worker) else { return };
-        tracing::info!(model = self.model.name, pid = gone.pid, status = %describe_exit(status), "worker ended");
+        let status = describe_exit(status);
+        tracing::info!(model = self.model.name, pid = gone.pid, status, "worker ended");
         if self.stopping.is_some() {
             return;
         }
         self.swap_exited(worker);
-        self.incumbent_exited(worker);
+        self.incumbent_exited(worker, status);
     }
 
     fn stop(&mut self) {

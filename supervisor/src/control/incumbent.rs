@@ -89,7 +89,8 @@ impl Controller {
                 self.swap_incumbent_is(Some(worker));
             }
             Err(error) => {
-                tracing::error!(model = self.model.name, error = %crate::errors::chain(&error), "no worker");
+                self.last_words = crate::errors::chain(&error);
+                tracing::error!(model = self.model.name, error = self.last_words, "no worker");
                 self.died();
             }
         }
@@ -110,6 +111,7 @@ impl Controller {
             WorkerSaid::Warmed => self.warmed(worker),
             WorkerSaid::Refused(Refusal::Setup(why)) => {
                 tracing::error!(model = self.model.name, why, "a worker refused its set-up");
+                self.last_words = why;
             }
             WorkerSaid::Refused(refusal) => self.down(refusal.to_string()),
             WorkerSaid::Loaded(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
@@ -158,9 +160,12 @@ impl Controller {
         self.incumbent = Incumbent::Serving { worker };
     }
 
-    pub(super) fn incumbent_exited(&mut self, worker: WorkerId) {
+    pub(super) fn incumbent_exited(&mut self, worker: WorkerId, status: String) {
         if self.incumbent.worker() != Some(worker) {
             return;
+        }
+        if self.last_words.is_empty() {
+            self.last_words = status;
         }
         if let Incumbent::Leaving { to, .. } = self.incumbent {
             self.share = to;
@@ -174,6 +179,7 @@ impl Controller {
     pub(super) fn died(&mut self) {
         self.swap_incumbent_is(None);
         self.deaths += 1;
+        let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
             Verdict::After(pause) => {
                 tracing::warn!(
@@ -185,7 +191,9 @@ impl Controller {
                 self.incumbent = Incumbent::BackingOff { until: self.after(pause) };
             }
             Verdict::GiveUp { deaths } => {
-                self.down(format!("{deaths} workers in a row died before they served anything; see the log"));
+                self.down(format!(
+                    "{deaths} workers in a row died before they served anything, the last with: {last_words}"
+                ));
             }
         }
     }

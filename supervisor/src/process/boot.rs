@@ -8,7 +8,7 @@ use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver};
 use shadowslice_shared::boot::{Assignment, Loaded, Order, PROTOCOL, Refusal, WarmUp, WorkerSays};
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Sms;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::pipeline::WorkerId;
@@ -17,22 +17,27 @@ use crate::pipeline::WorkerId;
 pub(super) struct Boot {
     pub(super) server: IpcOneShotServer<WorkerSays>,
     pub(super) worker: WorkerId,
-    pub(super) orders: Receiver<Box<Assignment>>,
-    pub(super) sms: Sms,
+    /// The assignment once it may load, or `None` when it never will.
+    pub(super) orders: Receiver<Option<Box<Assignment>>>,
+    /// Dropped when all has been reported.
+    pub(super) done: oneshot::Sender<()>,
+    /// The SMs that it must find; `None` for one that needs no device.
+    pub(super) sms: Option<Sms>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
 }
 
 /// Takes a worker from its hello to being warm, and reports each step.
 pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>) {
-    let Boot { server, worker, orders, sms, events } = boot;
+    let Boot { server, worker, orders, sms, events, done } = boot;
     // Without a controller there is nobody to tell.
-    let tell = |said| events.blocking_send(WorkerEvent { worker, said }).ok();
-    let said = match converse(server, &orders, sms, plan, |said| drop(tell(said))) {
+    let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
+    let said = match converse(server, &orders, sms, plan, tell) {
         Ok(()) => WorkerSaid::Warmed,
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
     tell(said);
+    drop(done);
 }
 
 enum Ended {
@@ -42,8 +47,8 @@ enum Ended {
 
 fn converse(
     server: IpcOneShotServer<WorkerSays>,
-    orders: &Receiver<Box<Assignment>>,
-    sms: Sms,
+    orders: &Receiver<Option<Box<Assignment>>>,
+    sms: Option<Sms>,
     plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>,
     tell: impl Fn(WorkerSaid),
 ) -> Result<(), Ended> {
@@ -61,14 +66,16 @@ fn converse(
         other => return Err(out_of_turn(&other)),
     };
     tell(WorkerSaid::Connected);
-    let assignment =
-        orders.recv().map_err(|_| Ended::Lost("the worker was not wanted any more".to_owned()))?;
+    let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
+    let assignment = orders.recv().ok().flatten().ok_or_else(unwanted)?;
     sender.send(Order::Load(assignment)).map_err(|_| lost("when it was told to load"))?;
     let loaded = match next(&words)? {
         WorkerSays::Loaded(loaded) => loaded,
         other => return Err(out_of_turn(&other)),
     };
-    if loaded.sms != sms {
+    if let Some(sms) = sms
+        && loaded.sms != sms
+    {
         let why = format!("it was to have {sms} and found {}", loaded.sms);
         return Err(Ended::Refused(Refusal::Setup(why)));
     }

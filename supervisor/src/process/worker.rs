@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 use ipc_channel::ipc::{IpcOneShotServer, IpcSender};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{Assignment, Loaded, Refusal, WarmUp, WorkerSays, descriptors};
+use shadowslice_shared::boot::{Assignment, Loaded, Purpose, Refusal, WarmUp, WorkerSays, descriptors};
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::boot::{self, Boot};
 use super::priority;
@@ -117,7 +118,7 @@ pub struct Worker {
     pub sms: Sms,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
-    boot: Option<SyncSender<Box<Assignment>>>,
+    boot: Option<SyncSender<Option<Box<Assignment>>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
     lowered: bool,
@@ -153,9 +154,13 @@ impl Worker {
         let (kill, killed) = mpsc::channel(1);
         let sms = launch.grant.sms();
         let events = launch.events.clone();
-        tokio::spawn(watch(child, killed, name, launch.grant, (launch.id, events)));
-        let (go, orders) = sync_channel(1);
-        let boot = Boot { server, worker: launch.id, orders, sms, events: launch.events };
+        // Room for the order to load, and for the end.
+        let (go, orders) = sync_channel(2);
+        let (done, boot_done) = oneshot::channel();
+        let booting = Booting { server: name, orders: go.clone(), done: boot_done };
+        tokio::spawn(watch(child, killed, booting, launch.grant, (launch.id, events)));
+        let must_find = (launch.assignment.purpose == Purpose::Serve).then_some(sms);
+        let boot = Boot { server, worker: launch.id, orders, done, sms: must_find, events: launch.events };
         std::thread::Builder::new()
             .name(format!("boot-{pid}"))
             .spawn(move || boot::run(boot, plan))
@@ -178,7 +183,7 @@ impl Worker {
     pub fn warm(&mut self) {
         if let (Some(boot), Some(assignment)) = (self.boot.take(), self.assignment.take()) {
             // The receiver is gone only if the worker is, which its exit will tell.
-            boot.try_send(assignment).ok();
+            boot.try_send(Some(assignment)).ok();
         }
     }
 
@@ -235,11 +240,34 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     }
 }
 
+/// How long the boot thread may take to notice that its worker is dead.
+const BOOT_ENDS: Duration = Duration::from_secs(1);
+
+/// How a boot thread is reached.
+struct Booting {
+    server: String,
+    orders: SyncSender<Option<Box<Assignment>>>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Booting {
+    /// Ends the thread's waits and waits for its last word, so that the exit comes after it.
+    async fn end(self) {
+        // One whose worker never called waits until somebody does; in the other cases nobody listens.
+        drop(IpcSender::<WorkerSays>::connect(self.server));
+        // Full or closed: it has what it waits for.
+        self.orders.try_send(None).ok();
+        if tokio::time::timeout(BOOT_ENDS, self.done).await.is_err() {
+            tracing::warn!("a boot thread does not notice that its worker is dead");
+        }
+    }
+}
+
 /// Waits for a worker's exit, or kills it; then gives back what it held.
 async fn watch(
     mut child: Child,
     mut killed: mpsc::Receiver<()>,
-    server: String,
+    booting: Booting,
     grant: Grant,
     (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
 ) {
@@ -251,9 +279,7 @@ async fn watch(
         },
     };
     drop(grant);
-    // A boot thread whose worker never called waits for ever unless somebody does; in the other
-    // cases nobody listens any more.
-    drop(IpcSender::<WorkerSays>::connect(server));
+    booting.end().await;
     // The controller is gone only when the supervisor ends.
     events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
 }
