@@ -45,7 +45,7 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
             None
         }
         (Some(_), _) if !sizes.is_sorted_by(|a, b| a < b) => {
-            value.fault("sizes must ascend, such as [1, 2, 4, 8]");
+            value.fault("must ascend, such as [1, 2, 4, 8]");
             None
         }
         (Some(last), Some(max)) if *last != max => {

@@ -1,8 +1,6 @@
 //! What runs a model: the engine, its file or its tensors, and the shapes to warm it up with.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 use shadowslice_shared::boot::EchoTensor;
@@ -10,7 +8,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
 use super::types::Engine;
-use super::{Context, absolute};
+use super::{Context, absolute, usable};
 
 /// The most axes of a tensor.
 const MAX_AXES: usize = 32;
@@ -90,22 +88,6 @@ fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf
         context.file_faults.borrow_mut().push(value.describe(message));
     }
     absolute(shown)
-}
-
-fn usable(path: &Path) -> Result<(), io::Error> {
-    let metadata = fs::metadata(path)?;
-    let kind = metadata.file_type();
-    if kind.is_dir() {
-        return Err(io::Error::other("it is a directory"));
-    }
-    if !kind.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    File::open(path)?;
-    if metadata.len() == 0 {
-        return Err(io::Error::other("it is empty"));
-    }
-    Ok(())
 }
 
 /// The file's name without its last extension.

@@ -19,6 +19,8 @@ mod yaml;
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use faults::{ConfigError, Fault, Listing, Position};
@@ -61,13 +63,30 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// Fails for what is no file with something in it that this user may read.
+fn usable(path: &Path) -> Result<(), io::Error> {
+    let metadata = fs::metadata(path)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::other("it is a directory"));
+    }
+    if !kind.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    File::open(path)?;
+    if metadata.len() == 0 {
+        return Err(io::Error::other("it is empty"));
+    }
+    Ok(())
+}
+
 /// Reads and checks a configuration, in this environment. Faults of models' own files leave a
 /// configuration, and stand in [`Config::file_faults`].
 pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
         yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let Some(tree) = text.and_then(|text| yaml::parse(&text, &log)) else {
+    let Some(tree) = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log)) else {
         return Err(ConfigError::Faults(log.into_sorted()));
     };
     let dir = path.parent().unwrap_or(Path::new(""));
@@ -85,6 +104,9 @@ pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, 
 pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
     load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
+
+/// The shortest configuration.
+const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
 /// The run directory of a configuration that names none, in the environment of this process.
 pub fn default_run_dir() -> Option<PathBuf> {

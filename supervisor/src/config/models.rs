@@ -1,6 +1,5 @@
 //! The models.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
@@ -35,14 +34,14 @@ pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: 
         list.fault(format!("{} models; at most {MAX_MODELS}", items.len()));
         return Vec::new();
     }
-    let mut names = HashMap::new();
-    let mut models = Vec::new();
+    let mut models: Vec<Model> = Vec::new();
     let mut wanted = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
         let model = model(&fields, gpus, limits, context);
-        if let Some(first) = names.insert(model.name.clone(), item.line()).filter(|_| !model.name.is_empty())
-        {
+        let named = models.iter().position(|other| other.name == model.name);
+        if let Some(first) = named.filter(|_| !model.name.is_empty()) {
+            let first = items[first].line();
             let message =
                 format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
             fields.fault("name", message);
@@ -127,9 +126,12 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
+/// The largest index of a GPU that is understood at all.
+const LAST_GPU: i64 = 1023;
+
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     fields.or("gpu", 0, |value| {
-        let index = usize::try_from(value.whole(0..=i64::from(u32::MAX))?).ok()?;
+        let index = usize::try_from(value.whole(0..=LAST_GPU)?).ok()?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
@@ -151,7 +153,7 @@ fn slo(fields: &Fields<'_>) -> Slo {
         return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
-    if value.is_map() && slo.get("latency").is_none() {
+    if slo.get("latency").is_none() {
         slo.fault("latency", "missing; say within which time requests must be answered, such as 20ms");
     }
     Slo {

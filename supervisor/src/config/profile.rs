@@ -8,9 +8,12 @@ use shadowslice_shared::units::Sms;
 use super::faults::FaultLog;
 use super::reader::{Fields, Value};
 use super::settings::size_within;
-use super::{Context, units, yaml};
+use super::{Context, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
+
+/// The shortest profile.
+const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
 /// The most memory that a profile may name, in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
@@ -18,18 +21,18 @@ const MAX_MEMORY: u64 = 1 << 40;
 /// Reads the profile that `value` names. Its faults are faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
     let log = FaultLog::new(path);
-    let text = match yaml::read(path, &log) {
+    let text = match usable(path).and_then(|()| yaml::read(path, &log)) {
         Ok(text) => text,
         Err(error) => {
             let message = format!(
-                "{} cannot be read: {error}; put the profile there, correct the path or remove the key",
+                "{} cannot be used: {error}; put the profile there, correct the path or remove the key",
                 path.display()
             );
             context.file_faults.borrow_mut().push(value.describe(message));
             return None;
         }
     };
-    let tree = text.and_then(|text| yaml::parse(&text, &log));
+    let tree = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log));
     let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log)));
     let faults = log.into_sorted();
     let is_fine = faults.is_empty();
@@ -39,9 +42,6 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
 
 fn profile(root: &Value<'_>) -> Option<Profile> {
     let fields = root.fields(KEYS);
-    if !root.is_map() {
-        return None;
-    }
     let source = source(&fields);
     let execution = execution(&fields);
     let memory = fields.section("memory", &["context", "weights", "activations"]);
@@ -64,9 +64,6 @@ fn source(profile: &Fields<'_>) -> Option<Source> {
         return None;
     };
     let fields = value.fields(&["kind", "device", "driver", "date"]);
-    if !value.is_map() {
-        return None;
-    }
     let Some(kind) = fields.get("kind") else {
         fields.fault("kind", "missing; give illustrative or measured");
         return None;
@@ -93,22 +90,18 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
         profile.fault("execution_ms", "missing; give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say");
         return None;
     };
-    let mut sms = None;
+    let mut sms = Some(Vec::new());
     let mut rows = Vec::new();
     for (key, value) in table.any_fields() {
         if key == "sms" {
             sms = columns(&value);
         } else {
-            rows.push((row(key, &value)?, value));
+            rows.push(row(key, &value).map(|row| (row, value)));
         }
     }
-    if !table.is_map() {
-        return None;
-    }
+    let rows = rows.into_iter().collect::<Option<Vec<_>>>().filter(|_| table.is_map())?;
     let list = rows.iter().map(|(row, _)| row.clone()).collect();
-    Execution::new(sms.unwrap_or_default(), list)
-        .map_err(|bad| culprit(&bad, &table, &rows).fault(bad.to_string()))
-        .ok()
+    Execution::new(sms?, list).map_err(|bad| culprit(&bad, &table, &rows).fault(bad.to_string())).ok()
 }
 
 /// Where a bad table is bad.
@@ -136,7 +129,7 @@ fn row(key: &str, value: &Value<'_>) -> Option<Row> {
         value.fault("not a batch size; keys are `sms` and batch sizes from 1 to 65536");
         return None;
     };
-    let time = |item: &Value<'_>| item.number("a time in milliseconds, such as 2.5", |_| true);
+    let time = |item: &Value<'_>| item.number("a time in milliseconds above 0, such as 2.5", |ms| ms > 0.0);
     let ms = value.items().iter().map(time).collect::<Option<_>>()?;
     Some(Row { batch, ms })
 }

@@ -17,7 +17,8 @@ pub(super) struct Value<'a> {
 /// The keys of a map.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    at: Position,
+    /// Where the map stands. `None` for what should have been one: of such, nothing is missing.
+    at: Option<Position>,
     path: String,
     entries: &'a [Entry],
     known: &'static [&'static str],
@@ -67,27 +68,29 @@ impl<'a> Value<'a> {
 
     /// A map with these keys, others are faults. What is no map is a fault too, and has no keys then.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
-        let entries = self.entries();
+        let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+        let entries = self.entries(&format!("a map with keys such as {example}"));
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, known));
         }
-        Fields { at: self.node.at, path: self.path.clone(), entries, known, log: self.log }
+        let at = self.is_map().then_some(self.node.at);
+        Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
     /// A map with keys of any name. What is no map is a fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
-        let entries = self.entries();
+        let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
             let path = join(&self.path, &entry.key);
             (entry.key.as_str(), Value { node: &entry.node, path, log: self.log })
         })
     }
 
-    fn entries(&self) -> &'a [Entry] {
+    fn entries(&self, wanted: &str) -> &'a [Entry] {
         match &self.node.content {
             Content::Map(entries) => entries,
             _ => {
-                self.wrong("a map of keys and values");
+                self.wrong(wanted);
                 &[]
             }
         }
@@ -179,10 +182,13 @@ impl<'a> Value<'a> {
 
     /// One of some words. `later` are words that a newer version may know.
     pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)], later: &[&str]) -> Option<T> {
-        let text = self.text()?;
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        let Some(text) = self.word() else {
+            self.wrong(&alternatives(&names));
+            return None;
+        };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
             let why = if later.contains(&text) { "is not in this version" } else { "is not known here" };
             self.fault(format!("`{}` {why}; write {}", shortened(text), alternatives(&names)));
         }
@@ -234,11 +240,15 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Records a fault of a key that may be missing.
+    /// Records a fault of a key, which may be missing.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
         match self.get(key) {
             Some(value) => value.fault(message),
-            None => self.log.add(self.at, &join(&self.path, key), message),
+            None => {
+                if let Some(at) = self.at {
+                    self.log.add(at, &join(&self.path, key), message);
+                }
+            }
         }
     }
 }
@@ -251,11 +261,14 @@ fn join(path: &str, key: &str) -> String {
 /// The most characters of the user's text that a message repeats.
 const MAX_QUOTED: usize = 60;
 
+/// The beginning of a text, on one line.
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_QUOTED) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}...", &text[..end]),
+    let mut start: String =
+        text.chars().take(MAX_QUOTED).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if start.len() < text.len() {
+        start.push_str("...");
     }
+    start
 }
 
 fn unknown_key(key: &str, known: &[&str]) -> String {
@@ -316,6 +329,7 @@ mod tests {
     #[test]
     fn long_texts_are_not_repeated_whole() {
         assert_eq!(shortened("short"), "short");
-        assert!(shortened(&"é".repeat(1000)).len() < 200);
+        assert_eq!(shortened(&"é".repeat(1000)), format!("{}...", "é".repeat(MAX_QUOTED)));
+        assert_eq!(shortened("two\nlines"), "two lines");
     }
 }

@@ -97,7 +97,8 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Standby::Auto => "auto",
         Standby::Off => "off",
     };
-    writeln!(f, "    standby: {standby}")?;
+    // In quotes, as `off` is a word of YAML 1.1.
+    writeln!(f, "    standby: {}", quoted(standby))?;
     writeln!(f, "    cpus: {:?}", model.cpus)?;
     match model.memory_limit {
         Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,

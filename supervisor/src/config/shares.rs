@@ -6,8 +6,8 @@ use super::reader::{Fields, Value};
 use super::types::{Gpu, Share};
 use super::units;
 
-/// The smallest share where the GPU's SMs are not known: 2 SMs of 132.
-const DEFAULT_MIN: u32 = 2;
+/// The SMs of a GPU that is not asked: an H100's or H200's.
+const USUAL_SMS: u32 = 132;
 
 /// What a model asks for.
 pub(super) struct Wanted<'a> {
@@ -47,11 +47,13 @@ pub(super) fn wanted<'a>(
     Wanted { gpu, name: name.to_owned(), value, initial, min, max }
 }
 
+/// The smallest share that is worth one step of SMs.
 fn default_min(gpu: Option<&Gpu>) -> Percent {
-    match gpu {
-        Some(Gpu::Emulated { sms }) => Percent::yielding(Sms(Sms::STEP), *sms),
-        Some(Gpu::Cuda(_)) | None => Percent::new(DEFAULT_MIN).unwrap_or(Percent::WHOLE),
-    }
+    let total = match gpu {
+        Some(Gpu::Emulated { sms }) => sms.0,
+        Some(Gpu::Cuda(_)) | None => USUAL_SMS,
+    };
+    Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }
 
 /// The shares of all models, in their order. Models without an initial share divide equally what the

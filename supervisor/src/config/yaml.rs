@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 1024 * 1024;
 const MAX_DEPTH: usize = 32;
 
 /// The most values in a document, an alias counted as all that it stands for.
-const MAX_VALUES: usize = 100_000;
+const MAX_VALUES: usize = 50_000;
 
 /// A value and its place.
 #[derive(Debug)]
@@ -90,10 +90,11 @@ fn end_of(text: &str) -> Position {
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Parses a document. Faults go to the log; without a tree, there is at least one.
-pub(super) fn parse(text: &str, log: &FaultLog) -> Option<Rc<Node>> {
+/// Parses a document. Faults go to the log; without a tree, there is at least one. What an empty file
+/// might say is shown by `example`.
+pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    match Composer::new(text, log).document() {
+    match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
         Err(Stop { at, message }) => {
             log.add(at, "", message);
@@ -151,7 +152,7 @@ impl<'a> Composer<'a> {
     }
 
     /// The file's only document.
-    fn document(mut self) -> Result<Rc<Node>, Stop> {
+    fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
             let (event, span) = event?;
@@ -161,13 +162,8 @@ impl<'a> Composer<'a> {
             }
             root = self.event(event, at)?.or(root);
         }
-        let is_empty = |root: &Rc<Node>| root.is_null();
-        root.filter(|root| !is_empty(root)).ok_or_else(|| {
-            Stop::new(
-                Position::START,
-                "the file is empty; the shortest configuration is `models: [{path: digits.onnx, slo: 20ms}]`",
-            )
-        })
+        let message = || format!("the file is empty; the least that it may say is `{example}`");
+        root.filter(|root| !root.is_null()).ok_or_else(|| Stop::new(Position::START, message()))
     }
 
     /// Takes one event; returns the root when it closes.
