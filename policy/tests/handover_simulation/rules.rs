@@ -1,5 +1,5 @@
-//! The invariants, in one place. Checked at every step from what went into the machine and what
-//! came out of it, never from its state.
+//! The invariants, in one place. Checked at every step from what went into the machine, what came out
+//! of it, and the phase and the next timer that it shows.
 
 use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Side, Timeouts};
 use shadowslice_shared::units::Moment;
