@@ -1,0 +1,177 @@
+//! gRPC connections and the protocol's service.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Request as HttpRequest, Response as HttpResponse};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::codegen::Service as _;
+use tonic::{Request, Response, Status};
+
+use super::body::Impatient;
+use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
+use super::proto::model_infer_response::InferOutputTensor;
+use super::proto::{
+    ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
+    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ServerLiveRequest, ServerLiveResponse,
+    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+};
+use super::refusal::Refusal;
+use super::stop::Stop;
+use super::{Frontend, contents, describe, model};
+use crate::pipeline::Metadata;
+
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// Requests at once on one connection; clients hold back more.
+const STREAMS: u32 = 1024;
+
+/// A silent connection is pinged this often,
+const PING: Duration = Duration::from_secs(60);
+/// and closed when no answer comes for so long.
+const PONG: Duration = Duration::from_secs(20);
+
+/// What a message may have beyond its tensors, in bytes: names, shapes, the envelope.
+const ENVELOPE_BYTES: usize = 64 * 1024;
+
+/// Serves one connection to its end.
+pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
+    let server = GrpcInferenceServiceServer::new(Service(front.clone())).max_decoding_message_size(limit);
+    let service = service_fn(move |request| call(front.clone(), server.clone(), request));
+    let mut connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PONG)
+        .serve_connection(TokioIo::new(io), service);
+    let mut begun = std::pin::pin!(stop.begun());
+    let mut told = false;
+    let ended = std::future::poll_fn(|cx| {
+        if !told && begun.as_mut().poll(cx).is_ready() {
+            told = true;
+            Pin::new(&mut connection).graceful_shutdown();
+        }
+        Pin::new(&mut connection).poll(cx)
+    });
+    if let Err(error) = ended.await {
+        tracing::debug!(%error, "gRPC connection failed");
+    }
+}
+
+/// One call. An inference is admitted before its message is read, which bounds the memory of all.
+async fn call(
+    front: Arc<Frontend>,
+    mut server: GrpcInferenceServiceServer<Service>,
+    request: HttpRequest<Incoming>,
+) -> Result<HttpResponse<tonic::body::Body>, Infallible> {
+    let admitted = (request.uri().path() == INFER).then(|| front.admit()).transpose();
+    match admitted {
+        Ok(_admitted) => server.call(request.map(Impatient::new)).await,
+        Err(refused) => Ok(Status::from(Refusal::from(refused)).into_http()),
+    }
+}
+
+/// The protocol's service.
+struct Service(Arc<Frontend>);
+
+impl Service {
+    fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, Refusal> {
+        model::metadata(model::find(&self.0.router, name, version)?, name)
+    }
+
+    async fn infer(&self, request: ModelInferRequest) -> Result<ModelInferResponse, Refusal> {
+        let name = request.model_name.clone();
+        let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
+        let metadata = model::metadata(pipeline, &name)?;
+        let request = contents::request(request)?;
+        let id = request.id.clone();
+        let outputs = model::infer(pipeline, &metadata, request).await?;
+        let mut response = ModelInferResponse {
+            model_name: name,
+            model_version: model::VERSION.to_owned(),
+            id,
+            ..Default::default()
+        };
+        for output in outputs {
+            response.outputs.push(InferOutputTensor {
+                name: output.name,
+                datatype: output.datatype.name().to_owned(),
+                shape: output.shape,
+                ..Default::default()
+            });
+            response.raw_output_contents.push(output.data);
+        }
+        Ok(response)
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcInferenceService for Service {
+    async fn server_live(
+        &self,
+        _: Request<ServerLiveRequest>,
+    ) -> Result<Response<ServerLiveResponse>, Status> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(
+        &self,
+        _: Request<ServerReadyRequest>,
+    ) -> Result<Response<ServerReadyResponse>, Status> {
+        Ok(Response::new(ServerReadyResponse { ready: self.0.router.ready() }))
+    }
+
+    async fn model_ready(
+        &self,
+        request: Request<ModelReadyRequest>,
+    ) -> Result<Response<ModelReadyResponse>, Status> {
+        let ModelReadyRequest { name, version } = request.into_inner();
+        let ready = model::find(&self.0.router, &name, &version)?.ready().is_ok();
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        Ok(Response::new(ServerMetadataResponse {
+            name: describe::SERVER.to_owned(),
+            version: describe::SERVER_VERSION.to_owned(),
+            extensions: describe::EXTENSIONS.map(str::to_owned).into(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<ModelMetadataRequest>,
+    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let ModelMetadataRequest { name, version } = request.into_inner();
+        Ok(Response::new(describe::model(&*self.metadata(&name, &version)?)))
+    }
+
+    async fn model_infer(
+        &self,
+        request: Request<ModelInferRequest>,
+    ) -> Result<Response<ModelInferResponse>, Status> {
+        Ok(Response::new(self.infer(request.into_inner()).await?))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<ModelConfigRequest>,
+    ) -> Result<Response<ModelConfigResponse>, Status> {
+        let ModelConfigRequest { name, version } = request.into_inner();
+        let config = describe::config(&*self.metadata(&name, &version)?);
+        Ok(Response::new(ModelConfigResponse { config: Some(config) }))
+    }
+}

@@ -1,0 +1,117 @@
+//! HTTP/1.1 connections.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::body::{self, Unread};
+use super::stop::Stop;
+use super::{Frontend, routes};
+
+/// How long a connection may lie idle, or take over the head of a request.
+const IDLE: Duration = Duration::from_secs(75);
+
+/// How long a peer, refused, may go on sending before its connection is cut. Cut at once, it might lose
+/// the refusal: a reset overtakes what it has not read.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Serves one connection to its end.
+pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let refused = AtomicBool::new(false);
+    let service = service_fn(|request| Box::pin(answer(&front, &refused, request)));
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(io), service);
+    let mut begun = std::pin::pin!(stop.begun());
+    let mut told = false;
+    let ended = std::future::poll_fn(|cx| {
+        if !told && begun.as_mut().poll(cx).is_ready() {
+            told = true;
+            Pin::new(&mut connection).graceful_shutdown();
+        }
+        connection.poll_without_shutdown(cx)
+    });
+    if let Err(error) = ended.await {
+        tracing::debug!(%error, "HTTP connection failed");
+    }
+    close(connection.into_parts().io.into_inner(), refused.load(Ordering::Relaxed)).await;
+}
+
+/// Closes, and where a request was refused in mid-body waits a little until the peer has read why.
+async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, linger: bool) {
+    if io.shutdown().await.is_err() || !linger {
+        return;
+    }
+    let mut rest = vec![0; 64 * 1024];
+    let silent = async { while io.read(&mut rest).await.is_ok_and(|read| read > 0) {} };
+    // Too late is as good as silent: either way the connection ends now.
+    let _ = tokio::time::timeout(LINGER, silent).await;
+}
+
+async fn answer(
+    front: &Frontend,
+    refused: &AtomicBool,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    match body::read(body, front.request_bytes).await {
+        Ok(body) => Ok(routes::answer(front, &head, body).await),
+        Err(unread) => {
+            refused.store(true, Ordering::Relaxed);
+            Ok(refuse(unread, front.request_bytes))
+        }
+    }
+}
+
+/// The answer to a body that was not read to its end, after which the connection cannot go on.
+fn refuse(unread: Unread, limit: usize) -> Response<Full<Bytes>> {
+    let mut response = match unread {
+        Unread::TooLarge => error(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            &format!("the request is larger than {limit} bytes (limits.request_bytes)"),
+        ),
+        Unread::Stalled => error(StatusCode::REQUEST_TIMEOUT, "the request's body did not go on"),
+        Unread::Broken(why) => {
+            error(StatusCode::BAD_REQUEST, &format!("failed to read the request's body: {why}"))
+        }
+    };
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// An answer without a body.
+pub(super) fn empty(status: StatusCode) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = status;
+    response
+}
+
+/// An answer in JSON.
+pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(json.to_string().into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A refusal in the protocol's form.
+pub(super) fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+    document(status, &json!({"error": message}))
+}

@@ -1,0 +1,228 @@
+//! Inference requests as HTTP carries them: a JSON header, and after it the binary tensors.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
+
+use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape};
+use super::values;
+use crate::pipeline::{Failure, Metadata};
+
+/// A request, and the form its answer is to have.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct HttpRequest {
+    /// What is asked.
+    pub(super) request: InferRequest,
+    /// Which outputs are to be binary.
+    pub(super) form: Form,
+}
+
+/// Which outputs of an answer are binary; the others are JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Form {
+    /// All of them, or none.
+    All(bool),
+    /// One by one, in the order in which they were requested.
+    Each(Vec<bool>),
+}
+
+impl Form {
+    /// Whether the output at that place of the answer is binary.
+    pub(super) fn binary(&self, place: usize) -> bool {
+        match self {
+            Self::All(binary) => *binary,
+            Self::Each(each) => each.get(place).copied().unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Header<'a> {
+    id: Option<String>,
+    parameters: Option<RequestParameters>,
+    #[serde(borrow)]
+    inputs: Vec<InputHeader<'a>>,
+    outputs: Option<Vec<OutputHeader>>,
+}
+
+#[derive(Deserialize)]
+struct InputHeader<'a> {
+    name: String,
+    datatype: String,
+    shape: Vec<i64>,
+    parameters: Option<InputParameters>,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct OutputHeader {
+    name: String,
+    parameters: Option<OutputParameters>,
+}
+
+/// Parameters that ask for what is not served here are named, to be refused; others are hints.
+#[derive(Deserialize, Default)]
+struct RequestParameters {
+    binary_data_output: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+struct InputParameters {
+    binary_data_size: Option<u64>,
+    shared_memory_region: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+struct OutputParameters {
+    binary_data: Option<bool>,
+    classification: Option<u64>,
+    shared_memory_region: Option<String>,
+}
+
+/// Reads a whole body. `header_length` is what the header `Inference-Header-Content-Length` says;
+/// without it everything is JSON, and with 0 everything is the model's only input.
+pub(super) fn parse(
+    body: Bytes,
+    header_length: Option<usize>,
+    model: &Metadata,
+) -> Result<HttpRequest, Failure> {
+    let header_length = match header_length {
+        None => body.len(),
+        Some(0) => return raw(body, model),
+        Some(length) if length <= body.len() => length,
+        Some(length) => {
+            return invalid(format!(
+                "Inference-Header-Content-Length is {length}, but the body has only {} bytes",
+                body.len()
+            ));
+        }
+    };
+    let mut binary = body.clone();
+    let header = binary.split_to(header_length);
+    let header: Header<'_> = serde_json::from_slice(&header)
+        .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+    let mut inputs = Vec::new();
+    for input in header.inputs {
+        inputs.push(tensor(input, &mut binary)?);
+    }
+    if !binary.is_empty() {
+        return invalid(format!(
+            "{} bytes are left after the last tensor: the sizes in binary_data_size do not add up to the body",
+            binary.len()
+        ));
+    }
+    let default = header.parameters.unwrap_or_default().binary_data_output.unwrap_or_default();
+    let (outputs, form) = outputs(header.outputs.unwrap_or_default(), default)?;
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs };
+    Ok(HttpRequest { request, form })
+}
+
+/// One input, its bytes cut off the binary part of the body or encoded from its JSON values.
+fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Failure> {
+    let parameters = input.parameters.unwrap_or_default();
+    let name = Clipped(&input.name);
+    if parameters.shared_memory_region.is_some() {
+        return invalid(format!("input '{name}': shared memory regions are not supported, send the data"));
+    }
+    let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
+        Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
+    })?;
+    let data = match (parameters.binary_data_size, input.data) {
+        (Some(size), None) => {
+            let left = binary.len();
+            match usize::try_from(size) {
+                Ok(size) if size <= left => binary.split_to(size),
+                _ => {
+                    return invalid(format!(
+                        "input '{name}': binary_data_size is {size}, but only {left} bytes are left in the body"
+                    ));
+                }
+            }
+        }
+        (None, Some(data)) => tensors::count(&input.shape)
+            .and_then(|elements| values::encode(datatype, data, elements))
+            .map_err(|why| {
+                Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&input.shape)))
+            })?,
+        (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
+        (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
+    };
+    Ok(NamedTensor { name: input.name, datatype, shape: input.shape, data })
+}
+
+fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<String>, Form), Failure> {
+    if headers.is_empty() {
+        return Ok((Vec::new(), Form::All(default)));
+    }
+    let mut names = Vec::new();
+    let mut each = Vec::new();
+    for OutputHeader { name, parameters } in headers {
+        let parameters = parameters.unwrap_or_default();
+        if parameters.classification.is_some_and(|classes| classes > 0) {
+            return invalid(format!("output '{}': classification is not supported", Clipped(&name)));
+        }
+        if parameters.shared_memory_region.is_some() {
+            return invalid(format!("output '{}': shared memory regions are not supported", Clipped(&name)));
+        }
+        names.push(name);
+        each.push(parameters.binary_data.unwrap_or(default));
+    }
+    Ok((names, Form::Each(each)))
+}
+
+/// A body that is the only input of the model: one row, as large as the body where the model leaves
+/// one axis open; a BYTES tensor of one element. The outputs are binary.
+fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
+    let [spec] = &model.inputs[..] else {
+        return invalid(format!(
+            "a raw binary request is for models with one input, but model '{}' has {}",
+            model.name,
+            model.inputs.len()
+        ));
+    };
+    let mut shape = spec.shape.clone();
+    if let (true, Some(batch)) = (model.max_batch > 0, shape.first_mut()) {
+        *batch = 1;
+    }
+    let open: Vec<usize> = (0..shape.len()).filter(|&axis| shape[axis] < 0).collect();
+    let data = match spec.datatype.size() {
+        Some(size) => {
+            if let [axis] = open[..] {
+                shape[axis] = 1;
+                let row = tensors::count(&shape).map_err(Failure::Invalid)?.saturating_mul(size).max(1);
+                shape[axis] = i64::try_from(body.len() / row).unwrap_or(i64::MAX);
+            }
+            body
+        }
+        None => {
+            open.iter().for_each(|&axis| shape[axis] = 1);
+            byte_string(&body)?
+        }
+    };
+    if open.len() > 1 && spec.datatype.size().is_some() {
+        return invalid(format!(
+            "a raw binary request is for inputs with at most one open dimension, but input '{}' has shape {}",
+            spec.name,
+            Shape(&spec.shape)
+        ));
+    }
+    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data };
+    let request = InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new() };
+    Ok(HttpRequest { request, form: Form::All(true) })
+}
+
+fn byte_string(body: &[u8]) -> Result<Bytes, Failure> {
+    let length = u32::try_from(body.len())
+        .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
+    Ok([&length.to_le_bytes()[..], body].concat().into())
+}
+
+fn invalid<T>(message: String) -> Result<T, Failure> {
+    Err(Failure::Invalid(message))
+}
+
+#[cfg(test)]
+#[path = "json_tests.rs"]
+mod tests;

@@ -1,0 +1,142 @@
+use shadowslice_shared::tensor::TensorSpec;
+
+use super::*;
+
+fn model() -> Metadata {
+    let spec =
+        |name: &str, datatype, shape: &[i64]| TensorSpec { name: name.into(), datatype, shape: shape.into() };
+    Metadata {
+        name: "m".into(),
+        platform: "emulated",
+        max_batch: 8,
+        inputs: vec![spec("x", Datatype::Uint8, &[-1, 2])],
+        outputs: vec![spec("y", Datatype::Uint8, &[-1, 2])],
+    }
+}
+
+fn parsed(json: &str, binary: &[u8]) -> Result<HttpRequest, String> {
+    let body = [json.as_bytes(), binary].concat();
+    parse(body.into(), Some(json.len()), &model()).map_err(|why| match why {
+        Failure::Invalid(why) => why,
+        other => panic!("{other:?}"),
+    })
+}
+
+#[test]
+fn json_and_binary_inputs_stand_in_one_request() {
+    let json = r#"{"id":"7","parameters":{"binary_data_output":true,"timeout":5,"priority":1},"inputs":[
+        {"name":"a","datatype":"UINT8","shape":[1,2],"parameters":{"binary_data_size":2}},
+        {"name":"b","datatype":"INT16","shape":[1,1],"data":[[-1]]},
+        {"name":"c","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}],
+        "outputs":[{"name":"z"},{"name":"y","parameters":{"binary_data":false}}], "unknown":[{}]}"#;
+    let HttpRequest { request, form } = parsed(json, &[1, 2, 0, 60]).unwrap();
+    assert_eq!((&request.id[..], &request.outputs[..]), ("7", &["z".to_owned(), "y".to_owned()][..]));
+    let data: Vec<&[u8]> = request.inputs.iter().map(|input| &input.data[..]).collect();
+    assert_eq!(data, [&[1, 2][..], &[0xff, 0xff], &[0, 60]]);
+    assert_eq!((form.binary(0), form.binary(1)), (true, false));
+}
+
+#[test]
+fn binary_inputs_are_slices_of_the_body() {
+    let json =
+        r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}}]}"#;
+    let body = Bytes::from([json.as_bytes(), &[1, 2]].concat());
+    let request = parse(body.clone(), Some(json.len()), &model()).unwrap().request;
+    assert_eq!(request.inputs[0].data.as_ptr(), body[json.len()..].as_ptr());
+}
+
+#[test]
+fn sizes_that_lie_are_refused() {
+    let input = |size: &str| {
+        format!(
+            r#"{{"inputs":[{{"name":"x","datatype":"UINT8","shape":[1,2],"parameters":{{"binary_data_size":{size}}}}}]}}"#
+        )
+    };
+    assert!(parsed(&input("2"), &[1, 2]).is_ok());
+    for (size, binary) in [
+        ("3", &[1, 2][..]),
+        ("1", &[1, 2]),
+        ("0", &[1]),
+        ("18446744073709551615", &[1]),
+        ("18446744073709551616", &[1]),
+        ("-1", &[1]),
+        ("\"2\"", &[1, 2]),
+        ("2.0", &[1, 2]),
+    ] {
+        assert!(parsed(&input(size), binary).is_err(), "{size}");
+    }
+    assert!(parse(Bytes::from_static(b"{}"), Some(3), &model()).is_err());
+    assert!(parse(Bytes::from_static(b"{}"), Some(usize::MAX), &model()).is_err());
+}
+
+#[test]
+fn garbage_is_refused_with_its_place() {
+    let bomb = format!("{}{}", r#"{"inputs":[],"x":"#, "[".repeat(500_000));
+    let wide = r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[9223372036854775808],"data":[]}]}"#;
+    for json in ["{", "[]", "nul", "{}", r#"{"inputs":5}"#, r#"{"inputs":[{}]}"#, &bomb, wide] {
+        let why = parsed(json, &[]).unwrap_err();
+        assert!(why.starts_with("failed to parse the request JSON: "), "{json:.40}: {why}");
+        assert!(why.len() < 300);
+    }
+    assert!(parse(Bytes::from_static(b"{\"inputs\":[],\"id\":\"\xff\"}"), None, &model()).is_err());
+    assert!(parse(Bytes::new(), None, &model()).is_err());
+    assert!(parse(Bytes::from_static(b"\xff\xfe\0\0"), None, &model()).is_err());
+}
+
+#[test]
+fn data_comes_once_and_in_a_known_form() {
+    let input = |rest: &str| parsed(&format!(r#"{{"inputs":[{{"name":"x","shape":[1],{rest}}}]}}"#), &[1]);
+    for (rest, why) in [
+        (r#""datatype":"UINT8""#, "neither"),
+        (r#""datatype":"UINT8","data":null"#, "neither"),
+        (r#""datatype":"UINT8","data":[1],"parameters":{"binary_data_size":1}"#, "both"),
+        (r#""datatype":"uint8","data":[1]"#, "unknown datatype"),
+        (r#""datatype":"FP16","data":[1]"#, "no JSON form"),
+        (r#""datatype":"UINT8","data":[300]"#, "out of range"),
+        (r#""datatype":"UINT8","data":[1]"#, "left after the last tensor"),
+        (r#""datatype":"UINT8","parameters":{"shared_memory_region":"r"}"#, "shared memory"),
+    ] {
+        let got = input(rest).unwrap_err();
+        assert!(got.contains(why), "{rest}: {got}");
+    }
+}
+
+#[test]
+fn negative_and_huge_shapes_of_json_data_are_refused_before_anything_is_made_for_them() {
+    for shape in ["-1", "9223372036854775807", "4294967296,4294967296", "0,9223372036854775807"] {
+        let json = format!(r#"{{"inputs":[{{"name":"x","datatype":"FP64","shape":[{shape}],"data":[]}}]}}"#);
+        assert!(parsed(&json, &[]).is_err(), "{shape}");
+    }
+}
+
+#[test]
+fn a_raw_body_is_the_only_input() {
+    let raw = |model: &Metadata, body: &'static [u8]| parse(Bytes::from_static(body), Some(0), model);
+    let HttpRequest { request, form } = raw(&model(), &[5, 6]).unwrap();
+    assert_eq!((&request.inputs[0].shape[..], &request.inputs[0].data[..]), (&[1, 2][..], &[5, 6][..]));
+    assert!(form.binary(0));
+
+    let mut open = model();
+    open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Int32, shape: vec![-1, 2, -1] };
+    assert_eq!(raw(&open, &[0; 24]).unwrap().request.inputs[0].shape, [1, 2, 3]);
+    open.inputs[0].shape = vec![-1, -1, -1];
+    assert!(raw(&open, &[0; 24]).is_err());
+    open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Bytes, shape: vec![-1, -1] };
+    let request = raw(&open, b"abc").unwrap().request;
+    assert_eq!(
+        (&request.inputs[0].shape[..], &request.inputs[0].data[..]),
+        (&[1, 1][..], &b"\x03\0\0\0abc"[..])
+    );
+
+    let mut two = model();
+    two.inputs.push(two.inputs[0].clone());
+    assert!(raw(&two, &[5, 6]).is_err());
+}
+
+#[test]
+fn classification_and_shared_memory_are_refused_not_ignored() {
+    for parameters in [r#"{"classification":3}"#, r#"{"shared_memory_region":"r"}"#] {
+        let json = format!(r#"{{"inputs":[],"outputs":[{{"name":"y","parameters":{parameters}}}]}}"#);
+        assert!(parsed(&json, &[]).unwrap_err().contains("not supported"));
+    }
+}

@@ -1,0 +1,71 @@
+use super::*;
+
+fn unix(path: &Path, mode: Option<u32>, group: Option<&str>) -> Listener {
+    Listener { address: Address::Unix(path.to_owned()), mode, group: group.map(str::to_owned) }
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o7777
+}
+
+#[tokio::test]
+async fn a_socket_has_its_mode_and_goes_when_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    let bound = bind(&unix(&path, None, None)).await.unwrap();
+    assert_eq!(mode(&path), 0o660);
+    UnixStream::connect(&path).await.unwrap();
+    drop(bound);
+    assert!(!path.try_exists().unwrap());
+    let _bound = bind(&unix(&path, Some(0o606), None)).await.unwrap();
+    assert_eq!(mode(&path), 0o606);
+}
+
+#[tokio::test]
+async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    let live = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    assert!(matches!(bind(&unix(&path, None, None)).await, Err(BindError::InUse(_))));
+    assert!(path.try_exists().unwrap());
+    drop(live);
+    bind(&unix(&path, None, None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_socket_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(bind(&unix(&path, None, None)).await, Err(BindError::NoSocket(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[tokio::test]
+async fn a_socket_that_somebody_replaced_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    let bound = bind(&unix(&path, None, None)).await.unwrap();
+    // The old inode stays in use, lest its number be given to the new file.
+    std::fs::rename(&path, dir.path().join("old.sock")).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    drop(bound);
+    assert!(path.try_exists().unwrap());
+}
+
+#[tokio::test]
+async fn faults_name_the_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    let unknown = bind(&unix(&path, None, Some("no such group"))).await.unwrap_err();
+    assert!(matches!(unknown, BindError::Group { .. }) && unknown.to_string().contains("no such group"));
+    assert!(!path.try_exists().unwrap());
+    let nowhere = bind(&unix(&dir.path().join("no/x.sock"), None, None)).await.unwrap_err();
+    assert!(nowhere.to_string().contains("no/x.sock"));
+    let long = bind(&unix(&dir.path().join("x".repeat(200)), None, None)).await;
+    assert!(matches!(long, Err(BindError::Unix { .. })));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let taken_twice = std::net::TcpListener::bind(taken);
+    let listener = Listener { address: Address::Tcp(taken), mode: None, group: None };
+    assert_eq!(bind(&listener).await.is_err(), taken_twice.is_ok());
+}

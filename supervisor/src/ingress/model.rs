@@ -1,0 +1,76 @@
+//! A model as a request finds it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use shadowslice_shared::tensor::Datatype;
+
+use super::refusal::Refusal;
+use super::tensors::{self, Clipped, InferRequest};
+use crate::pipeline::{Failure, Metadata, Pipeline};
+use crate::router::Router;
+
+/// The one version that every model has.
+pub(super) const VERSION: &str = "1";
+
+/// One output of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answered {
+    /// The model's name for it.
+    pub(super) name: String,
+    /// Its element type.
+    pub(super) datatype: Datatype,
+    /// Its whole shape.
+    pub(super) shape: Vec<i64>,
+    /// Its elements, as in [`crate::pipeline::Output::data`].
+    pub(super) data: Bytes,
+}
+
+/// The pipeline of that name and version; an empty version is the one there is.
+pub(super) fn find<'a>(router: &'a Router, name: &str, version: &str) -> Result<&'a Arc<Pipeline>, Refusal> {
+    let pipeline = router.model(name).ok_or_else(|| {
+        Refusal::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
+    })?;
+    if version.is_empty() || version == VERSION {
+        Ok(pipeline)
+    } else {
+        Err(Refusal::NotFound(format!(
+            "Request for unknown model: '{}' version {} is not found; its version is {VERSION}",
+            Clipped(name),
+            Clipped(version)
+        )))
+    }
+}
+
+/// What the model is, or why that is not known yet.
+pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, Refusal> {
+    pipeline.metadata().ok_or_else(|| {
+        let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
+        Failure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
+    })
+}
+
+/// Checks the request, runs it, and picks the outputs it wants.
+pub(super) async fn infer(
+    pipeline: &Pipeline,
+    metadata: &Metadata,
+    request: InferRequest,
+) -> Result<Vec<Answered>, Refusal> {
+    let wanted = tensors::requested(metadata, &request.outputs)?;
+    let inputs = tensors::check(metadata, request.inputs)?;
+    let mut outputs: Vec<_> = pipeline.infer(inputs).await?.into_iter().map(Some).collect();
+    if outputs.len() != metadata.outputs.len() {
+        let (expected, got) = (metadata.outputs.len(), outputs.len());
+        return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());
+    }
+    let picked = wanted.into_iter().filter_map(|index| {
+        let (spec, output) = (&metadata.outputs[index], outputs[index].take()?);
+        Some(Answered {
+            name: spec.name.clone(),
+            datatype: spec.datatype,
+            shape: output.shape,
+            data: output.data,
+        })
+    });
+    Ok(picked.collect())
+}

@@ -1,0 +1,51 @@
+//! Why a request is not answered, in both protocols' terms.
+
+use hyper::StatusCode;
+use tonic::Status;
+
+use crate::pipeline::Failure;
+
+/// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// Why a request is not answered.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    /// Nothing of that name is here.
+    #[error("{0}")]
+    NotFound(String),
+    /// The pipeline's failure, or one found before it.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+impl Refusal {
+    /// Its HTTP status.
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
+            Self::Failed(Failure::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Its text, cut where it is too long for a header.
+    pub(super) fn message(&self) -> String {
+        let mut message = self.to_string();
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.message();
+        match refusal {
+            Refusal::NotFound(_) => Self::not_found(message),
+            Refusal::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
+            Refusal::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
+            Refusal::Failed(Failure::Internal(_)) => Self::internal(message),
+        }
+    }
+}
