@@ -1,0 +1,111 @@
+# Everything is made under target/, by files that say what is done, so a second run is quick.
+# Needs Rust, Python 3.11 or later with pip, and a C linker; the rest is fetched at pinned versions.
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+CARGO  ?= cargo
+PYTHON ?= python3
+
+# The binaries look for ONNX Runtime beside their own folder, so the target folder is always this one.
+TARGET := $(CURDIR)/target
+export CARGO_TARGET_DIR := $(TARGET)
+
+NEXTEST_VERSION := 0.9.143
+
+ort       := $(TARGET)/onnxruntime/libonnxruntime.so
+py_stamp  := $(TARGET)/python/.complete-$(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
+models    := $(TARGET)/models/.complete
+pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
+with_libs := PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON)
+
+.PHONY: help
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build models ## Serve three models without a GPU, resize them under load, check every answer
+	$(TARGET)/release/shadowslice-demo
+
+.PHONY: test
+test: lint clients unit ## Formatting, lints, all tests, outside clients
+
+.PHONY: lint
+lint: | have-cargo ## Formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# Whole-system tests run the binaries, so those are built first. nextest is fetched once where it is
+# missing; where that fails too (it takes the network and some minutes), cargo runs the same tests.
+.PHONY: unit
+unit: export PATH := $(TARGET)/tools/bin:$(PATH)
+unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system tests
+	$(CARGO) build --workspace --locked
+	$(CARGO) test --workspace --doc --locked
+	if $(CARGO) nextest --version >/dev/null 2>&1 || \
+	   $(CARGO) install cargo-nextest --version $(NEXTEST_VERSION) --locked --root $(TARGET)/tools; then \
+	  $(CARGO) nextest run --workspace --locked; \
+	else \
+	  echo "note: no cargo-nextest could be installed; cargo test runs the same tests" >&2; \
+	  $(CARGO) test --workspace --all-targets --locked; \
+	fi
+
+.PHONY: clients
+clients: onnxruntime python | have-cargo ## Triton's own clients against a running server
+	$(CARGO) build --workspace --locked
+	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
+
+.PHONY: bench
+bench: build models ## Benchmarks
+	$(CARGO) bench --package shadowslice-benches --locked
+
+.PHONY: build
+build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it
+	$(CARGO) build --workspace --release --locked
+
+.PHONY: onnxruntime
+onnxruntime: $(ort) ## ONNX Runtime's shared library
+
+.PHONY: python
+python: $(py_stamp) ## Python packages of the models' script and the outside clients
+
+.PHONY: models
+models: $(models) ## The demo's models, and the answers they must give
+
+.PHONY: clean
+clean: ## Remove everything made
+	rm -rf $(TARGET)
+
+$(ort): requirements-onnxruntime.txt | have-pip
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(pip) download --no-deps --only-binary=:all: --python-version 3.11 --require-hashes \
+	  --platform manylinux_2_28_$$(uname -m) --requirement $< --dest $(@D)
+	$(PYTHON) -m zipfile --extract $(@D)/*.whl $(@D)/wheel
+	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime.so.* $@
+	rm -rf $(@D)/wheel $(@D)/*.whl
+	touch $@
+
+$(py_stamp): requirements.txt | have-pip
+	rm -rf $(@D)
+	$(pip) install --root-user-action=ignore --only-binary=:all: --no-deps --target $(@D) --requirement $<
+	touch $@
+
+$(models): models/make_models.py $(py_stamp)
+	$(with_libs) $< $(@D)
+	touch $@
+
+.PHONY: have-cargo have-pip
+have-cargo:
+	@command -v $(CARGO) >/dev/null || { \
+	  echo "error: cargo is missing: install Rust 1.95 or later (rustup), then run make again" >&2; exit 69; }
+
+have-pip:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) is missing: install Python 3.11 or later (apt-get install python3 python3-pip)" >&2; exit 69; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $$($(PYTHON) --version) is too old: install Python 3.11 or later, or name one: make PYTHON=python3.12" >&2; exit 69; }
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { \
+	  echo "error: pip is missing: install it (apt-get install python3-pip)" >&2; exit 69; }

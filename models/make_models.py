@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Makes the demo's models, with inputs and the answers that ONNX Runtime gives when called directly.
+
+Usage: make_models.py FOLDER
+
+Writes NAME.onnx and NAME.json for each model. The JSON holds cases, each one request of one row:
+{"cases": [{"inputs": [TENSOR], "outputs": [TENSOR], "truth": 7}]}, where TENSOR is
+{"name", "datatype", "shape", "data"} in the Open Inference Protocol's words and `truth`, where there
+is one, is the true label. Seeds are fixed: every run makes the same models.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, checker, helper, numpy_helper, save
+
+OPSET = 17
+DATATYPES = {"float32": "FP32", "int64": "INT64"}
+
+
+class Graph:
+    """Collects an ONNX graph node by node; each method returns the name of what it added."""
+
+    def __init__(self):
+        self.nodes, self.constants = [], []
+
+    def constant(self, value):
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def weight(self, value):
+        return self.constant(np.asarray(value, dtype=np.float32))
+
+    def add(self, operator, *inputs, output=None, **attributes):
+        output = output or f"n{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def linear(self, x, weight, bias):
+        return self.add("Add", self.add("MatMul", x, self.weight(weight)), self.weight(bias))
+
+    def save(self, path, inputs, outputs):
+        graph = helper.make_graph(self.nodes, path.stem, inputs, outputs, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+        checker.check_model(model)
+        save(model, path)
+
+
+def digits(path):
+    """A multi-layer perceptron on scikit-learn's 8x8 digits; its cases are the held-out images."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from sklearn.neural_network import MLPClassifier
+
+    images, labels = load_digits(return_X_y=True)
+    train, held_out, train_labels, truths = train_test_split(
+        images / 16, labels, test_size=0.25, random_state=0, stratify=labels)
+    mlp = MLPClassifier((64, 32), random_state=0, max_iter=1000).fit(train, train_labels)
+
+    graph = Graph()
+    layer = graph.add("Div", "image", graph.weight(16))  # pixels are 0 to 16
+    for weight, bias in zip(mlp.coefs_[:-1], mlp.intercepts_[:-1]):
+        layer = graph.add("Relu", graph.linear(layer, weight, bias))
+    logits = graph.linear(layer, mlp.coefs_[-1], mlp.intercepts_[-1])
+    graph.add("ArgMax", logits, output="label", axis=1, keepdims=0)
+    graph.add("Softmax", logits, output="probabilities", axis=1)
+    graph.save(path,
+               [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 64])],
+               [helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]),
+                helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["batch", 10])])
+
+    requests = [{"image": (image * 16).astype(np.float32)[None]} for image in held_out]
+    return requests, [int(truth) for truth in truths]
+
+
+def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
+    """A small transformer encoder with fixed random weights and a masked mean as its embedding.
+
+    Its cases are sequences of five lengths, so that not all of them can join one batch; half of them
+    end in padding.
+    """
+    random = np.random.default_rng(7)
+
+    def weight(*shape):
+        return random.normal(0, shape[0] ** -0.5, shape)
+
+    graph = Graph()
+    mask = graph.add("Cast", "attention_mask", to=TensorProto.FLOAT)
+    hidden = graph.add("Add", graph.add("Gather", graph.weight(random.normal(0, 1, (vocabulary, width))), "input_ids"),
+                       positions(graph, width))
+    # 0 where a token may be attended to, a very negative number at padding.
+    bias = graph.add("Mul", graph.add("Sub", mask, graph.weight(1)), graph.weight(1e9))
+    bias = graph.add("Unsqueeze", bias, graph.constant([1, 2]))
+    for _ in range(layers):
+        attended = attention(graph, normalised(graph, hidden, width), bias, width, heads, weight)
+        hidden = graph.add("Add", hidden, attended)
+        inner = graph.linear(normalised(graph, hidden, width), weight(width, 4 * width), np.zeros(4 * width))
+        outer = graph.linear(graph.add("Relu", inner), weight(4 * width, width), np.zeros(width))
+        hidden = graph.add("Add", hidden, outer)
+    column = graph.add("Unsqueeze", mask, graph.constant([2]))
+    axis = graph.constant([1])
+    total = graph.add("ReduceSum", graph.add("Mul", hidden, column), axis, keepdims=0)
+    count = graph.add("Max", graph.add("ReduceSum", column, axis, keepdims=0), graph.weight(1))
+    graph.add("Div", total, count, output="embedding")
+    tokens = ["batch", "length"]
+    graph.save(path,
+               [helper.make_tensor_value_info("input_ids", TensorProto.INT64, tokens),
+                helper.make_tensor_value_info("attention_mask", TensorProto.INT64, tokens)],
+               [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", width])])
+
+    requests = []
+    for index in range(300):
+        length = (5, 8, 13, 21, 34)[index % 5]
+        ids = random.integers(0, vocabulary, (1, length), dtype=np.int64)
+        padding = int(random.integers(0, length // 2)) if index % 2 else 0
+        present = np.arange(length, dtype=np.int64)[None] < length - padding
+        requests.append({"input_ids": ids, "attention_mask": present.astype(np.int64)})
+    return requests, [None] * len(requests)
+
+
+def positions(graph, width):
+    """Sine and cosine positions for as many tokens as `input_ids` has."""
+    length = graph.add("Gather", graph.add("Shape", "input_ids"), graph.constant(1))
+    steps = graph.add("Range", graph.constant(0), length, graph.constant(1))
+    steps = graph.add("Unsqueeze", graph.add("Cast", steps, to=TensorProto.FLOAT), graph.constant([1]))
+    frequencies = 10000.0 ** (-np.arange(width // 2) / (width // 2))
+    angles = graph.add("Mul", steps, graph.weight(frequencies[None]))
+    return graph.add("Concat", graph.add("Sin", angles), graph.add("Cos", angles), axis=1)
+
+
+def normalised(graph, x, width):
+    return graph.add("LayerNormalization", x, graph.weight(np.ones(width)), graph.weight(np.zeros(width)))
+
+
+def attention(graph, x, bias, width, heads, weight):
+    """Multi-head self-attention; `bias` [batch, 1, 1, length] is added to the scores."""
+    split = graph.constant([0, 0, heads, width // heads])
+
+    def projected(order):
+        rows = graph.add("MatMul", x, graph.weight(weight(width, width)))
+        return graph.add("Transpose", graph.add("Reshape", rows, split), perm=order)
+
+    queries, keys, values = projected([0, 2, 1, 3]), projected([0, 2, 3, 1]), projected([0, 2, 1, 3])
+    scores = graph.add("Mul", graph.add("MatMul", queries, keys), graph.weight((width // heads) ** -0.5))
+    shares = graph.add("Softmax", graph.add("Add", scores, bias), axis=-1)
+    mixed = graph.add("Transpose", graph.add("MatMul", shares, values), perm=[0, 2, 1, 3])
+    return graph.linear(graph.add("Reshape", mixed, graph.constant([0, 0, width])),
+                        weight(width, width), np.zeros(width))
+
+
+def tensor(name, value):
+    return {"name": name, "datatype": DATATYPES[value.dtype.name], "shape": value.shape,
+            "data": value.reshape(-1).tolist()}
+
+
+def direct_answers(path, requests, truths):
+    """What ONNX Runtime answers to each request alone, called directly."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    for request, truth in zip(requests, truths):
+        answers = zip(names, session.run(names, request))
+        case = {"inputs": [tensor(*item) for item in request.items()],
+                "outputs": [tensor(*item) for item in answers]}
+        yield case if truth is None else case | {"truth": truth}
+
+
+def main(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for make in (digits, encoder):
+        path = folder / f"{make.__name__}.onnx"
+        cases = list(direct_answers(path, *make(path)))
+        path.with_suffix(".json").write_text(json.dumps({"cases": cases}))
+        print(f"{path.name}: {path.stat().st_size} bytes, {len(cases)} cases")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
