@@ -1,1 +1,15 @@
-//! placeholder
+//! What the whole-system tests and the demo share: a supervisor to be tested from outside, with its
+//! clients, an open-loop load, and requests whose answers are known.
+
+pub mod cases;
+pub mod client;
+pub mod home;
+pub mod load;
+pub mod process;
+pub mod server;
+pub mod status;
+
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
+mod proto {
+    tonic::include_proto!("inference");
+}

@@ -1,0 +1,131 @@
+//! What the demo prints.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use shadowslice_tests::home::Error;
+use shadowslice_tests::load::Tally;
+use shadowslice_tests::status::{Handover, Status};
+
+use crate::resizes::Resizes;
+use crate::workload::Workload;
+
+/// One line of progress.
+pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
+    let so_far = workloads.iter().map(|workload| {
+        let tally = workload.tally.lock();
+        let (answered, p99) = (tally.answered(), tally.latency_ms(0.99));
+        let trouble = tally.wrong + tally.failures();
+        let trouble = if trouble == 0 { String::new() } else { format!(", {trouble} WRONG OR FAILED") };
+        format!("{} {answered} answers, p99 {p99:.0} ms{trouble}", workload.name)
+    });
+    println!("{} {}", clock(at), so_far.collect::<Vec<_>>().join(" | "));
+}
+
+/// One line for a resize.
+pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
+    let Handover { from_sms, to_sms, .. } = handover;
+    println!(
+        "{}   resized {model} from {from_sms} to {to_sms} SMs, in effect after {} ms, stall {} us",
+        clock(at),
+        number(handover.effect_ms, 0),
+        number(handover.stall_us, 0),
+    );
+}
+
+/// One line for a resize that was not carried out.
+pub(crate) fn not_resized(at: Duration, model: &str, error: &Error) {
+    println!("{}   {model} was NOT resized: {error}", clock(at));
+}
+
+fn clock(at: Duration) -> String {
+    format!("{:5.1} s", at.as_secs_f64())
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "?".into(), |value| format!("{value:.digits$}"))
+}
+
+/// The outcome of the whole demo.
+pub(crate) struct Report<'a> {
+    /// The models with what became of their requests.
+    pub(crate) workloads: &'a [Workload],
+    /// What became of their resizes, in the same order.
+    pub(crate) resizes: &'a [Resizes],
+}
+
+impl Report<'_> {
+    /// The final table, with what the server itself says in `status`.
+    pub(crate) fn table(&self, status: &Status) {
+        println!(
+            "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>11}{:>12}{:>13}",
+            "model",
+            "requests",
+            "checked",
+            "wrong",
+            "failed",
+            "p50",
+            "p99",
+            "SLO",
+            "kept",
+            "hand-overs",
+            "worst stall",
+            "worst effect",
+        );
+        for (workload, resizes) in self.workloads.iter().zip(self.resizes) {
+            let model = status.model(workload.name);
+            let slo = model.map_or(f64::NAN, |model| model.slo.latency_ms);
+            row(workload.name, &workload.tally.lock(), slo, resizes);
+        }
+        println!();
+        self.remarks();
+    }
+
+    /// Whether nothing was lost or wrong and every resize carried out. Says so.
+    pub(crate) fn verdict(&self) -> bool {
+        let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
+        let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();
+        let answered = self.workloads.iter().all(|workload| workload.tally.lock().right > 0);
+        let undone: u32 = self.resizes.iter().map(|resizes| resizes.failed).sum();
+        let well = lost == 0 && wrong == 0 && undone == 0 && answered;
+        println!(
+            "{}: {lost} requests lost, {wrong} answered wrongly, {undone} resizes not carried out",
+            if well { "PASSED" } else { "FAILED" }
+        );
+        well
+    }
+
+    fn remarks(&self) {
+        for workload in self.workloads {
+            let tally = workload.tally.lock();
+            if let Some(truths) = &workload.truths {
+                let accuracy = 100.0 * truths.load(Ordering::Relaxed) as f64 / tally.answered().max(1) as f64;
+                println!("{}: {accuracy:.1} % of the labels are true", workload.name);
+            }
+            for (why, count) in &tally.failed {
+                println!("{}: {count} failed: {why}", workload.name);
+            }
+            for how in &tally.examples {
+                println!("{}: wrong: {how}", workload.name);
+            }
+        }
+    }
+}
+
+fn row(model: &str, tally: &Tally, slo: f64, resizes: &Resizes) {
+    let worst =
+        |value: fn(&Handover) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
+    let kept = 100.0 * tally.attainment(Duration::from_secs_f64(slo.max(0.0) / 1e3));
+    println!(
+        "{model:<9}{:>9}{:>9}{:>7}{:>8}{:>6.1} ms{:>6.1} ms{slo:>6.0} ms{kept:>6.1} %{:>11}{:>9} us{:>10} ms",
+        tally.offered,
+        tally.answered(),
+        tally.wrong,
+        tally.failures(),
+        tally.latency_ms(0.5),
+        tally.latency_ms(0.99),
+        resizes.completed.len(),
+        number(worst(|handover| handover.stall_us), 0),
+        number(worst(|handover| handover.effect_ms), 0),
+    );
+}

@@ -1,0 +1,96 @@
+//! What is asked of each model, and what it must answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_tests::cases::{self, BadCases, Case, Tensor, compare};
+use shadowslice_tests::client::Client;
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::server::Server;
+
+/// Connections per model.
+const CONNECTIONS: usize = 4;
+
+/// One model under load.
+pub(crate) struct Workload {
+    /// The model.
+    pub(crate) name: &'static str,
+    /// Shares it is given in turn, in percent.
+    pub(crate) shares: &'static [u32],
+    /// What became of its requests so far.
+    pub(crate) tally: Arc<Mutex<Tally>>,
+    /// Labels that were true, where its cases tell the truth.
+    pub(crate) truths: Option<Arc<AtomicU64>>,
+    rate: f64,
+    cases: Arc<Vec<Case>>,
+    tolerance: f32,
+}
+
+/// All models of `configs/demo.yaml`.
+pub(crate) fn all() -> Result<Vec<Workload>, BadCases> {
+    let folder = cases::models_folder();
+    let digits = cases::load(&folder.join("digits.json"))?;
+    let encoder = cases::load(&folder.join("encoder.json"))?;
+    Ok(vec![
+        Workload::new("digits", 80.0, &[12, 35, 18, 25], digits, 1e-4),
+        Workload::new("encoder", 40.0, &[45, 22, 60, 30], encoder, 1e-3),
+        Workload::new("echo", 100.0, &[10, 26, 14, 20], echoes(), 0.0),
+    ])
+}
+
+/// Requests of sixteen different numbers, answered by themselves.
+fn echoes() -> Vec<Case> {
+    let case = |n: u16| {
+        let elements: Vec<f32> = (0..16u8).map(|i| f32::from(n) + f32::from(i) / 16.0).collect();
+        let tensor = |name| Tensor::fp32(name, &[1, 16], &elements);
+        Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+    };
+    (0..1000).map(case).collect()
+}
+
+impl Workload {
+    fn new(name: &'static str, rate: f64, shares: &'static [u32], cases: Vec<Case>, tolerance: f32) -> Self {
+        let truths = cases.iter().any(|case| case.truth.is_some()).then(Arc::default);
+        Self { name, shares, tally: Arc::default(), truths, rate, cases: Arc::new(cases), tolerance }
+    }
+
+    /// The load on this model, to be awaited.
+    pub(crate) fn load(
+        &self,
+        server: &Server,
+        span: Duration,
+        seed: u64,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let plan = Plan { rate: self.rate, span, arrivals: Arrivals::Poisson, seed };
+        let clients: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        let (name, tolerance, truths) = (self.name, self.tolerance, self.truths.clone());
+        let (tally, cases) = (Arc::clone(&self.tally), Arc::clone(&self.cases));
+        async move {
+            let request = |n: usize| {
+                let mut client = clients[n % clients.len()].clone();
+                let (cases, truths) = (Arc::clone(&cases), truths.clone());
+                async move {
+                    let case = &cases[n % cases.len()];
+                    match client.infer(name, &case.inputs).await {
+                        Ok(answer) => check(case, &answer, tolerance, truths.as_deref()),
+                        Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+                    }
+                }
+            };
+            load::run(&plan, &tally, request).await;
+        }
+    }
+}
+
+fn check(case: &Case, answer: &[Tensor], tolerance: f32, truths: Option<&AtomicU64>) -> Outcome {
+    let label = answer.first().and_then(|output| output.data.first_chunk().copied()).map(i64::from_le_bytes);
+    if let (Some(truths), true) = (truths, label == case.truth) {
+        truths.fetch_add(1, Ordering::Relaxed);
+    }
+    match compare(&case.outputs, answer, tolerance) {
+        Ok(()) => Outcome::Right,
+        Err(how) => Outcome::Wrong(how),
+    }
+}

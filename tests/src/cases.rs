@@ -1,0 +1,189 @@
+//! Requests with known answers, as `models/make_models.py` writes them, and how answers are compared.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+/// A tensor, its elements row-major and little-endian as the protocol carries them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// Its datatype in the protocol's words, such as FP32.
+    pub datatype: String,
+    /// Its whole shape.
+    pub shape: Vec<i64>,
+    /// Its elements.
+    pub data: Bytes,
+}
+
+impl Tensor {
+    /// A tensor of FP32 elements.
+    pub fn fp32(name: &str, shape: &[i64], elements: &[f32]) -> Self {
+        let data = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        Self { name: name.into(), datatype: "FP32".into(), shape: shape.to_vec(), data }
+    }
+
+    /// Its elements, if they are FP32.
+    fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
+        let elements = self.data.as_chunks::<4>().0;
+        (self.datatype == "FP32").then(|| elements.iter().map(|bytes| f32::from_le_bytes(*bytes)))
+    }
+}
+
+/// One request, the answer it must get, and the true label where there is one.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The request's tensors.
+    pub inputs: Vec<Tensor>,
+    /// What ONNX Runtime answers when called directly.
+    pub outputs: Vec<Tensor>,
+    /// What the input really shows.
+    pub truth: Option<i64>,
+}
+
+/// Why there are no cases.
+#[derive(Debug, thiserror::Error)]
+pub enum BadCases {
+    /// The file cannot be read.
+    #[error("cannot read {}; `make models` makes it", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is no JSON of cases.
+    #[error("{} holds no cases; remove it, and `make models` makes it again", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+}
+
+/// The cases in a file.
+pub fn load(path: &Path) -> Result<Vec<Case>, BadCases> {
+    let text = fs::read(path).map_err(|source| BadCases::Read { path: path.into(), source })?;
+    let file: File =
+        serde_json::from_slice(&text).map_err(|source| BadCases::Parse { path: path.into(), source })?;
+    Ok(file.cases)
+}
+
+/// Where the models and their cases lie, wherever the tests are run from.
+pub fn models_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("models")
+}
+
+#[derive(Deserialize)]
+struct File {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct RawCase {
+    inputs: Vec<RawTensor>,
+    outputs: Vec<RawTensor>,
+    truth: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct RawTensor {
+    name: String,
+    shape: Vec<i64>,
+    #[serde(flatten)]
+    elements: Elements,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "datatype", content = "data")]
+enum Elements {
+    #[serde(rename = "FP32")]
+    Fp32(Vec<f32>),
+    #[serde(rename = "INT64")]
+    Int64(Vec<i64>),
+}
+
+impl<'de> Deserialize<'de> for Case {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let RawCase { inputs, outputs, truth } = RawCase::deserialize(deserializer)?;
+        let tensors = |raw: Vec<RawTensor>| raw.into_iter().map(Tensor::from).collect();
+        Ok(Self { inputs: tensors(inputs), outputs: tensors(outputs), truth })
+    }
+}
+
+impl From<RawTensor> for Tensor {
+    fn from(RawTensor { name, shape, elements }: RawTensor) -> Self {
+        match elements {
+            Elements::Fp32(elements) => Self::fp32(&name, &shape, &elements),
+            Elements::Int64(elements) => {
+                let data = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+                Self { name, datatype: "INT64".into(), shape, data }
+            }
+        }
+    }
+}
+
+/// Compares an answer with what it must be: FP32 within `tolerance` where that is above zero, anything
+/// else byte for byte. The error says what differs.
+pub fn compare(expected: &[Tensor], got: &[Tensor], tolerance: f32) -> Result<(), String> {
+    if expected.len() != got.len() {
+        return Err(format!("{} outputs instead of {}", got.len(), expected.len()));
+    }
+    expected.iter().zip(got).try_for_each(|(expected, got)| compare_tensor(expected, got, tolerance))
+}
+
+fn compare_tensor(expected: &Tensor, got: &Tensor, tolerance: f32) -> Result<(), String> {
+    let head = |tensor: &Tensor| format!("{} {} {:?}", tensor.name, tensor.datatype, tensor.shape);
+    if head(expected) != head(got) || expected.data.len() != got.data.len() {
+        return Err(format!(
+            "output {} of {} bytes instead of {} of {}",
+            head(got),
+            got.data.len(),
+            head(expected),
+            expected.data.len()
+        ));
+    }
+    let close = |want: f32, got: f32| (want - got).abs() <= tolerance;
+    match (expected.as_fp32(), got.as_fp32()) {
+        _ if expected.data == got.data => Ok(()),
+        (Some(wanted), Some(elements)) if tolerance > 0.0 => {
+            match wanted.zip(elements).enumerate().find(|(_, (want, got))| !close(*want, *got)) {
+                None => Ok(()),
+                Some((at, (want, got))) => {
+                    Err(format!("output {} element {at} is {got} instead of {want}", expected.name))
+                }
+            }
+        }
+        _ => Err(format!("output {} differs", expected.name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_cases_and_tells_answers_apart() {
+        let text = r#"{"cases": [{"truth": 3,
+            "inputs": [{"name": "a", "datatype": "INT64", "shape": [1, 2], "data": [1, -1]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [0.5, 2]}]}]}"#;
+        let case = serde_json::from_str::<File>(text).unwrap().cases.remove(0);
+        assert_eq!(case.inputs[0].data.len(), 16);
+        assert_eq!(case.inputs[0].data[8..], [0xff; 8]);
+        assert_eq!(case.truth, Some(3));
+
+        let answer = |elements: &[f32]| vec![Tensor::fp32("y", &[2], elements)];
+        assert_eq!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 1e-4), Ok(()));
+        assert!(compare(&case.outputs, &answer(&[0.5, 2.1]), 1e-4).unwrap_err().contains("element 1"));
+        assert!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 0.0).is_err());
+        assert!(compare(&case.outputs, &answer(&[f32::NAN, 2.0]), 1e-4).is_err());
+        assert!(compare(&case.outputs, &answer(&[0.5]), 1e-4).is_err());
+        assert!(compare(&case.outputs, &[], 1e-4).is_err());
+        assert!(compare(&case.inputs, &answer(&[0.5, 2.0]), 1e-4).is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! A gRPC client of the Open Inference Protocol over a Unix socket.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::cases::Tensor;
+use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use crate::proto::model_infer_request::InferInputTensor;
+use crate::proto::{ModelInferRequest, ModelReadyRequest, ServerReadyRequest};
+
+/// The largest answer taken, in bytes.
+const MAX_ANSWER: usize = 256 << 20;
+
+/// How long an attempt to connect may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A client with one connection, made when it is first needed and again after it broke. Clones share
+/// the connection; any number of requests may be in flight on it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    grpc: GrpcInferenceServiceClient<Channel>,
+}
+
+impl Client {
+    /// A client of the server that listens on this socket.
+    pub fn new(socket: &Path) -> Self {
+        let socket = socket.to_path_buf();
+        let connector = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+        });
+        let channel = Endpoint::from_static("http://localhost")
+            .connect_timeout(CONNECT_WITHIN)
+            .connect_with_connector_lazy(connector);
+        Self { grpc: GrpcInferenceServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER) }
+    }
+
+    /// Whether the server says that it is ready.
+    pub async fn server_ready(&mut self) -> Result<bool, Status> {
+        Ok(self.grpc.server_ready(ServerReadyRequest {}).await?.into_inner().ready)
+    }
+
+    /// Whether the server says that the model is ready.
+    pub async fn model_ready(&mut self, model: &str) -> Result<bool, Status> {
+        let request = ModelReadyRequest { name: model.into(), version: String::new() };
+        Ok(self.grpc.model_ready(request).await?.into_inner().ready)
+    }
+
+    /// The model's answer to one request.
+    pub async fn infer(&mut self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, Status> {
+        let answer = self.grpc.model_infer(request(model, inputs)).await?.into_inner();
+        if answer.outputs.len() != answer.raw_output_contents.len() {
+            return Err(Status::data_loss("the answer does not carry each output's raw contents"));
+        }
+        let outputs = answer.outputs.into_iter().zip(answer.raw_output_contents);
+        Ok(outputs
+            .map(|(output, data)| Tensor {
+                name: output.name,
+                datatype: output.datatype,
+                shape: output.shape,
+                data,
+            })
+            .collect())
+    }
+}
+
+fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {
+    let described = |tensor: &Tensor| InferInputTensor {
+        name: tensor.name.clone(),
+        datatype: tensor.datatype.clone(),
+        shape: tensor.shape.clone(),
+        ..InferInputTensor::default()
+    };
+    ModelInferRequest {
+        model_name: model.into(),
+        inputs: inputs.iter().map(described).collect(),
+        raw_input_contents: inputs.iter().map(|tensor| tensor.data.clone()).collect(),
+        ..ModelInferRequest::default()
+    }
+}

@@ -1,0 +1,194 @@
+//! A folder for one supervisor under test, and the `shadowslice` commands run in it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::process::Process;
+
+/// How long anything that the supervisor does by itself may take here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How much of the supervisor's log an error shows, in lines.
+const LOG_LINES: usize = 30;
+
+/// What went wrong with a supervisor under test.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or process of the harness itself.
+    #[error("cannot {what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The binary is not there.
+    #[error("there is no {}; build it first (`cargo build --workspace`), or set SHADOWSLICE_BIN", .0.display())]
+    NoBinary(PathBuf),
+    /// Something did not happen in time.
+    #[error("not within {PATIENCE:?}: {what}; its log:\n{log}")]
+    TooLate {
+        /// What was waited for.
+        what: String,
+        /// The end of the supervisor's log.
+        log: String,
+    },
+    /// The supervisor ended by itself or not as it should.
+    #[error("the supervisor ended with {status}; its log:\n{log}")]
+    Ended {
+        /// Its exit status.
+        status: ExitStatus,
+        /// The end of its log.
+        log: String,
+    },
+    /// A command of the `shadowslice` binary failed.
+    #[error("`shadowslice {command}` ended with {status}: {stderr}")]
+    Command {
+        /// Its arguments.
+        command: String,
+        /// Its exit status.
+        status: ExitStatus,
+        /// What it said.
+        stderr: String,
+    },
+    /// A command printed something that is not what was agreed on.
+    #[error("`shadowslice {command}` printed {printed}")]
+    Printed {
+        /// Its arguments.
+        command: String,
+        /// What it printed.
+        printed: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The model is not known to the supervisor.
+    #[error("`shadowslice status` names no model {0}")]
+    NoModel(String),
+    /// The supervisor left something behind.
+    #[error("left behind: {}", .0.join(", "))]
+    Left(Vec<String>),
+}
+
+/// A folder for one supervisor: its configuration, run directory and temporary files. Short, since
+/// a Unix socket's path may not be long.
+#[derive(Debug)]
+pub struct Home {
+    folder: TempDir,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Home {
+    /// An empty folder.
+    pub fn new() -> Result<Self, Error> {
+        let folder = tempfile::Builder::new()
+            .prefix("ss-")
+            .tempdir_in("/tmp")
+            .map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
+        let home = Self { folder, environment: Vec::new() };
+        let temporary = home.path().join("tmp");
+        fs::create_dir(&temporary)
+            .map_err(|source| Error::Io { what: format!("make {}", temporary.display()), source })?;
+        Ok(home)
+    }
+
+    /// A folder that holds this configuration as `config.yaml`.
+    pub fn with_config(yaml: &str) -> Result<Self, Error> {
+        let home = Self::new()?;
+        home.write("config.yaml", yaml)?;
+        Ok(home)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The supervisor's run directory, unless the configuration names another.
+    pub fn run_dir(&self) -> PathBuf {
+        self.path().join("run")
+    }
+
+    /// Writes a file into it.
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<PathBuf, Error> {
+        let path = self.path().join(name);
+        fs::write(&path, contents)
+            .map_err(|source| Error::Io { what: format!("write {}", path.display()), source })?;
+        Ok(path)
+    }
+
+    /// The end of the supervisor's log.
+    pub fn log(&self) -> String {
+        let text = fs::read_to_string(self.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    }
+
+    /// Sets a variable in the supervisor's environment.
+    pub fn set_env(&mut self, name: &str, value: impl Into<OsString>) {
+        self.environment.push((name.into(), value.into()));
+    }
+
+    /// The `shadowslice` command in this folder's environment.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
+        let mut command = Command::new(binary()?);
+        command
+            .args(arguments)
+            .current_dir(self.path())
+            .env("RUNTIME_DIRECTORY", self.run_dir())
+            .env("SHADOWSLICE_RUN_DIR", self.run_dir())
+            .env("TMPDIR", self.path().join("tmp"))
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        Ok(command)
+    }
+
+    /// Runs a command of `shadowslice` to its end.
+    pub async fn run(&self, arguments: &[&str]) -> Result<Output, Error> {
+        let what = format!("`shadowslice {}`", arguments.join(" "));
+        let output = timeout(PATIENCE, self.command(arguments)?.output()).await;
+        let output = output.map_err(|_| Error::TooLate { what: what.clone(), log: String::new() })?;
+        output.map_err(|source| Error::Io { what: format!("run {what}"), source })
+    }
+}
+
+/// The `shadowslice` binary: named by SHADOWSLICE_BIN, or built beside this one.
+fn binary() -> Result<PathBuf, Error> {
+    if let Some(path) = std::env::var_os("SHADOWSLICE_BIN") {
+        return Ok(path.into());
+    }
+    let own = std::env::current_exe()
+        .map_err(|source| Error::Io { what: "find the running program".into(), source })?;
+    // Cargo puts tests into `deps`, one folder below the binaries.
+    let folder = own.parent().filter(|folder| !folder.ends_with("deps")).or(own.ancestors().nth(2));
+    let path = folder.unwrap_or(Path::new(".")).join("shadowslice");
+    if path.is_file() { Ok(path) } else { Err(Error::NoBinary(path)) }
+}
+
+/// What is still there of a supervisor that ended: processes, sockets, temporary and memory files.
+pub fn left_behind(home: &Home, children: &[Process]) -> Vec<String> {
+    let processes = children.iter().filter(|child| child.alive());
+    let mut left: Vec<String> = processes.map(|child| format!("process {}", child.pid)).collect();
+    let mut folders = vec![home.run_dir(), home.path().join("tmp")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_socket() || entry.path().starts_with(home.path().join("tmp")) => {
+                    left.push(entry.path().display().to_string());
+                }
+                _ => {}
+            }
+        }
+    }
+    left
+}

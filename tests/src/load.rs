@@ -1,0 +1,242 @@
+//! Open-loop load: requests leave when their time has come, whether or not earlier ones were
+//! answered, and latency counts from the scheduled arrival. So a server that stalls is charged for
+//! everything that came while it did.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// How long a request may take before it counts as unfinished.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Requests in flight beyond which further ones count as failed: the client's own memory is bounded.
+const MAX_IN_FLIGHT: usize = 16_384;
+
+/// Descriptions of wrong answers that are kept.
+const MAX_EXAMPLES: usize = 5;
+
+/// Longest latency that is told apart, in microseconds; [`ANSWER_WITHIN`] lies below.
+const MAX_LATENCY_US: u64 = 60_000_000;
+
+/// How arrivals are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrivals {
+    /// At equal distances.
+    Uniform,
+    /// At random, as from many independent clients.
+    Poisson,
+}
+
+/// Which requests arrive when. The same plan always means the same arrivals.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Requests per second.
+    pub rate: f64,
+    /// From the start to the last arrival.
+    pub span: Duration,
+    /// How they are spread.
+    pub arrivals: Arrivals,
+    /// Decides random arrivals.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// The arrivals, as times since the start.
+    pub fn schedule(&self) -> Vec<Duration> {
+        let mut random = SplitMix64(self.seed);
+        let mut at = 0.0;
+        let mut next = || {
+            at += match self.arrivals {
+                Arrivals::Uniform => 1.0,
+                Arrivals::Poisson => -(1.0 - random.fraction()).ln(),
+            } / self.rate;
+            Duration::from_secs_f64(at)
+        };
+        std::iter::repeat_with(&mut next).take_while(|at| *at < self.span).collect()
+    }
+}
+
+/// What became of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Answered rightly.
+    Right,
+    /// Answered, but not as it must be; says what differs.
+    Wrong(String),
+    /// Not answered; says why, in few different words.
+    Failed(String),
+}
+
+/// What became of a load.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    /// Requests whose time has come.
+    pub offered: u64,
+    /// Right answers.
+    pub right: u64,
+    /// Wrong answers.
+    pub wrong: u64,
+    /// Requests without an answer, by the reason.
+    pub failed: BTreeMap<String, u64>,
+    /// Some wrong answers.
+    pub examples: Vec<String>,
+    /// Latencies of the right answers, in microseconds.
+    pub latency_us: Histogram<u64>,
+    /// The largest delay with which the client itself sent a request.
+    pub sent_late: Duration,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let latency_us = Histogram::new_with_max(MAX_LATENCY_US, 3)
+            .expect("the bounds are constants that the histogram accepts");
+        Self {
+            offered: 0,
+            right: 0,
+            wrong: 0,
+            failed: BTreeMap::new(),
+            examples: Vec::new(),
+            latency_us,
+            sent_late: Duration::ZERO,
+        }
+    }
+}
+
+impl Tally {
+    /// Requests answered, rightly or wrongly.
+    pub fn answered(&self) -> u64 {
+        self.right + self.wrong
+    }
+
+    /// Requests without an answer.
+    pub fn failures(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    /// The latency in milliseconds that this share of the right answers kept, 0.99 for p99.
+    pub fn latency_ms(&self, quantile: f64) -> f64 {
+        Duration::from_micros(self.latency_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
+    }
+
+    /// The share of the offered requests that were answered rightly within `slo`.
+    pub fn attainment(&self, slo: Duration) -> f64 {
+        let limit = u64::try_from(slo.as_micros()).unwrap_or(MAX_LATENCY_US);
+        let within = self.latency_us.count_between(0, limit);
+        if self.offered == 0 { 1.0 } else { within as f64 / self.offered as f64 }
+    }
+
+    fn record(&mut self, latency: Duration, outcome: Outcome) {
+        match outcome {
+            Outcome::Right => {
+                self.right += 1;
+                let latency = u64::try_from(latency.as_micros()).unwrap_or(MAX_LATENCY_US);
+                self.latency_us.saturating_record(latency);
+            }
+            Outcome::Wrong(how) => {
+                self.wrong += 1;
+                if self.examples.len() < MAX_EXAMPLES {
+                    self.examples.push(how);
+                }
+            }
+            Outcome::Failed(why) => *self.failed.entry(why).or_default() += 1,
+        }
+    }
+}
+
+/// Sends the planned requests, `request(n)` being the n-th one with the check of its answer, and
+/// returns when all of them have ended. `tally` may be read meanwhile.
+pub async fn run<F, R>(plan: &Plan, tally: &Arc<Mutex<Tally>>, request: F)
+where
+    F: Fn(usize) -> R,
+    R: Future<Output = Outcome> + Send + 'static,
+{
+    let start = Instant::now();
+    let mut in_flight = JoinSet::new();
+    for (n, due) in plan.schedule().into_iter().enumerate() {
+        let due = start + due;
+        sleep_until(due).await;
+        {
+            let mut tally = tally.lock();
+            tally.offered += 1;
+            tally.sent_late = tally.sent_late.max(due.elapsed());
+        }
+        while in_flight.try_join_next().is_some() {}
+        if in_flight.len() < MAX_IN_FLIGHT {
+            in_flight.spawn(one(due, Arc::clone(tally), request(n)));
+        } else {
+            tally.lock().record(Duration::ZERO, Outcome::Failed("too many in flight".into()));
+        }
+    }
+    while in_flight.join_next().await.is_some() {}
+}
+
+async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output = Outcome>) {
+    let outcome = timeout(ANSWER_WITHIN, request).await;
+    let latency = due.elapsed();
+    let outcome = outcome.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
+    tally.lock().record(latency, outcome);
+}
+
+/// Steele, Lea and Flood's generator: small, and the same everywhere.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in 0 to 1, without 1.
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(arrivals: Arrivals, seed: u64) -> Plan {
+        Plan { rate: 100.0, span: Duration::from_secs(20), arrivals, seed }
+    }
+
+    #[test]
+    fn the_same_seed_means_the_same_arrivals() {
+        let schedule = |seed| plan(Arrivals::Poisson, seed).schedule();
+        assert_eq!(schedule(1), schedule(1));
+        assert_ne!(schedule(1), schedule(2));
+        let count = schedule(1).len();
+        assert!((1800..2200).contains(&count), "{count} arrivals instead of about 2000");
+        assert!(schedule(1).is_sorted());
+        assert_eq!(plan(Arrivals::Uniform, 1).schedule().len(), 1999);
+    }
+
+    #[tokio::test]
+    async fn a_stalled_server_is_charged_for_what_came_meanwhile() {
+        let plan =
+            Plan { rate: 100.0, span: Duration::from_millis(500), arrivals: Arrivals::Uniform, seed: 0 };
+        let tally = Arc::default();
+        let stalled_until = Instant::now() + Duration::from_millis(400);
+        run(&plan, &tally, |n| async move {
+            sleep_until(stalled_until).await;
+            match n {
+                0 => Outcome::Failed("lost".into()),
+                1 => Outcome::Wrong("differs".into()),
+                _ => Outcome::Right,
+            }
+        })
+        .await;
+        let tally = tally.lock();
+        assert_eq!((tally.offered, tally.right, tally.wrong, tally.failures()), (49, 47, 1, 1));
+        assert!(tally.latency_us.max() > 360_000, "the third request waited for 370 ms");
+        let attainment = tally.attainment(Duration::from_millis(100));
+        assert!(attainment < 0.45, "30 of 49 waited for longer than 100 ms, yet {attainment}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Processes as `/proc` shows them: who descends from whom, and who is still there.
+
+use std::collections::HashSet;
+use std::fs;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// One process; its number alone may come to mean another one, its start time tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    started: u64,
+}
+
+struct Stat {
+    process: Process,
+    parent: i32,
+    gone: bool,
+}
+
+impl Process {
+    /// The living process of that number.
+    pub fn of(pid: i32) -> Option<Self> {
+        stat(pid).filter(|stat| !stat.gone).map(|stat| stat.process)
+    }
+
+    /// Whether it still runs. One that only waits to be reaped does not.
+    pub fn alive(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+
+    /// Sends it a signal, if it still runs.
+    pub fn signal(self, signal: Signal) -> Result<(), Errno> {
+        if self.alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }
+    }
+}
+
+/// The living children of a process, their children, and so on.
+pub fn descendants(pid: i32) -> Vec<Process> {
+    let all: Vec<Stat> = all().collect();
+    let mut known = HashSet::from([pid]);
+    // Children may be listed before their parents, so look until nothing new is found.
+    loop {
+        let before = known.len();
+        known.extend(
+            all.iter().filter(|stat| known.contains(&stat.parent)).map(|s| s.process.pid).collect::<Vec<_>>(),
+        );
+        if known.len() == before {
+            break;
+        }
+    }
+    let found = all.iter().filter(|stat| !stat.gone && stat.process.pid != pid);
+    found.map(|stat| stat.process).filter(|process| known.contains(&process.pid)).collect()
+}
+
+fn all() -> impl Iterator<Item = Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| stat(entry.file_name().to_str()?.parse().ok()?))
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads a line of `/proc/PID/stat`; the command's name may hold spaces and parentheses.
+fn parse(pid: i32, line: &str) -> Option<Stat> {
+    let fields: Vec<&str> = line.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    Some(Stat {
+        process: Process { pid, started: fields.get(19)?.parse().ok()? },
+        parent: fields.get(1)?.parse().ok()?,
+        gone: matches!(*fields.first()?, "Z" | "X"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{self, Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn finds_a_child_and_sees_it_go() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let own = i32::try_from(process::id()).unwrap();
+        let found = descendants(own).into_iter().find(|process| process.pid == pid).unwrap();
+        assert!(found.alive());
+        found.signal(Signal::SIGKILL).unwrap();
+        child.wait().unwrap();
+        assert!(!found.alive());
+        assert_eq!(found.signal(Signal::SIGKILL), Err(Errno::ESRCH));
+    }
+
+    #[test]
+    fn names_with_spaces_and_parentheses() {
+        let line = "7 (a) b (c) S 3 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
+        let stat = parse(7, line).unwrap();
+        assert_eq!((stat.parent, stat.process.started, stat.gone), (3, 4711, false));
+    }
+}

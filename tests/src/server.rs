@@ -1,0 +1,199 @@
+//! A supervisor under test: the real binary on a configuration in a folder of its own.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::process::Child;
+use tokio::time::{Instant, interval, timeout};
+
+use crate::client::Client;
+use crate::home::{Error, Home, PATIENCE, left_behind};
+use crate::process::{Process, descendants};
+use crate::status::{Handover, Model, Status};
+
+/// How often a condition is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A running supervisor. Dropping it kills it and all its workers.
+#[derive(Debug)]
+pub struct Server {
+    home: Home,
+    child: Child,
+    process: Process,
+}
+
+impl Server {
+    /// Starts `shadowslice serve` on a configuration, `config.yaml` of the folder if none is named.
+    pub fn start(home: Home, config: Option<&Path>) -> Result<Self, Error> {
+        let log = home.path().join("log");
+        let stderr = File::create(&log)
+            .map_err(|source| Error::Io { what: format!("make {}", log.display()), source })?;
+        let own = home.path().join("config.yaml");
+        let config = config.unwrap_or(&own).to_string_lossy().into_owned();
+        let failed = |source| Error::Io { what: "start `shadowslice serve`".into(), source };
+        let child = home
+            .command(&["serve", &config])?
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+        let process = pid.and_then(Process::of).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        Ok(Self { home, child, process })
+    }
+
+    /// Starts on `config.yaml` of the folder, and waits until all models are ready.
+    pub async fn ready(home: Home) -> Result<Self, Error> {
+        let mut server = Self::start(home, None)?;
+        server.wait_ready().await?;
+        Ok(server)
+    }
+
+    /// Its folder.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// The supervisor's process.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Its workers, and whatever else it started.
+    pub fn children(&self) -> Vec<Process> {
+        descendants(self.process.pid)
+    }
+
+    /// A client on its gRPC Unix socket, with a connection of its own.
+    pub fn client(&self) -> Client {
+        Client::new(&self.home.run_dir().join("grpc.sock"))
+    }
+
+    /// The end of its log.
+    pub fn log(&self) -> String {
+        self.home.log()
+    }
+
+    /// Waits until all its models are ready.
+    pub async fn wait_ready(&mut self) -> Result<(), Error> {
+        let client = self.client();
+        self.wait("ServerReady", async move || matches!(client.clone().server_ready().await, Ok(true))).await
+    }
+
+    /// Waits until one model is ready.
+    pub async fn wait_model_ready(&mut self, model: &str) -> Result<(), Error> {
+        let client = self.client();
+        let what = format!("ModelReady of {model}");
+        self.wait(&what, async move || matches!(client.clone().model_ready(model).await, Ok(true))).await
+    }
+
+    /// Waits until the status of a model is as wanted, and returns it.
+    pub async fn wait_status(
+        &self,
+        model: &str,
+        what: &str,
+        wanted: impl Fn(&Model) -> bool,
+    ) -> Result<Model, Error> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut look = interval(LOOK_EVERY);
+        loop {
+            look.tick().await;
+            let status = self.model(model).await?;
+            if wanted(&status) {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                let log = format!("{}\nlast status: {status:?}", self.log());
+                return Err(Error::TooLate { what: what.into(), log });
+            }
+        }
+    }
+
+    async fn wait(&mut self, what: &str, happened: impl AsyncFn() -> bool) -> Result<(), Error> {
+        let mut look = interval(LOOK_EVERY);
+        let happening = async {
+            while !happened().await {
+                look.tick().await;
+            }
+        };
+        tokio::select! {
+            result = timeout(PATIENCE, happening) => {
+                result.map_err(|_| Error::TooLate { what: what.into(), log: self.home.log() })
+            }
+            ended = self.child.wait() => match ended {
+                Ok(status) => Err(Error::Ended { status, log: self.home.log() }),
+                Err(source) => Err(Error::Io { what: "wait for the supervisor".into(), source }),
+            },
+        }
+    }
+
+    /// What `shadowslice status --json` says.
+    pub async fn status(&self) -> Result<Status, Error> {
+        self.json(&["status", "--json"]).await
+    }
+
+    /// What it says of one model.
+    pub async fn model(&self, name: &str) -> Result<Model, Error> {
+        let status = self.status().await?;
+        status.model(name).cloned().ok_or_else(|| Error::NoModel(name.into()))
+    }
+
+    /// Sets a model's share by hand, and waits for the end of the hand-over.
+    pub async fn resize(&self, model: &str, percent: u32) -> Result<Handover, Error> {
+        self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
+    }
+
+    async fn json<T: serde::de::DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, Error> {
+        let command = arguments.join(" ");
+        let Output { status, stdout, stderr } = self.home.run(arguments).await?;
+        if !status.success() {
+            let stderr = String::from_utf8_lossy(&stderr).into_owned();
+            return Err(Error::Command { command, status, stderr });
+        }
+        serde_json::from_slice(&stdout).map_err(|source| {
+            let printed = String::from_utf8_lossy(&stdout).into_owned();
+            Error::Printed { command, printed, source }
+        })
+    }
+
+    /// Waits for its end, however it comes.
+    pub async fn ended(&mut self) -> Result<ExitStatus, Error> {
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        let ended = ended.map_err(|_| Error::TooLate { what: "its end".into(), log: self.log() })?;
+        ended.map_err(|source| Error::Io { what: "wait for the supervisor".into(), source })
+    }
+
+    /// Stops it with SIGTERM: it must exit 0 and leave no process, socket or temporary file behind.
+    pub async fn stop(mut self) -> Result<(), Error> {
+        let children = self.children();
+        self.signal(Signal::SIGTERM)?;
+        let status = self.ended().await?;
+        if !status.success() {
+            return Err(Error::Ended { status, log: self.log() });
+        }
+        let left = left_behind(&self.home, &children);
+        if left.is_empty() { Ok(()) } else { Err(Error::Left(left)) }
+    }
+
+    /// Sends the supervisor a signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), Error> {
+        let what = || format!("send {signal} to the supervisor");
+        self.process.signal(signal).map_err(|errno| Error::Io { what: what(), source: errno.into() })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let children = self.children();
+        // Both fail only for processes that are gone, which is what is wanted.
+        let _ = self.child.start_kill();
+        for child in children {
+            let _ = child.signal(Signal::SIGKILL);
+        }
+    }
+}

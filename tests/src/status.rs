@@ -1,0 +1,101 @@
+//! What `shadowslice status --json` and `shadowslice resize --json` print, as outsiders read it.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The whole answer.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Status {
+    /// Every model.
+    pub models: Vec<Model>,
+}
+
+/// One model.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// `ready`, or what else it is.
+    pub state: String,
+    /// The share in force.
+    pub share_percent: u32,
+    /// The SMs of that share.
+    pub sms: u32,
+    /// Its worker processes.
+    pub workers: Vec<Worker>,
+    /// What became of its requests.
+    pub requests: Requests,
+    /// What it promises.
+    pub slo: Slo,
+    /// Its hand-overs.
+    pub handovers: Handovers,
+    /// Whatever else is said of it.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+/// One worker process.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Worker {
+    /// `incumbent`, `shadow`, or what else it is.
+    pub role: String,
+    /// Its process.
+    pub pid: i32,
+    /// Its SMs.
+    pub sms: u32,
+}
+
+/// Requests by what became of them.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Requests {
+    /// Taken into the queue.
+    pub accepted: u64,
+    /// Answered.
+    pub succeeded: u64,
+    /// Answered with an error.
+    pub failed: u64,
+    /// Refused at the door.
+    pub rejected: u64,
+    /// Executed again after a worker's death.
+    pub retried: u64,
+}
+
+/// A service level objective.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Slo {
+    /// The latency promised, in milliseconds.
+    pub latency_ms: f64,
+}
+
+/// Hand-overs so far.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Handovers {
+    /// Those after which the new worker serves.
+    pub completed: u64,
+    /// Those given up.
+    pub aborted: u64,
+    /// The last one.
+    pub last: Option<Handover>,
+}
+
+/// One hand-over.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Handover {
+    /// The SMs before.
+    pub from_sms: u32,
+    /// The SMs after.
+    pub to_sms: u32,
+    /// From the decision to the first batch completed at the new share; none before that batch.
+    pub effect_ms: Option<f64>,
+    /// How long a batch was ready, a slot free, and no lane took it.
+    pub stall_us: Option<f64>,
+    /// How it went; only `resize` says it.
+    pub outcome: Option<String>,
+}
+
+impl Status {
+    /// The model of that name.
+    pub fn model(&self, name: &str) -> Option<&Model> {
+        self.models.iter().find(|model| model.name == name)
+    }
+}
