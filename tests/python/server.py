@@ -1,0 +1,111 @@
+"""A server for outside clients: the real binary in a folder of its own."""
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+READY_WITHIN = 60  # seconds
+STOPPED_WITHIN = 30  # seconds
+
+
+class Server:
+    """Runs until `stop`. `make` writes the models into a folder and says what to configure of each."""
+
+    def __init__(self, binary, make):
+        self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
+        self.run_dir = self.folder / "run"
+        self.http_port, self.grpc_port = free_port(), free_port()
+        config = self.folder / "config.yaml"
+        config.write_text(self.configuration(make(self.folder)))
+        self.log = open(self.folder / "log", "w+")
+        self.process = subprocess.Popen([os.path.abspath(binary), "serve", str(config)], stderr=self.log,
+                                        env=os.environ | {"RUNTIME_DIRECTORY": str(self.run_dir)})
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def configuration(self, models):
+        lines = ["listen:",
+                 f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
+                 f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
+                 "  metrics: []",
+                 "gpus: [{device: emulated, sms: 132}]",
+                 "models:"]
+        lines += [f"  - {{path: {name}.onnx, slo: 100ms, {rest}}}" for name, rest in models.items()]
+        return "\n".join(lines) + "\n"
+
+    def wait_ready(self):
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{self.grpc_port}")
+        deadline = time.monotonic() + READY_WITHIN
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.said()}")
+            try:
+                if client.is_server_ready():
+                    client.close()
+                    return
+            except InferenceServerException:
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"the server was not ready within {READY_WITHIN} s:\n{self.said()}")
+
+    def said(self):
+        self.log.seek(0)
+        return self.log.read()[-5000:]
+
+    def stop(self):
+        """It must exit 0 and leave no socket behind."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(STOPPED_WITHIN)
+        left = [path.name for path in self.run_dir.rglob("*") if path.is_socket()]
+        if status != 0 or left:
+            raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.said()}")
+        self.log.close()
+        shutil.rmtree(self.folder)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def raw_exchange(address, sent):
+    """Sends bytes, closes the sending side, and returns what came back until the end or 2 s of silence."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    received = b""
+    with socket.socket(family) as connection:
+        connection.settimeout(2)
+        connection.connect(address)
+        try:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            while chunk := connection.recv(65536):
+                received += chunk
+        except (TimeoutError, ConnectionError, OSError):
+            pass
+    return received
+
+
+def unix_http(path, method, target, body=None, headers=None):
+    """One HTTP request on a Unix socket: the status and the body of the answer."""
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(path)
+    try:
+        connection.request(method, target, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()

@@ -1,0 +1,94 @@
+//! What is missing or refused: the rest serves, and the operator is told.
+
+use std::path::Path;
+
+use shadowslice_tests::cases::models_folder;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+
+use crate::scene::{EMULATED, ask, echo, echo_case, home};
+
+/// Runs `serve` on a folder's configuration to its end: the exit code and what was said.
+async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
+    let output = home.run(&["serve", "config.yaml"]).await?;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+fn with_a_broken_one() -> Result<Home, Error> {
+    let models = [
+        echo("echo", "share: {initial: 50%}"),
+        "{name: nonsense, path: nonsense.onnx, slo: 50ms}".into(),
+        "{name: missing, path: missing.onnx, slo: 50ms}".into(),
+    ];
+    let home = home(&models)?;
+    home.write("nonsense.onnx", "this is no model")?;
+    Ok(home)
+}
+
+#[tokio::test]
+async fn others_serve_beside_broken_models_and_status_says_why() {
+    let mut server = Server::start(with_a_broken_one().unwrap(), None).unwrap();
+    server.wait_model_ready("echo").await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    for name in ["nonsense", "missing"] {
+        let why = |model: &shadowslice_tests::status::Model| {
+            model.state != "ready" && model.more.values().any(|value| value.to_string().contains(name))
+        };
+        server.wait_status(name, "unready, with the file in the reason", why).await.unwrap();
+        let refused = ask(server.client(), name, &echo_case(1), 0.0).await;
+        assert!(matches!(&refused, Outcome::Failed(why) if why.starts_with("Unavailable")), "{refused:?}");
+    }
+    assert!(!server.client().server_ready().await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn strict_start_refuses_broken_models() {
+    let home = with_a_broken_one().unwrap();
+    let yaml = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();
+    home.write("config.yaml", format!("start: strict\n{yaml}")).unwrap();
+    let (code, said) = refused(&home).await.unwrap();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("missing.onnx"), "{said}");
+}
+
+#[tokio::test]
+async fn without_onnx_runtime_it_says_where_it_looked() {
+    let digits = models_folder().join("digits.onnx");
+    let mut home = home(&[format!("{{path: {}, slo: 50ms}}", digits.display())]).unwrap();
+    home.set_env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
+    let (code, said) = refused(&home).await.unwrap();
+    assert_eq!(code, Some(69), "{said}");
+    assert!(said.contains("/nowhere/libonnxruntime.so"), "{said}");
+}
+
+#[tokio::test]
+async fn without_a_gpu_it_says_how_to_try_without_one() {
+    if Path::new("/dev/nvidiactl").try_exists().unwrap() {
+        return;
+    }
+    let home =
+        Home::with_config(&format!("models:\n  - {}\n", echo("echo", "share: {initial: 50%}"))).unwrap();
+    let (code, said) = refused(&home).await.unwrap();
+    assert_eq!(code, Some(69), "{said}");
+    assert!(said.contains("emulated"), "{said}");
+}
+
+#[tokio::test]
+async fn a_bad_configuration_is_refused_with_its_place() {
+    let home = Home::with_config(&format!("{EMULATED}models: []\nnonsense: 1\n")).unwrap();
+    let (code, said) = refused(&home).await.unwrap();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("config.yaml:6:1") && said.contains("nonsense"), "{said}");
+}
+
+#[tokio::test]
+async fn without_a_server_the_commands_say_so() {
+    let home = Home::new().unwrap();
+    for command in [vec!["status"], vec!["resize", "echo", "20%"]] {
+        let output = home.run(&command).await.unwrap();
+        assert_eq!(output.status.code(), Some(69), "{command:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{command:?}");
+    }
+}

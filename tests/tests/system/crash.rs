@@ -1,0 +1,85 @@
+//! Workers that die or hang while they serve: clients see none of it.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::Error;
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::{Model, Worker};
+
+use crate::scene::{assert_nothing_lost, load, one_echo};
+
+/// Late answers are still answers here: a restart takes longer than the SLO allows.
+const SERVE_LATE: &str = "share: {initial: 50%}, queue: {on_late: serve}";
+
+fn incumbent(model: &Model) -> Option<&Worker> {
+    model.workers.iter().find(|worker| worker.role == "incumbent")
+}
+
+fn shadow(model: &Model) -> Option<&Worker> {
+    model.workers.iter().find(|worker| worker.role == "shadow")
+}
+
+/// Waits until another process than `old` serves.
+async fn replaced(server: &Server, old: i32) -> Result<i32, Error> {
+    let other = |model: &Model| incumbent(model).map(|worker| worker.pid).filter(|pid| *pid != old);
+    let serving = |model: &Model| model.state == "ready" && other(model).is_some();
+    let model = server.wait_status("echo", "another incumbent", serving).await?;
+    Ok(other(&model).unwrap_or(old))
+}
+
+#[tokio::test]
+async fn clients_do_not_see_incumbents_killed() {
+    let server = one_echo(5.0, SERVE_LATE).await.unwrap();
+    let loading = load(&server, "echo", 100.0, Duration::from_secs(6));
+    let mut pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    for _ in 0..5 {
+        let busy = |model: &Model| model.requests.succeeded % 2 == 1;
+        server.wait_status("echo", "an odd number of answers", busy).await.unwrap();
+        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        pid = replaced(&server, pid).await.unwrap();
+    }
+    assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn clients_do_not_see_a_shadow_killed() {
+    let server = one_echo(5.0, SERVE_LATE).await.unwrap();
+    let loading = load(&server, "echo", 100.0, Duration::from_secs(4));
+    let before = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    let kill = async {
+        let model = server.wait_status("echo", "a shadow", |model| shadow(model).is_some()).await.unwrap();
+        Process::of(shadow(&model).unwrap().pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    };
+    let (resized, ()) = tokio::join!(server.resize("echo", 20), kill);
+    assert!(resized.is_err(), "the shadow was killed, yet {resized:?}");
+    let model = server.model("echo").await.unwrap();
+    assert_eq!(model.handovers.aborted, 1);
+    assert_eq!((incumbent(&model).unwrap().pid, model.share_percent), (before, 50));
+    assert_nothing_lost(&loading.await.unwrap());
+    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26, "the next resize succeeds");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn clients_do_not_see_an_incumbent_hang() {
+    let server = one_echo(5.0, SERVE_LATE).await.unwrap();
+    let loading = load(&server, "echo", 50.0, Duration::from_secs(6));
+    let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    let hung = Process::of(pid).unwrap();
+    hung.signal(Signal::SIGSTOP).unwrap();
+    replaced(&server, pid).await.unwrap();
+    assert_nothing_lost(&loading.await.unwrap());
+    assert!(!hung.alive(), "the hung worker is still there");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hung_worker_does_not_keep_the_server_from_stopping() {
+    let server = one_echo(5.0, SERVE_LATE).await.unwrap();
+    let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    Process::of(pid).unwrap().signal(Signal::SIGSTOP).unwrap();
+    server.stop().await.unwrap();
+}

@@ -1,0 +1,130 @@
+//! Start, listeners, stop.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::client::Client;
+use shadowslice_tests::home::{Home, left_behind};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use tokio::time::{interval, timeout};
+
+use crate::scene::{ask, ask_all, echo, echo_case, home, one_echo};
+
+#[tokio::test]
+async fn serves_and_stops_leaving_nothing_behind() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(7), 0.0).await, Outcome::Right);
+    let model = server.model("echo").await.unwrap();
+    assert_eq!((model.state.as_str(), model.share_percent, model.sms), ("ready", 50, 66));
+    assert_eq!((model.workers.len(), model.requests.succeeded), (1, 1));
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn answers_what_it_accepted_before_it_stops() {
+    let server = one_echo(100.0, "batch: {max: 4}, queue: {on_late: serve}").await.unwrap();
+    let client = server.client();
+    let asking =
+        tokio::spawn(async move { ask_all(&client, "echo", (0..30).map(echo_case).collect(), 0.0).await });
+    server.wait_status("echo", "30 requests accepted", |model| model.requests.accepted == 30).await.unwrap();
+    server.stop().await.unwrap();
+    assert_eq!(asking.await.unwrap(), vec![Outcome::Right; 30]);
+}
+
+#[tokio::test]
+async fn a_second_sigterm_ends_it_at_once() {
+    let mut server = one_echo(3000.0, "batch: {max: 1}, queue: {on_late: serve}").await.unwrap();
+    let children = server.children();
+    let client = server.client();
+    let asking =
+        tokio::spawn(async move { ask_all(&client, "echo", (0..3).map(echo_case).collect(), 0.0).await });
+    server.wait_status("echo", "3 requests accepted", |model| model.requests.accepted == 3).await.unwrap();
+    server.signal(Signal::SIGTERM).unwrap();
+    // It now waits for three requests of three seconds each.
+    assert!(timeout(Duration::from_secs(1), server.ended()).await.is_err(), "it did not drain");
+    server.signal(Signal::SIGTERM).unwrap();
+    server.ended().await.unwrap();
+    let outcomes = asking.await.unwrap();
+    assert!(outcomes.iter().any(|outcome| *outcome != Outcome::Right), "it answered everything first");
+    assert_eq!(left_in_the_end(server.home(), &children).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn workers_end_when_their_supervisor_is_killed() {
+    let mut server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let children = server.children();
+    assert!(!children.is_empty());
+    server.signal(Signal::SIGKILL).unwrap();
+    server.ended().await.unwrap();
+    let left = left_in_the_end(server.home(), &children).await;
+    assert!(!left.iter().any(|left| left.starts_with("process")), "{left:?}");
+}
+
+#[tokio::test]
+async fn starts_again_where_a_killed_one_left_its_sockets() {
+    let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
+    let run_dir = home.run_dir();
+    let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
+    let mut first = Server::ready(home).await.unwrap();
+    first.signal(Signal::SIGKILL).unwrap();
+    first.ended().await.unwrap();
+    let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
+    let second = Server::start(second, None).unwrap();
+    let client = Client::new(&run_dir.join("grpc.sock"));
+    let ready = async {
+        let mut look = interval(Duration::from_millis(20));
+        while !matches!(client.clone().server_ready().await, Ok(true)) {
+            look.tick().await;
+        }
+    };
+    timeout(Duration::from_secs(30), ready).await.unwrap_or_else(|_| panic!("{}", second.log()));
+    assert_eq!(ask(client, "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    second.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn several_listeners_each_with_its_mode() {
+    let home = Home::with_config(&format!(
+        "listen:\n  http: []\n  metrics: []\n  \
+         grpc: [\"unix:grpc.sock\", {{address: \"unix:team.sock\", mode: \"0660\"}}]\n\
+         gpus: [{{device: emulated, sms: 132}}]\nmodels:\n  - {}\n",
+        echo("echo", "share: {initial: 50%}")
+    ))
+    .unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let team = server.home().run_dir().join("team.sock");
+    assert_eq!(fs::metadata(&team).unwrap().permissions().mode() & 0o777, 0o660);
+    assert_eq!(ask(Client::new(&team), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_private_is_closed_to_others() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let mode = |name: &str| {
+        let path = server.home().run_dir().join(name);
+        fs::metadata(path).map(|found| found.permissions().mode() & 0o777)
+    };
+    assert_eq!(mode("").unwrap(), 0o755);
+    assert_eq!(mode("control.sock").unwrap(), 0o600);
+    assert_eq!(mode("private").unwrap(), 0o700);
+    server.stop().await.unwrap();
+}
+
+/// What is left of an ended supervisor, once nothing is or patience ends.
+async fn left_in_the_end(home: &Home, children: &[Process]) -> Vec<String> {
+    let mut look = interval(Duration::from_millis(20));
+    let waiting = async {
+        while !left_behind(home, children).is_empty() {
+            look.tick().await;
+        }
+    };
+    // Too late shows in what is returned.
+    let _ = timeout(Duration::from_secs(30), waiting).await;
+    left_behind(home, children)
+}

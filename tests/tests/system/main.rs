@@ -1,0 +1,9 @@
+//! Whole-system tests: the real binaries on an emulated GPU, used from outside.
+
+mod batching;
+mod broken;
+mod crash;
+mod lifecycle;
+mod limits;
+mod resize;
+mod scene;

@@ -1,0 +1,85 @@
+//! Shares set by hand, under load.
+
+use std::time::Duration;
+
+use shadowslice_tests::load::Outcome;
+
+use crate::scene::{ask, assert_nothing_lost, echo_case, load, one_echo};
+
+#[tokio::test]
+async fn resizing_under_load_loses_nothing() {
+    let server = one_echo(5.0, "share: {initial: 50%}, queue: {on_late: serve}").await.unwrap();
+    let loading = load(&server, "echo", 100.0, Duration::from_secs(6));
+    let mut from = 66;
+    for (percent, sms) in [(20, 26), (80, 104), (50, 66)] {
+        let handover = server.resize("echo", percent).await.unwrap();
+        assert_eq!((handover.from_sms, handover.to_sms), (from, sms));
+        from = sms;
+    }
+    let model = server.model("echo").await.unwrap();
+    assert_eq!((model.share_percent, model.sms), (50, 66));
+    assert_eq!((model.handovers.completed, model.handovers.aborted), (3, 0));
+    assert_nothing_lost(&loading.await.unwrap());
+    let last = server.model("echo").await.unwrap().handovers.last.unwrap();
+    assert!(last.effect_ms.is_some_and(|ms| ms > 0.0) && last.stall_us.is_some(), "{last:?}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_share_in_force_changes_nothing_and_says_so() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let before = server.model("echo").await.unwrap();
+    let output = server.home().run(&["resize", "echo", "50%"]).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("already"), "{said}");
+    let after = server.model("echo").await.unwrap();
+    assert_eq!(after.handovers.completed, 0);
+    assert_eq!(after.workers[0].pid, before.workers[0].pid);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn impossible_shares_are_refused_with_the_reason() {
+    let server = one_echo(5.0, "share: {initial: 50%, min: 10%, max: 80%}").await.unwrap();
+    let before = server.model("echo").await.unwrap().workers[0].pid;
+    for share in ["0%", "101%", "5%", "90%", "x", "4294967297%", ""] {
+        let output = server.home().run(&["resize", "echo", share]).await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{share} was accepted");
+        assert!(said.contains("error"), "{share}: {said}");
+    }
+    let output = server.home().run(&["resize", "nobody", "20%"]).await.unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nobody"));
+    assert_eq!(server.model("echo").await.unwrap().workers[0].pid, before);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_smaller_share_takes_longer_as_the_profile_says() {
+    // 10 ms with 66 SMs, so 55 ms with the 12 of a tenth.
+    let server = one_echo(10.0, "share: {initial: 50%}, queue: {on_late: serve}").await.unwrap();
+    let wide = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
+    server.resize("echo", 10).await.unwrap();
+    let narrow = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
+    assert_nothing_lost(&wide);
+    assert_nothing_lost(&narrow);
+    assert!(wide.latency_ms(0.01) >= 10.0, "{} ms", wide.latency_ms(0.01));
+    assert!(narrow.latency_ms(0.01) >= 55.0, "{} ms", narrow.latency_ms(0.01));
+    assert!(wide.latency_ms(0.5) < 55.0, "{} ms", wide.latency_ms(0.5));
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_resize_of_a_model_does_not_disturb_the_first() {
+    let server = one_echo(5.0, "share: {initial: 50%}, queue: {on_late: serve}").await.unwrap();
+    let loading = load(&server, "echo", 50.0, Duration::from_secs(4));
+    let (first, second) = tokio::join!(server.resize("echo", 20), server.resize("echo", 80));
+    assert!(first.is_ok() || second.is_ok(), "{first:?} {second:?}");
+    let model = server.wait_status("echo", "one worker", |model| model.workers.len() == 1).await;
+    assert!(matches!(model.unwrap().share_percent, 20 | 80));
+    assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}

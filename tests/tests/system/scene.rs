@@ -1,0 +1,111 @@
+//! What the tests have in common: configurations, echo requests, loads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_tests::cases::{Case, Tensor, compare};
+use shadowslice_tests::client::Client;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::server::Server;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Unix listeners and an emulated GPU, shares only by hand.
+pub(crate) const EMULATED: &str = r#"
+listen: {http: ["unix:http.sock"], grpc: ["unix:grpc.sock"], metrics: []}
+gpus: [{device: emulated, sms: 132}]
+controller: {policy: static}
+"#;
+
+/// A folder with these models, in YAML, on the emulated GPU.
+pub(crate) fn home(models: &[String]) -> Result<Home, Error> {
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    Home::with_config(&format!("{EMULATED}models:\n{models}"))
+}
+
+/// A model that answers `x` as `y`, with more keys.
+pub(crate) fn echo(name: &str, more: &str) -> String {
+    format!(
+        "{{name: {name}, engine: emulated, slo: 200ms, {more}, \
+         tensors: [{{input: x, output: y, datatype: FP32, shape: [16]}}]}}"
+    )
+}
+
+/// A profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
+/// more, and proportionally longer with fewer.
+pub(crate) fn profile(execution_ms: f64) -> String {
+    format!(
+        "source: {{kind: illustrative}}\n\
+         memory: {{context: 100Mi, weights: 10Mi, activations: 10Mi}}\n\
+         start: {{process: 50ms, load: 50ms, warm: 20ms}}\n\
+         bandwidth: 0.1\n\
+         execution_ms:\n  sms: [66]\n  1: [{execution_ms}]\n  16: [{execution_ms}]\n"
+    )
+}
+
+/// A server with one `echo` model that takes `execution_ms` per batch, ready.
+pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<Server, Error> {
+    let home = home(&[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
+    home.write("profile.yaml", profile(execution_ms))?;
+    Server::ready(home).await
+}
+
+/// The n-th echo request, with its answer.
+pub(crate) fn echo_case(n: u16) -> Case {
+    let tensor = |name| Tensor::fp32(name, &[1, 16], &[f32::from(n); 16]);
+    Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+}
+
+/// Sends one request and checks its answer.
+pub(crate) async fn ask(mut client: Client, model: &str, case: &Case, tolerance: f32) -> Outcome {
+    match client.infer(model, &case.inputs).await {
+        Ok(answer) => {
+            compare(&case.outputs, &answer, tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right)
+        }
+        Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+    }
+}
+
+/// Sends all requests at once and returns what became of each, in the order in which they ended.
+pub(crate) async fn ask_all(
+    client: &Client,
+    model: &'static str,
+    cases: Vec<Case>,
+    tolerance: f32,
+) -> Vec<Outcome> {
+    let mut asking = JoinSet::new();
+    for case in cases {
+        let client = client.clone();
+        asking.spawn(async move { ask(client, model, &case, tolerance).await });
+    }
+    asking.join_all().await
+}
+
+/// Starts an open-loop load of echo requests on a model, ending after `span`.
+pub(crate) fn load(server: &Server, model: &'static str, rate: f64, span: Duration) -> JoinHandle<Tally> {
+    let client = server.client();
+    let plan = Plan { rate, span, arrivals: Arrivals::Poisson, seed: 1 };
+    tokio::spawn(async move {
+        let tally: Arc<Mutex<Tally>> = Arc::default();
+        load::run(&plan, &tally, |n| {
+            let client = client.clone();
+            async move { ask(client, model, &echo_case(u16::try_from(n % 60_000).unwrap_or(0)), 0.0).await }
+        })
+        .await;
+        let tally = tally.lock();
+        tally.clone()
+    })
+}
+
+/// Fails unless every request was answered, and rightly.
+pub(crate) fn assert_nothing_lost(tally: &Tally) {
+    assert!(tally.offered > 0, "no load");
+    assert_eq!(
+        (tally.right, tally.wrong, tally.failures()),
+        (tally.offered, 0, 0),
+        "failed: {:?}; wrong: {:?}",
+        tally.failed,
+        tally.examples
+    );
+}
