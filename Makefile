@@ -14,6 +14,9 @@ PYTHON ?= python3
 TARGET := $(CURDIR)/target
 export CARGO_TARGET_DIR := $(TARGET)
 
+# ONNX Runtime's library reports its use to its maker unless this is set before it is loaded.
+export ORT_DISABLE_TELEMETRY := 1
+
 NEXTEST_VERSION := 0.9.143
 
 ort       := $(TARGET)/onnxruntime/libonnxruntime.so

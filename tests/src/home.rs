@@ -137,7 +137,9 @@ impl Home {
         self.environment.push((name.into(), value.into()));
     }
 
-    /// The `shadowslice` command in this folder's environment.
+    /// The `shadowslice` command in this folder's environment. Whatever it writes to the temporary or
+    /// the home directory is found by [`left_behind`]: ONNX Runtime's library writes its telemetry
+    /// there if the supervisor does not keep it from doing so, for which nobody helps it here.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
         let mut command = Command::new(binary()?);
         command
@@ -146,6 +148,8 @@ impl Home {
             .env("RUNTIME_DIRECTORY", self.run_dir())
             .env("SHADOWSLICE_RUN_DIR", self.run_dir())
             .env("TMPDIR", self.path().join("tmp"))
+            .env("HOME", self.path().join("tmp"))
+            .env_remove("ORT_DISABLE_TELEMETRY")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .kill_on_drop(true);

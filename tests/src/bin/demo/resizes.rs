@@ -60,15 +60,14 @@ async fn one_model(
             break;
         }
         sleep_until(due).await;
-        let at = start.elapsed();
         match server.resize(workload.name, *share).await {
             Ok(handover) => {
                 let handover = with_effect(server, workload.name, handover).await;
-                report::resized(at, workload.name, &handover);
+                report::resized(start.elapsed(), workload.name, &handover);
                 resizes.completed.push(handover);
             }
             Err(error) => {
-                report::not_resized(at, workload.name, &error);
+                report::not_resized(start.elapsed(), workload.name, &error);
                 resizes.failed += 1;
             }
         }

@@ -34,9 +34,9 @@ pub(crate) fn all() -> Result<Vec<Workload>, BadCases> {
     let digits = cases::load(&folder.join("digits.json"))?;
     let encoder = cases::load(&folder.join("encoder.json"))?;
     Ok(vec![
-        Workload::new("digits", 80.0, &[12, 35, 18, 25], digits, 1e-4),
-        Workload::new("encoder", 40.0, &[45, 22, 60, 30], encoder, 1e-3),
-        Workload::new("echo", 100.0, &[10, 26, 14, 20], echoes(), 0.0),
+        Workload::new("digits", 80.0, &[12, 30, 18, 25], digits, 1e-4),
+        Workload::new("encoder", 40.0, &[45, 22, 40, 30], encoder, 1e-3),
+        Workload::new("echo", 100.0, &[10, 25, 14, 20], echoes(), 0.0),
     ])
 }
 
