@@ -61,6 +61,11 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 
+.PHONY: soak
+soak: build ## A thousand hand-overs with a twin run, a hundred kills (about a quarter of an hour)
+	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked \
+	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
+
 .PHONY: bench
 bench: build models ## Benchmarks
 	$(CARGO) bench --package shadowslice-benches --locked

@@ -6,6 +6,7 @@ pub mod client;
 pub mod home;
 pub mod load;
 pub mod process;
+pub mod random;
 pub mod server;
 pub mod status;
 

@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::random::SplitMix64;
+
 /// How long a request may take before it counts as unfinished.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
@@ -48,7 +50,7 @@ pub struct Plan {
 impl Plan {
     /// The arrivals, as times since the start.
     pub fn schedule(&self) -> Vec<Duration> {
-        let mut random = SplitMix64(self.seed);
+        let mut random = SplitMix64::new(self.seed);
         let mut at = 0.0;
         let mut next = || {
             at += match self.arrivals {
@@ -130,6 +132,20 @@ impl Tally {
         if self.offered == 0 { 1.0 } else { within as f64 / self.offered as f64 }
     }
 
+    /// Adds what became of another load.
+    pub fn add(&mut self, other: &Self) {
+        self.offered += other.offered;
+        self.right += other.right;
+        self.wrong += other.wrong;
+        for (why, count) in &other.failed {
+            *self.failed.entry(why.clone()).or_default() += count;
+        }
+        let room = MAX_EXAMPLES.saturating_sub(self.examples.len());
+        self.examples.extend(other.examples.iter().take(room).cloned());
+        self.latency_us.add(&other.latency_us).expect("both have the same bounds");
+        self.sent_late = self.sent_late.max(other.sent_late);
+    }
+
     fn record(&mut self, latency: Duration, outcome: Outcome) {
         match outcome {
             Outcome::Right => {
@@ -180,23 +196,6 @@ async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output
     let latency = due.elapsed();
     let outcome = outcome.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
     tally.lock().record(latency, outcome);
-}
-
-/// Steele, Lea and Flood's generator: small, and the same everywhere.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in 0 to 1, without 1.
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

@@ -7,3 +7,4 @@ mod lifecycle;
 mod limits;
 mod resize;
 mod scene;
+mod soak;

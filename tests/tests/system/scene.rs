@@ -84,8 +84,12 @@ pub(crate) async fn ask_all(
 
 /// Starts an open-loop load of echo requests on a model, ending after `span`.
 pub(crate) fn load(server: &Server, model: &'static str, rate: f64, span: Duration) -> JoinHandle<Tally> {
+    planned_load(server, model, Plan { rate, span, arrivals: Arrivals::Poisson, seed: 1 })
+}
+
+/// Starts an open-loop load of echo requests on a model.
+pub(crate) fn planned_load(server: &Server, model: &'static str, plan: Plan) -> JoinHandle<Tally> {
     let client = server.client();
-    let plan = Plan { rate, span, arrivals: Arrivals::Poisson, seed: 1 };
     tokio::spawn(async move {
         let tally: Arc<Mutex<Tally>> = Arc::default();
         load::run(&plan, &tally, |n| {

@@ -1,0 +1,142 @@
+//! Long runs, by `make soak`: a thousand hand-overs beside a twin run without any, a hundred kills.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::Error;
+use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use shadowslice_tests::process::Process;
+use shadowslice_tests::random::SplitMix64;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Handover;
+
+use crate::scene::{assert_nothing_lost, one_echo, planned_load};
+
+/// Hand-overs of the long run.
+const HANDOVERS: usize = 1000;
+
+/// Workers killed in the long run.
+const KILLS: usize = 100;
+
+/// The time of a batch, in milliseconds, with the SMs of every share used here.
+const BATCH_MS: f64 = 20.0;
+
+/// Nothing is refused for being late. Every share used lies past the knee, so that only hand-overs make
+/// a difference.
+const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
+
+/// The n-th part of a load that goes on for as long as it is needed.
+fn part(n: u64) -> Plan {
+    Plan { rate: 60.0, span: Duration::from_secs(10), arrivals: Arrivals::Poisson, seed: n }
+}
+
+/// Loads a server until `work` is done: what became of the load, how many parts it had, and what the
+/// work yielded.
+async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tally, u64, T) {
+    let mut tally = Tally::default();
+    let mut parts = 0;
+    let mut done = None;
+    tokio::pin!(work);
+    while done.is_none() {
+        parts += 1;
+        let mut loading = planned_load(server, "echo", part(parts));
+        let loaded = loop {
+            tokio::select! {
+                value = &mut work, if done.is_none() => done = Some(value),
+                loaded = &mut loading => break loaded,
+            }
+        };
+        tally.add(&loaded.expect("the load does not panic"));
+    }
+    (tally, parts, done.expect("the loop ends when it is there"))
+}
+
+async fn hand_over(server: &Server, count: usize) -> Result<Vec<Handover>, Error> {
+    let mut handovers = Vec::with_capacity(count);
+    for n in 0..count {
+        handovers.push(server.resize("echo", [80, 60][n % 2]).await?);
+    }
+    Ok(handovers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
+    let server = one_echo(BATCH_MS, MODEL).await.unwrap();
+    let (tally, parts, handovers) = loaded_while(&server, hand_over(&server, HANDOVERS)).await;
+    let handovers = handovers.unwrap();
+    server.stop().await.unwrap();
+
+    let server = one_echo(BATCH_MS, MODEL).await.unwrap();
+    let mut twin = Tally::default();
+    for n in 1..=parts {
+        twin.add(&planned_load(&server, "echo", part(n)).await.unwrap());
+    }
+    server.stop().await.unwrap();
+
+    let stalls = handovers.iter().filter_map(|handover| handover.stall_us);
+    let stalled = stalls.clone().filter(|stall| *stall > 0.0).count();
+    println!(
+        "{} hand-overs, {stalled} with a stall, longest {} us",
+        handovers.len(),
+        stalls.fold(0.0, f64::max)
+    );
+    for (what, tally) in [("with hand-overs", &tally), ("twin run", &twin)] {
+        let ms = |quantile| tally.latency_ms(quantile);
+        println!(
+            "{what}: {} requests, {} right; ms: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, longest {:.1}",
+            tally.offered,
+            tally.right,
+            ms(0.5),
+            ms(0.99),
+            ms(0.999),
+            ms(1.0)
+        );
+    }
+    assert_nothing_lost(&tally);
+    assert_nothing_lost(&twin);
+    assert!(
+        tally.latency_ms(0.999) <= twin.latency_ms(0.999) + BATCH_MS,
+        "p99.9 is more than one batch higher"
+    );
+}
+
+/// Kills incumbents and shadows at random moments while shares change.
+async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
+    let mut random = SplitMix64::new(11);
+    let mut killed = 0;
+    while killed < count {
+        // Refused or aborted when a kill came between, which is what is wanted here.
+        let resizing = server.resize("echo", [80, 60][killed % 2]);
+        let killing = async {
+            tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;
+            let workers = server.model("echo").await?.workers;
+            let chosen = workers.get((random.fraction() * workers.len() as f64) as usize);
+            let process = chosen.and_then(|worker| Process::of(worker.pid));
+            Ok::<_, Error>(process.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok()))
+        };
+        let (_, hit) = tokio::join!(resizing, killing);
+        killed += usize::from(hit?);
+        // Deaths in a row before an answer make a model unready, as they should.
+        let answered = server.model("echo").await?.requests.succeeded;
+        server.wait_status("echo", "answers", |model| model.requests.succeeded > answered + 2).await?;
+    }
+    Ok(killed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn clients_see_none_of_a_hundred_kills() {
+    let server = one_echo(BATCH_MS, MODEL).await.unwrap();
+    let (tally, _, killed) = loaded_while(&server, kill_at_random(&server, KILLS)).await;
+    let retried = server.model("echo").await.unwrap().requests.retried;
+    println!(
+        "{} kills, {} requests, {} right, {retried} retried, longest {:.0} ms",
+        killed.unwrap(),
+        tally.offered,
+        tally.right,
+        tally.latency_ms(1.0)
+    );
+    assert_nothing_lost(&tally);
+    server.stop().await.unwrap();
+}
