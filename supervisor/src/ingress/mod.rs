@@ -65,7 +65,7 @@ impl Ingress {
         for (protocol, listener) in http.chain(grpc) {
             bound.push((protocol, listen::bind(listener).await?));
         }
-        Ok(Self { bound, limits: limits.clone() })
+        Ok(Self { bound, limits: *limits })
     }
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
