@@ -6,6 +6,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let proto = "proto/open_inference.proto";
     println!("cargo:rerun-if-changed={proto}");
     let files = protox::compile([proto], ["proto"])?;
-    tonic_prost_build::configure().build_client(false).bytes(".").compile_fds(files)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .bytes(".")
+        .codec_path("crate::ingress::codec::BoundedCodec")
+        .compile_fds(files)?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::authority::AuthorityRepair;
 use super::listen::Bound;
@@ -16,9 +16,6 @@ use super::{Frontend, grpc, http};
 
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
-
-/// How long a new connection may take to send its first byte.
-const FIRST_BYTE: Duration = Duration::from_secs(75);
 
 /// What is spoken at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,16 +96,6 @@ async fn accept(bound: &Bound) -> io::Result<Stream> {
 /// Serves one connection; cuts it when it is overdue.
 async fn serve(protocol: Protocol, stream: Stream, front: Arc<Frontend>, stop: Stop) {
     let serving = async {
-        let first_byte = async {
-            match &stream {
-                Stream::Unix(stream) => stream.readable().await,
-                Stream::Tcp(stream) => stream.readable().await,
-            }
-        };
-        tokio::select! {
-            () = stop.clone().begun() => return,
-            first = timeout(FIRST_BYTE, first_byte) => if !matches!(first, Ok(Ok(()))) { return },
-        }
         match (protocol, stream) {
             (Protocol::Http, Stream::Unix(stream)) => http::serve(stream, front, stop.clone()).await,
             (Protocol::Http, Stream::Tcp(stream)) => http::serve(stream, front, stop.clone()).await,

@@ -1,8 +1,11 @@
 //! gRPC connections and the protocol's service.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -11,6 +14,7 @@ use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
@@ -32,6 +36,9 @@ const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// Requests at once on one connection; clients hold back more.
 const STREAMS: u32 = 1024;
 
+/// How long a connection may take until its first call.
+const FIRST_CALL: Duration = Duration::from_secs(75);
+
 /// A silent connection is pinged this often,
 const PING: Duration = Duration::from_secs(60);
 /// and closed when no answer comes for so long.
@@ -47,24 +54,46 @@ where
 {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let server = GrpcInferenceServiceServer::new(Service(front.clone())).max_decoding_message_size(limit);
-    let service = service_fn(move |request| call(front.clone(), server.clone(), request));
+    let called = AtomicBool::new(false);
+    let service = service_fn(|request| {
+        called.store(true, Ordering::Relaxed);
+        call(front.clone(), server.clone(), request)
+    });
     let mut connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(io), service);
-    let mut begun = std::pin::pin!(stop.begun());
+    let mut over = std::pin::pin!(over(&called, stop));
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
-        if !told && begun.as_mut().poll(cx).is_ready() {
+        if !told && over.as_mut().poll(cx).is_ready() {
             told = true;
+            if !called.load(Ordering::Relaxed) {
+                return Poll::Ready(Ok(()));
+            }
             Pin::new(&mut connection).graceful_shutdown();
         }
         Pin::new(&mut connection).poll(cx)
     });
     if let Err(error) = ended.await {
         tracing::debug!(%error, "gRPC connection failed");
+    }
+}
+
+/// Waits until the connection is to end: serving is over, or no call came in time. One that has called
+/// nothing is cut then, for it may never have said hello, and would not say goodbye either.
+async fn over(called: &AtomicBool, stop: Stop) {
+    let uncalled = async {
+        sleep(FIRST_CALL).await;
+        if called.load(Ordering::Relaxed) {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = stop.begun() => {}
+        () = uncalled => {}
     }
 }
 

@@ -13,6 +13,7 @@ mod accept;
 mod answer;
 mod authority;
 mod body;
+mod codec;
 mod contents;
 mod describe;
 mod grpc;
@@ -70,7 +71,7 @@ impl Ingress {
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
     /// sockets are removed, idle connections are closed, and requests under way are answered; returns
-    /// when the last connection has ended, at most [`stop::DRAIN`] later.
+    /// when the last connection has ended, at most 30 s later.
     pub async fn run(self, router: Arc<Router>, stop: watch::Receiver<bool>) {
         let front = Arc::new(Frontend {
             router,
@@ -99,3 +100,6 @@ impl Frontend {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

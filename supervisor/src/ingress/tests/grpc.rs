@@ -1,0 +1,157 @@
+use bytes::{BufMut, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tonic::Code;
+
+use super::*;
+use crate::ingress::proto::{
+    ModelInferRequest, ModelReadyRequest, ServerMetadataRequest, ServerMetadataResponse,
+};
+
+/// A connection of a client whose authority needs no repair.
+struct Client(http2::SendRequest<Full<Bytes>>);
+
+impl Client {
+    async fn connect(server: &Server) -> Self {
+        let io = TokioIo::new(server.connect("grpc").await);
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        tokio::spawn(connection);
+        Self(sender)
+    }
+
+    /// Calls with a body as it is; gives the status and the body of the answer.
+    async fn call(&mut self, method: &str, body: Bytes) -> (Code, Bytes) {
+        let request = Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Full::new(body))
+            .unwrap();
+        let (head, body) =
+            timeout(PATIENCE, self.0.send_request(request)).await.unwrap().unwrap().into_parts();
+        let body = body.collect().await.unwrap();
+        let trailers = body.trailers().cloned().unwrap_or(head.headers);
+        (Code::from_bytes(trailers["grpc-status"].as_bytes()), body.to_bytes())
+    }
+}
+
+/// A message in gRPC's envelope.
+fn message(message: &impl Message) -> Bytes {
+    let mut body = BytesMut::new();
+    body.put_u8(0);
+    body.put_u32(u32::try_from(message.encoded_len()).unwrap());
+    message.encode(&mut body).unwrap();
+    body.freeze()
+}
+
+#[tokio::test]
+async fn a_connection_outlives_the_requests_that_are_refused() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let infer = ModelInferRequest { model_name: "m".into(), ..Default::default() };
+    let garbage = Bytes::from_static(b"\0\0\0\0\x03\xff\xff\xff");
+    let announced = Bytes::from_static(b"\0\x7f\xff\xff\xff....");
+    let large = ModelInferRequest { raw_input_contents: vec![vec![0; 200_000].into()], ..infer.clone() };
+    let many = ModelInferRequest { inputs: vec![Default::default(); 10_000], ..infer.clone() };
+    for (method, body, code) in [
+        ("ServerReady", message(&ServerMetadataRequest {}), Code::Ok),
+        (
+            "ModelReady",
+            message(&ModelReadyRequest { name: "m".into(), version: String::new() }),
+            Code::NotFound,
+        ),
+        ("ModelInfer", message(&infer), Code::NotFound),
+        ("ModelInfer", garbage, Code::Internal),
+        ("ModelInfer", announced, Code::OutOfRange),
+        ("ModelInfer", message(&large), Code::OutOfRange),
+        ("ModelInfer", Bytes::new(), Code::Internal),
+        ("ModelInfer", message(&many), Code::InvalidArgument),
+        ("Nothing", message(&ServerMetadataRequest {}), Code::Unimplemented),
+    ] {
+        let answered = client.call(method, body).await;
+        assert_eq!(answered.0, code, "{method}");
+    }
+    let (code, body) = client.call("ServerMetadata", message(&ServerMetadataRequest {})).await;
+    assert_eq!(code, Code::Ok);
+    let metadata = ServerMetadataResponse::decode(&body[5..]).unwrap();
+    assert_eq!((&metadata.name[..], &metadata.version[..]), ("shadowslice", env!("CARGO_PKG_VERSION")));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn requests_over_the_bound_are_refused_until_one_has_ended() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let infer = message(&ModelInferRequest { model_name: "m".into(), ..Default::default() });
+    let mut slow = server.connect("grpc").await;
+    slow.write_all(&c_core("x", "ModelInfer")).await.unwrap();
+    // The only place is taken as soon as the server has read that.
+    while client.call("ModelInfer", infer.clone()).await.0 != Code::Unavailable {}
+    assert_eq!(client.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
+    drop(slow);
+    while client.call("ModelInfer", infer.clone()).await.0 != Code::NotFound {}
+    server.stop().await;
+}
+
+/// What gRPC's C core sends on a Unix socket: for ServerLive a whole call, for others its beginning.
+fn c_core(authority: &str, method: &str) -> Vec<u8> {
+    let literal =
+        |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let named = |name: &str, value: &str| [literal(0x40, name), literal(0, value)[1..].to_vec()].concat();
+    let block = [
+        vec![0x83, 0x86],
+        literal(0x44, &format!("/inference.GRPCInferenceService/{method}")),
+        literal(0x41, authority),
+        named("te", "trailers"),
+        named("content-type", "application/grpc"),
+    ]
+    .concat();
+    let head =
+        |length: usize, kind: u8, flags: u8| [0, 0, u8::try_from(length).unwrap(), kind, flags, 0, 0, 0, 1];
+    [
+        &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+        &[0, 0, 0, 4, 0, 0, 0, 0, 0],
+        &head(block.len(), 1, 4),
+        &block,
+        &head(5, 0, u8::from(method == "ServerLive")),
+        if method == "ServerLive" { &[0; 5] } else { &[0, 0, 0, 0, 9] },
+    ]
+    .concat()
+}
+
+#[tokio::test]
+async fn clients_whose_authority_is_the_sockets_path_are_served() {
+    let server = Server::start(9).await;
+    // ServerLiveResponse { live: true } in its envelope.
+    let answer = b"\0\0\0\0\x02\x08\x01";
+    for authority in ["%2Frun%2Fshadowslice%2Fgrpc.sock", "localhost"] {
+        let mut stream = server.connect("grpc").await;
+        stream.write_all(&c_core(authority, "ServerLive")).await.unwrap();
+        let mut got = Vec::new();
+        while !got.windows(answer.len()).any(|window| window == answer) {
+            let read = timeout(PATIENCE, stream.read_buf(&mut got)).await.unwrap().unwrap();
+            assert!(read > 0, "{authority}: {got:?}");
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_http2_is_refused_and_harms_nobody_else() {
+    let server = Server::start(9).await;
+    let mut witness = Client::connect(&server).await;
+    for garbage in [
+        &b"GET /v2 HTTP/1.1\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        &[0; 99],
+    ] {
+        let mut stream = server.connect("grpc").await;
+        stream.write_all(garbage).await.unwrap();
+        while timeout(PATIENCE, stream.read(&mut [0; 999])).await.unwrap().is_ok_and(|read| read > 0) {}
+        assert_eq!(witness.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
+    }
+    server.stop().await;
+}

@@ -1,0 +1,108 @@
+use super::*;
+
+/// Sends and reads one answer.
+pub(super) async fn ask(stream: &mut UnixStream, request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let whole = |answer: &[u8]| {
+        let text = String::from_utf8_lossy(answer);
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: "));
+        (body.len() >= length.map_or(0, |length| length.parse().unwrap())).then(|| text.to_string())
+    };
+    loop {
+        let read = timeout(PATIENCE, stream.read_buf(&mut answer)).await.unwrap().unwrap();
+        if let Some(answer) = whole(&answer) {
+            return answer;
+        }
+        assert!(read > 0, "the connection ended in an answer: {answer:?}");
+    }
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
+}
+
+fn post(path: &str, headers: &str, body: &str) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n{headers}\r\n{body}", body.len())
+}
+
+#[tokio::test]
+async fn a_connection_outlives_the_requests_that_are_refused() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("http").await;
+    for (request, status, body) in [
+        (get("/v2/health/live"), 200, ""),
+        (get("/v2/health/ready"), 200, ""),
+        (get("/v2"), 200, r#""extensions":["binary_tensor_data","model_configuration"]"#),
+        (get("/v2/models/m"), 404, r#"{"error":"Request for unknown model: 'm' is not found"}"#),
+        (get("/v2/models/a%20b/ready"), 404, "'a b'"),
+        (get("/v2/models/m/config"), 404, "unknown model"),
+        (get("/v2/models/%FF"), 404, "error"),
+        (get("/"), 404, "error"),
+        (post("/v2/models/m/infer", "", "garbage"), 404, "unknown model"),
+        (post("/v2/models/m/versions/7/infer", "", "{}"), 404, "unknown model"),
+        (get("/v2/models/m/infer"), 405, "takes POST, not GET"),
+        (post("/v2", "", "{}"), 405, "takes GET, not POST"),
+        (get("/v2/health/live"), 200, ""),
+    ] {
+        let answer = ask(&mut stream, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+        assert!(answer.contains(body), "{request}: {answer}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_unread_and_ends_the_connection() {
+    let server = Server::start(9).await;
+    for headers in ["content-length: 1001", "content-length: 99999999999999999"] {
+        let mut stream = server.connect("http").await;
+        let head = format!("POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("limits.request_bytes"), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_chunked_body_is_refused_when_it_passes_the_limit() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("http").await;
+    let chunk = format!("{:x}\r\n{}\r\n", 600, "x".repeat(600));
+    let head = "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    // The last chunk never comes.
+    stream.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
+    assert!(rest(&mut stream).await.starts_with("HTTP/1.1 413 "));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_of_just_the_limit_is_read() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("http").await;
+    let body = "x".repeat(usize::try_from(LIMIT).unwrap());
+    assert!(ask(&mut stream, &post("/v2/models/m/infer", "", &body)).await.starts_with("HTTP/1.1 404 "));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_refused_and_harms_nobody_else() {
+    let server = Server::start(9).await;
+    let mut witness = server.connect("http").await;
+    for garbage in [
+        "\0\u{1}\u{2} garbage\r\n\r\n",
+        "GET\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "GET / HTTP/9.9\r\n\r\n",
+    ] {
+        let mut stream = server.connect("http").await;
+        stream.write_all(garbage.as_bytes()).await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{garbage}: {answer}");
+        assert!(ask(&mut witness, &get("/v2/health/live")).await.starts_with("HTTP/1.1 200 "));
+    }
+    server.stop().await;
+}
