@@ -215,6 +215,8 @@ impl Worker {
 fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
     let mut command = std::process::Command::new(launch.program);
     command.args(["--boot", server]).envs(launch.grant.environment());
+    // ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
+    command.env("ORT_DISABLE_TELEMETRY", "1");
     command.stdin(std::process::Stdio::null());
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     inherit(&mut command, files);
