@@ -1,0 +1,201 @@
+//! The real program on the emulated engine: boot, proof, batches, and everything that goes wrong.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::Duration;
+
+use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
+use shadowslice_shared::boot::{Refusal, WarmUp};
+use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::units::Sms;
+use support::{
+    Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
+};
+
+fn profile(ms: f64, start: Start) -> Profile {
+    let execution = Execution::new(vec![Sms(2)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+    Profile { source: Source::Illustrative, memory: Memory::default(), start, bandwidth: 0.0, execution }
+}
+
+#[test]
+fn started_by_hand_it_says_who_starts_it() {
+    for arguments in [&[][..], &["--boot"], &["serve", "x"], &["--boot", "x", "y"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.starts_with("error: ") && said.contains("shadowslice serve"), "{said}");
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_reported() {
+    let nowhere = ["--boot", "/nowhere/at/all"];
+    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(nowhere).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: the supervisor cannot be reached: "), "{said}");
+}
+
+#[test]
+fn batches_are_answered_until_the_socket_closes() {
+    let worker = serving(Setup::new(echo()), &echo_warm_up());
+    let (one, two) = (fp32(&[1.0, 2.0, 3.0, 4.0]), fp32(&[5.0; 8]));
+    let (hello, pair) = (strings(&[b"hello"]), strings(&[b"\xff\x00", b""]));
+    let requests = [(1, vec![one.clone(), hello.clone()]), (2, vec![two.clone(), pair.clone()])];
+    let batch = worker.batch(&[&[4], &[1]], &requests);
+    let answer = worker.run(&batch).unwrap();
+    assert_eq!(answer, [(vec![4], vec![one, two]), (vec![1], vec![hello, pair])]);
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn two_batches_in_flight_come_back_in_order_from_their_own_slots() {
+    let worker = serving(Setup::new(echo()), &echo_warm_up());
+    let mut first = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b"first"])])]);
+    first.id = 1;
+    let mut second = first.clone();
+    (second.id, second.slot) = (2, 1);
+    worker.send(&first);
+    worker.send(&second);
+    let answers = [worker.receive(), worker.receive()];
+    assert_eq!([answers[0].id, answers[1].id], [1, 2]);
+    let [first, second] = answers.map(|answer| worker.read(answer).unwrap());
+    assert_eq!(first, second);
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn garbage_is_refused_and_harms_nothing() {
+    let worker = serving(Setup::new(echo()), &echo_warm_up());
+    let good = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b"s"])])]);
+    for garbage in [&b"\xff\xff\xff"[..], &[0; MAX_MESSAGE_BYTES], &vec![0; MAX_MESSAGE_BYTES + 100]] {
+        worker.send_bytes(garbage);
+        let answer = worker.receive();
+        assert!(matches!(answer.result, Err(RunFailure::BadBatch(_))), "{answer:?}");
+        assert!(answer.id == UNREADABLE || answer.id == 0);
+    }
+    let mut lying = good.clone();
+    lying.requests[0].inputs[0].offset = u64::MAX - 3;
+    assert!(matches!(worker.run(&lying), Err(RunFailure::BadBatch(_))));
+    lying.slot = 200;
+    assert!(matches!(worker.run(&lying), Err(RunFailure::BadBatch(_))));
+    assert!(worker.run(&good).is_ok());
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn an_answer_that_does_not_fit_says_how_much_would() {
+    let worker = serving(Setup::new(echo()), &echo_warm_up());
+    let rows = u32::try_from(support::SLOT_BYTES / 16 + 1).unwrap();
+    let large = vec![vec![0; rows as usize * 16], strings(&vec![&b""[..]; rows as usize])];
+    let batch = worker.batch(&[&[4], &[1]], &[(rows, large)]);
+    let failure = worker.run(&batch).unwrap_err();
+    assert!(matches!(failure, RunFailure::AnswerTooLarge { room: support::SLOT_BYTES, .. }), "{failure:?}");
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn the_share_is_read_from_the_environment() {
+    for (share, sms) in [(None, 132), (Some("30"), 38), (Some("1"), 2)] {
+        let worker = Worker::start(Setup { share, ..Setup::new(echo()) }, &reference_file());
+        assert_eq!(worker.load().unwrap().sms, Sms(sms));
+    }
+    let worker = Worker::start(Setup { share: Some("much"), ..Setup::new(echo()) }, &reference_file());
+    let refusal = worker.load().unwrap_err();
+    assert!(matches!(&refusal, Refusal::Setup(why) if why.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")));
+    assert_eq!(worker.end().0.code(), Some(1));
+}
+
+#[test]
+fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
+    let profile = Some(profile(3.0, Start::default()));
+    let worker = serving(Setup { profile, seat: 5, ..Setup::new(echo()) }, &echo_warm_up());
+    let batch = worker.batch(&[&[4], &[1]], &[(2, vec![fp32(&[1.0; 8]), strings(&[b"", b""])])]);
+    worker.send(&batch);
+    let answer = worker.receive();
+    assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
+    // The worker leaves its seat when it finds no further batch.
+    while worker.pool.in_use() != 0 {
+        std::thread::yield_now();
+    }
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn starting_takes_at_least_what_the_profile_says() {
+    let [process, load, warm] = [30, 50, 70].map(Duration::from_millis);
+    let setup = Setup { profile: Some(profile(0.1, Start { process, load, warm })), ..Setup::new(echo()) };
+    let reference = reference(&setup.engine, &echo_warm_up());
+    let worker = Worker::start(setup, &reference);
+    let begun = std::time::Instant::now();
+    worker.load().unwrap();
+    assert!(begun.elapsed() >= process + load);
+    let begun = std::time::Instant::now();
+    worker.warm(echo_warm_up()).unwrap();
+    assert!(begun.elapsed() >= warm);
+    assert!(worker.stop().success());
+}
+
+#[test]
+fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
+    let slow = || {
+        let for_ever = Duration::from_secs(100_000);
+        let start = Start { process: for_ever, load: for_ever, warm: for_ever };
+        Setup { profile: Some(profile(1.0, start)), ..Setup::new(echo()) }
+    };
+    let phases: [fn(&Worker); 3] = [
+        |_| {},
+        Worker::order_load,
+        |worker| {
+            worker.load().unwrap();
+        },
+    ];
+    // One after the other, as the sockets that `ipc-channel` accepts leak into the next worker.
+    for (phase, setup) in phases.into_iter().zip([slow(), slow(), Setup::new(echo())]) {
+        let worker = Worker::start(setup, &reference_file());
+        phase(&worker);
+        let (status, said) = worker.abandon();
+        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn a_wrong_answer_is_refused() {
+    let file = reference(&echo(), &echo_warm_up());
+    corrupt(&file);
+    let worker = Worker::start(Setup::new(echo()), &file);
+    worker.load().unwrap();
+    let refusal = worker.warm(echo_warm_up()).unwrap_err();
+    assert!(matches!(&refusal, Refusal::Proof { size: 8, why } if why.contains("`t`")), "{refusal:?}");
+    assert_eq!(worker.end().0.code(), Some(1));
+}
+
+#[test]
+fn a_missing_garbled_or_foreign_reference_is_refused() {
+    let missing = reference_file();
+    let garbled = reference_file();
+    garbled.write_all_at(&[0xff; 100], 0).unwrap();
+    let fewer = WarmUp { sizes: vec![1], ..echo_warm_up() };
+    let foreign = reference(&echo(), &fewer);
+    for file in [missing, garbled, foreign] {
+        let worker = Worker::start(Setup::new(echo()), &file);
+        worker.load().unwrap();
+        let refusal = worker.warm(echo_warm_up()).unwrap_err();
+        assert!(matches!(refusal, Refusal::Setup(_)), "{refusal:?}");
+        assert_eq!(worker.end().0.code(), Some(1));
+    }
+}
+
+#[test]
+fn a_warm_up_without_known_shapes_is_refused() {
+    let file = reference(&echo(), &echo_warm_up());
+    for shapes in [vec![vec![4], vec![-1]], vec![vec![4]]] {
+        let worker = Worker::start(Setup::new(echo()), &file);
+        worker.load().unwrap();
+        let refusal = worker.warm(WarmUp { shapes, ..echo_warm_up() }).unwrap_err();
+        assert!(matches!(refusal, Refusal::Setup(_)), "{refusal:?}");
+    }
+}

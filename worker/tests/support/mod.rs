@@ -1,0 +1,298 @@
+//! A supervisor in miniature: starts the real program, boots it, and sends it batches.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
+
+pub mod onnx;
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use command_fds::{CommandFdExt, FdMapping};
+use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver, IpcSender};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use shadowslice_shared::batch::{
+    Answer, Batch, BatchRequest, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, decode, encode,
+};
+use shadowslice_shared::boot::{
+    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Purpose, Refusal,
+    SHARE_VARIABLE, WarmUp, WorkerSays, descriptors,
+};
+use shadowslice_shared::pool::Pool;
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::slab::{AnswerSlab, WritableSlab};
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
+use shadowslice_shared::units::Sms;
+
+pub const REQUEST_BYTES: u64 = 1 << 20;
+pub const SLOT_BYTES: u64 = 1 << 18;
+
+/// An output: its shape without the batch axis, and the bytes of each request's part.
+pub type Tensor = (Vec<i64>, Vec<Vec<u8>>);
+
+/// What a worker is started with.
+pub struct Setup {
+    pub engine: EngineSpec,
+    pub purpose: Purpose,
+    pub profile: Option<Profile>,
+    pub share: Option<&'static str>,
+    pub seat: u32,
+}
+
+impl Setup {
+    pub fn new(engine: EngineSpec) -> Self {
+        Self { engine, purpose: Purpose::Serve, profile: None, share: None, seat: 0 }
+    }
+}
+
+/// A started worker, and the supervisor's side of what it shares.
+pub struct Worker {
+    pub child: Child,
+    pub says: IpcReceiver<WorkerSays>,
+    pub orders: IpcSender<Order>,
+    pub socket: OwnedFd,
+    pub requests: WritableSlab,
+    pub responses: AnswerSlab,
+    pub pool: Pool,
+    assignment: Assignment,
+}
+
+/// An empty file for reference answers.
+pub fn reference_file() -> File {
+    File::from(memfd_create("reference", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap())
+}
+
+impl Worker {
+    /// Starts a worker and takes its hello.
+    pub fn start(setup: Setup, reference: &File) -> Self {
+        let (server, name) = IpcOneShotServer::<WorkerSays>::new().unwrap();
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (socket, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags | SockFlag::SOCK_NONBLOCK)
+                .unwrap();
+        nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
+        let requests = WritableSlab::create("requests", REQUEST_BYTES).unwrap();
+        let responses = AnswerSlab::create("responses", SLOT_BYTES * IN_FLIGHT as u64).unwrap();
+        let pool = Pool::create().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
+        command.args(["--boot", &name]).env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
+        if let Some(share) = setup.share {
+            command.env(SHARE_VARIABLE, share);
+        }
+        let copy = |file: &dyn AsFd| file.as_fd().try_clone_to_owned().unwrap();
+        let mappings = vec![
+            (theirs, descriptors::BATCHES),
+            (copy(&requests), descriptors::REQUESTS),
+            (copy(&responses), descriptors::RESPONSES),
+            (copy(reference), descriptors::REFERENCE),
+            (copy(&pool), descriptors::POOL),
+        ];
+        let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
+        command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
+        let child = command.spawn().unwrap();
+        // The command holds the worker's end of the socket, whose closing must be seen.
+        drop(command);
+        let (says, hello) = server.accept().unwrap();
+        let WorkerSays::Hello { protocol: PROTOCOL, orders } = hello else { panic!("{hello:?}") };
+        let assignment = Assignment {
+            model: "test".into(),
+            purpose: setup.purpose,
+            engine: setup.engine,
+            device: DeviceSpec::Emulated { sms: Sms(132), seat: setup.seat },
+            profile: setup.profile,
+            request_bytes: REQUEST_BYTES,
+            response_slot_bytes: SLOT_BYTES,
+        };
+        Self { child, says, orders, socket, requests, responses, pool, assignment }
+    }
+
+    /// Orders it to load its model.
+    pub fn order_load(&self) {
+        self.orders.send(Order::Load(Box::new(self.assignment.clone()))).unwrap();
+    }
+
+    /// Has it load its model.
+    pub fn load(&self) -> Result<Loaded, Refusal> {
+        self.order_load();
+        match self.says.recv().unwrap() {
+            WorkerSays::Loaded(loaded) => Ok(loaded),
+            WorkerSays::Refused(refusal) => Err(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Has it warm up.
+    pub fn warm(&self, warm_up: WarmUp) -> Result<(), Refusal> {
+        self.orders.send(Order::Warm(warm_up)).unwrap();
+        match self.says.recv().unwrap() {
+            WorkerSays::Warmed => Ok(()),
+            WorkerSays::Refused(refusal) => Err(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends any bytes as a message.
+    pub fn send_bytes(&self, bytes: &[u8]) {
+        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
+    }
+
+    /// Sends a batch.
+    pub fn send(&self, batch: &Batch) {
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        self.send_bytes(encode(batch, &mut buffer).unwrap());
+    }
+
+    /// Waits for an answer.
+    pub fn receive(&self) -> Answer {
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
+        assert_ne!(len, 0, "the worker is dead");
+        decode(&buffer[..len]).unwrap()
+    }
+
+    /// Puts requests into the slab, one input after the other: per request its rows and the bytes of
+    /// each input.
+    pub fn batch(&self, shapes: &[&[i64]], requests: &[(u32, Vec<Vec<u8>>)]) -> Batch {
+        let mut end = 0_u64;
+        let mut put = |bytes: &Vec<u8>| {
+            let extent = Extent { offset: end, len: bytes.len() as u64 };
+            self.requests.write(extent.offset, bytes).unwrap();
+            end = (end + extent.len).next_multiple_of(64);
+            extent
+        };
+        let requests = requests.iter().map(|(rows, inputs)| BatchRequest {
+            rows: *rows,
+            inputs: inputs.iter().map(&mut put).collect(),
+        });
+        let requests = requests.collect();
+        Batch {
+            id: 7,
+            slot: 0,
+            sent_ns: 0,
+            shapes: shapes.iter().map(|shape| shape.to_vec()).collect(),
+            requests,
+        }
+    }
+
+    /// Runs a batch.
+    pub fn run(&self, batch: &Batch) -> Result<Vec<Tensor>, RunFailure> {
+        self.send(batch);
+        let answer = self.receive();
+        assert_eq!(answer.id, batch.id);
+        self.read(answer)
+    }
+
+    /// The bytes of an answer.
+    pub fn read(&self, answer: Answer) -> Result<Vec<Tensor>, RunFailure> {
+        let part = |part: &Extent| {
+            assert_eq!(part.offset % 64, 0, "parts are aligned");
+            self.responses.copy(part.offset, part.len).unwrap()
+        };
+        let outputs = answer.result?;
+        Ok(outputs
+            .into_iter()
+            .map(|output| (output.shape, output.parts.iter().map(part).collect()))
+            .collect())
+    }
+
+    /// Tells it that there is no more work, and waits for its end.
+    pub fn stop(self) -> ExitStatus {
+        let Self { mut child, socket, .. } = self;
+        drop(socket);
+        child.wait().unwrap()
+    }
+
+    /// Closes all that a dead supervisor's kernel would, and waits for the worker's end.
+    pub fn abandon(self) -> (ExitStatus, String) {
+        let Self { child, says, orders, socket, .. } = self;
+        drop((says, orders, socket));
+        ended(child)
+    }
+
+    /// Waits for the end of a worker that ends by itself; returns what it wrote to stderr too.
+    pub fn end(self) -> (ExitStatus, String) {
+        let Self { child, socket: _socket, .. } = self;
+        ended(child)
+    }
+}
+
+fn ended(child: Child) -> (ExitStatus, String) {
+    let output = child.wait_with_output().unwrap();
+    (output.status, String::from_utf8(output.stderr).unwrap())
+}
+
+/// Computes the reference answers as the supervisor has it done.
+pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
+    let file = reference_file();
+    let worker = Worker::start(Setup { purpose: Purpose::Reference, ..Setup::new(engine.clone()) }, &file);
+    worker.load().unwrap();
+    worker.warm(warm_up.clone()).unwrap();
+    assert!(worker.end().0.success(), "a reference worker ends by itself");
+    assert_ne!(file.metadata().unwrap().len(), 0);
+    file
+}
+
+/// A worker that serves, its answers proven.
+pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
+    let reference = reference(&setup.engine, warm_up);
+    let worker = Worker::start(setup, &reference);
+    worker.load().unwrap();
+    worker.warm(warm_up.clone()).unwrap();
+    worker
+}
+
+/// Flips the last byte of a file.
+pub fn corrupt(file: &File) {
+    let last = file.metadata().unwrap().len() - 1;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last).unwrap();
+    file.write_all_at(&[!byte[0]], last).unwrap();
+}
+
+/// The emulated engine with an FP32 tensor of four and a string.
+pub fn echo() -> EngineSpec {
+    let tensor = |input: &str, output: &str, datatype, shape: &[i64]| EchoTensor {
+        input: TensorSpec { name: input.into(), datatype, shape: shape.to_vec() },
+        output: output.into(),
+    };
+    let tensors = vec![tensor("x", "y", Datatype::Fp32, &[4]), tensor("s", "t", Datatype::Bytes, &[-1])];
+    EngineSpec::Emulated { tensors, batched: true }
+}
+
+/// What [`echo`] is warmed with.
+pub fn echo_warm_up() -> WarmUp {
+    WarmUp { batched: true, sizes: vec![1, 2, 8], shapes: vec![vec![4], vec![1]] }
+}
+
+/// An engine for a model's file.
+pub fn onnxruntime(path: PathBuf) -> EngineSpec {
+    EngineSpec::OnnxRuntime { library: library(), path, threads: 1 }
+}
+
+/// ONNX Runtime's library: `ORT_DYLIB_PATH`, else where `make` puts it.
+pub fn library() -> PathBuf {
+    let path = match std::env::var_os("ORT_DYLIB_PATH") {
+        Some(path) => PathBuf::from(path),
+        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/onnxruntime/libonnxruntime.so"),
+    };
+    let found = path.try_exists().unwrap();
+    assert!(found, "ONNX Runtime's library is not at {}; run `make` or set ORT_DYLIB_PATH", path.display());
+    path
+}
+
+/// Little-endian bytes of floats.
+pub fn fp32(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// A tensor of strings.
+pub fn strings(values: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for value in values {
+        shadowslice_shared::tensor::push_byte_string(&mut bytes, value);
+    }
+    bytes
+}
