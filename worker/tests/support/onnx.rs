@@ -105,6 +105,6 @@ pub fn model(nodes: &[Node], constants: &[Vec<u8>], inputs: &[Value], outputs: &
             graph = graph.message(field, &Message::default().bytes(1, name.as_bytes()).message(2, kind));
         }
     }
-    let operators = Message::default().bytes(1, b"").number(2, 17);
-    Message::default().number(1, 8).message(7, &graph).message(8, &operators).0
+    let operators = Message::default().bytes(1, b"").number(2, 19);
+    Message::default().number(1, 9).message(7, &graph).message(8, &operators).0
 }

@@ -39,16 +39,15 @@ impl OnnxRuntime {
             .with_telemetry(false)
             .build()
             .map_err(|fault| Refusal::Library(fault.to_string()))?;
-        let refused = |why: &str| Refusal::Model(format!("{}: {why}", model.display()));
-        let mut builder = options(&environment, threads).map_err(|why| refused(&why))?;
+        let mut builder = options(&environment, threads).map_err(Refusal::Model)?;
         // Reading the types of inputs and outputs, `ort` panics at those that it does not know.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
-                refused("it has an input or output of a kind that cannot be served; only tensors can")
+                Refusal::Model("an input or output is no tensor, and only tensors can be served".into())
             })?
-            .map_err(|fault| refused(fault.message()))?;
-        let inputs = specs("input", session.inputs()).map_err(|why| refused(&why))?;
-        let outputs = specs("output", session.outputs()).map_err(|why| refused(&why))?;
+            .map_err(|fault| Refusal::Model(fault.message().to_owned()))?;
+        let inputs = specs("input", session.inputs()).map_err(Refusal::Model)?;
+        let outputs = specs("output", session.outputs()).map_err(Refusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
         Ok((engine, Signature { inputs, outputs }))
