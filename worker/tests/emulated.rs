@@ -15,8 +15,9 @@ use support::{
     Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
 };
 
-fn profile(ms: f64, start: Start) -> Profile {
-    let execution = Execution::new(vec![Sms(2)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+/// A batch of one row takes `ms` on `sms` SMs.
+fn profile(sms: u32, ms: f64, start: Start) -> Profile {
+    let execution = Execution::new(vec![Sms(sms)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
     Profile { source: Source::Illustrative, memory: Memory::default(), start, bandwidth: 0.0, execution }
 }
 
@@ -111,7 +112,7 @@ fn the_share_is_read_from_the_environment() {
 
 #[test]
 fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
-    let profile = Some(profile(3.0, Start::default()));
+    let profile = Some(profile(2, 3.0, Start::default()));
     let worker = serving(Setup { profile, seat: 5, ..Setup::new(echo()) }, &echo_warm_up());
     let batch = worker.batch(&[&[4], &[1]], &[(2, vec![fp32(&[1.0; 8]), strings(&[b"", b""])])]);
     worker.send(&batch);
@@ -125,9 +126,23 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
 }
 
 #[test]
+fn others_that_execute_slow_a_worker_down() {
+    let profile = Some(profile(132, 5.0, Start::default()));
+    let worker = serving(Setup { profile, ..Setup::new(echo()) }, &echo_warm_up());
+    let batch = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b""])])]);
+    worker.pool.occupy(9, Sms(132));
+    worker.send(&batch);
+    assert_eq!(worker.receive().execution_us, 10_000, "half of the GPU");
+    worker.pool.occupy(9, Sms(0));
+    worker.send(&batch);
+    assert_eq!(worker.receive().execution_us, 5_000, "all of it");
+    assert!(worker.stop().success());
+}
+
+#[test]
 fn starting_takes_at_least_what_the_profile_says() {
     let [process, load, warm] = [30, 50, 70].map(Duration::from_millis);
-    let setup = Setup { profile: Some(profile(0.1, Start { process, load, warm })), ..Setup::new(echo()) };
+    let setup = Setup { profile: Some(profile(2, 0.1, Start { process, load, warm })), ..Setup::new(echo()) };
     let reference = reference(&setup.engine, &echo_warm_up());
     let worker = Worker::start(setup, &reference);
     let begun = std::time::Instant::now();
@@ -144,7 +159,7 @@ fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
     let slow = || {
         let for_ever = Duration::from_secs(100_000);
         let start = Start { process: for_ever, load: for_ever, warm: for_ever };
-        Setup { profile: Some(profile(1.0, start)), ..Setup::new(echo()) }
+        Setup { profile: Some(profile(2, 1.0, start)), ..Setup::new(echo()) }
     };
     let phases: [fn(&Worker); 3] = [
         |_| {},

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // reads the tensors of ONNX Runtime
 
 use ort::value::{DynTensorValueType, DynValue, ValueType};
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{Extent, Output, RunFailure};
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::strings::Strings;
@@ -30,31 +30,44 @@ pub(super) fn split(
     let row = elements(shape).ok_or_else(|| odd("has an impossible shape"))?;
     let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
     let parts = match spec.datatype.size() {
-        Some(size) => {
-            let mut rest = bytes(value)?;
-            let mut take = |count: usize| {
-                let (part, after) = rest.split_at_checked(count * size)?;
-                rest = after;
-                Some(slot.put(part))
-            };
-            counts
-                .map(|count| take(count).ok_or_else(|| odd("is shorter than its shape")))
-                .collect::<Result<_, _>>()?
-        }
+        Some(size) => put_numbers(bytes(value)?, counts.map(|count| count * size), slot)
+            .ok_or_else(|| odd("is shorter than its shape"))?,
         None => {
             let total = row * inputs.rows().unwrap_or(1) as usize;
-            let strings = Strings::of(value, total).map_err(|fault| failed(&fault))?;
-            let (mut first, mut part) = (0, Vec::new());
-            let mut take = |count: usize| {
-                part.clear();
-                strings.encode(first, count, &mut part);
-                first += count;
-                slot.put(&part)
-            };
-            counts.map(&mut take).collect()
+            put_strings(&Strings::of(value, total).map_err(|fault| failed(&fault))?, counts, slot)
         }
     };
     Ok(Output { shape: shape.to_vec(), parts })
+}
+
+/// Puts numbers, as many bytes per request as `lens` says; `None` if there are fewer.
+fn put_numbers(
+    mut rest: &[u8],
+    lens: impl Iterator<Item = usize>,
+    slot: &mut AnswerSlot<'_>,
+) -> Option<Vec<Extent>> {
+    let take = |len| {
+        let (part, after) = rest.split_at_checked(len)?;
+        rest = after;
+        Some(slot.put(part))
+    };
+    lens.map(take).collect()
+}
+
+/// Puts strings, as many per request as `counts` says.
+fn put_strings(
+    strings: &Strings,
+    counts: impl Iterator<Item = usize>,
+    slot: &mut AnswerSlot<'_>,
+) -> Vec<Extent> {
+    let (mut first, mut part) = (0, Vec::new());
+    let take = |count| {
+        part.clear();
+        strings.encode(first, count, &mut part);
+        first += count;
+        slot.put(&part)
+    };
+    counts.map(take).collect()
 }
 
 /// The shape without the batch axis; `None` if the batch is not its first axis.
