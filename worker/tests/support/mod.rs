@@ -79,6 +79,8 @@ impl Worker {
         let pool = Pool::create().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.args(["--boot", &name]).env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
+        // As the supervisor does: ONNX Runtime would send telemetry from the moment it is loaded.
+        command.env("ORT_DISABLE_TELEMETRY", "1");
         if let Some(share) = setup.share {
             command.env(SHARE_VARIABLE, share);
         }

@@ -32,6 +32,9 @@ pub struct OnnxRuntime {
 
 impl OnnxRuntime {
     /// Loads the library, once a process, and a model with `threads` threads within an operator.
+    ///
+    /// That the library sends no telemetry is for the supervisor's `ORT_DISABLE_TELEMETRY` to see to:
+    /// its first event goes out before it can be told here.
     pub fn load(library: &Path, model: &Path, threads: u32) -> Result<(Self, Signature), Refusal> {
         let environment = ort::init_from(library)
             .map_err(|fault| Refusal::Library(fault.to_string()))?
