@@ -48,6 +48,14 @@ impl Predictor {
         }
     }
 
+    /// A warm-up of so many rows executed in that time: better than nothing, where no profile knows
+    /// more, until batches are seen.
+    pub fn expect(&mut self, rows: u32, took: Duration) {
+        if self.profile.is_none() && !self.observed.contains_key(&rows) {
+            self.observe(rows, took);
+        }
+    }
+
     /// The time that a batch of so many rows should take; nothing while neither a profile nor an
     /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
@@ -119,6 +127,16 @@ mod tests {
         predictor.observe(4, 10 * MS);
         assert!(near(predictor.predict(2), 10 * MS));
         assert!(near(predictor.predict(8), 20 * MS));
+    }
+
+    #[test]
+    fn warm_up_speaks_only_where_nothing_better_does() {
+        let mut blind = Predictor::new(None, Sms(20));
+        blind.expect(1, 10 * MS);
+        assert!(near(blind.predict(1), 10 * MS));
+        let mut seeing = Predictor::new(Some(&profile()), Sms(20));
+        seeing.expect(1, 70 * MS);
+        assert!(near(seeing.predict(1), 5 * MS));
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! two messages, so a sick peer cannot fill the channel and block the other.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ipc_channel::ipc::IpcSender;
 use serde::{Deserialize, Serialize};
@@ -56,7 +57,10 @@ pub enum WorkerSays {
     /// The model is in memory.
     Loaded(Loaded),
     /// Every batch size has run, and the answers were right (or, from a reference worker: have been written).
-    Warmed,
+    Warmed {
+        /// How long each size executed.
+        times: Vec<WarmTime>,
+    },
     /// It cannot go on, and exits.
     Refused(Refusal),
 }
@@ -160,6 +164,15 @@ pub struct WarmUp {
     pub sizes: Vec<u32>,
     /// Per input: its shape without the batch axis, every axis known.
     pub shapes: Vec<Vec<i64>>,
+}
+
+/// How long a batch size executed when it was warmed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmTime {
+    /// The batch size.
+    pub rows: u32,
+    /// How long it executed.
+    pub took: Duration,
 }
 
 /// Why a worker cannot go on.

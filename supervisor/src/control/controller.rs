@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shadowslice_policy::restart::Restarts;
-use shadowslice_shared::boot::{Assignment, EngineSpec, Purpose};
+use shadowslice_shared::boot::{Assignment, EngineSpec, Purpose, WarmTime};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
@@ -20,7 +20,7 @@ use super::{Order, ResizeRefused};
 use crate::clock::Clock;
 use crate::config::{Engine, Model, Timeouts};
 use crate::partition::{EmulatedGpu, NoSeat};
-use crate::pipeline::{LaneFact, LaneReader, Pipeline, WorkerId};
+use crate::pipeline::{Arrival, LaneFact, LaneReader, Pipeline, WorkerId};
 use crate::process::{Launch, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid};
 
 /// What all controllers share.
@@ -328,12 +328,13 @@ impl Controller {
         Ok(id)
     }
 
-    /// Puts a warm worker's lane on the pipeline.
-    pub(super) fn attach(&mut self, worker: WorkerId) {
+    /// Puts a warm worker's lane on the pipeline, with how long its batches took to warm up.
+    pub(super) fn attach(&mut self, worker: WorkerId, times: &[WarmTime]) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let Some(worker) = self.workers.get_mut(&worker) else { return };
         let Some(lane) = worker.lane() else { return };
-        let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, worker.id, worker.sms, lane);
+        let arrival = Arrival { worker: worker.id, sms: worker.sms, times: times.to_vec() };
+        let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
         self.context.data_path.spawn(reader.run());
     }
 

@@ -1,7 +1,7 @@
 //! The incumbent: booting it, keeping it alive, and replacing it in place where no shadow may be.
 
 use shadowslice_policy::restart::Verdict;
-use shadowslice_shared::boot::{Purpose, Refusal};
+use shadowslice_shared::boot::{Purpose, Refusal, WarmTime};
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::controller::Controller;
@@ -108,7 +108,7 @@ impl Controller {
         }
         match said {
             WorkerSaid::Connected => self.connected(worker),
-            WorkerSaid::Warmed => self.warmed(worker),
+            WorkerSaid::Warmed(times) => self.warmed(worker, &times),
             WorkerSaid::Refused(Refusal::Setup(why)) => {
                 tracing::error!(model = self.model.name, why, "a worker refused its set-up");
                 self.last_words = why;
@@ -131,7 +131,7 @@ impl Controller {
         }
     }
 
-    fn warmed(&mut self, worker: WorkerId) {
+    fn warmed(&mut self, worker: WorkerId, times: &[WarmTime]) {
         match self.incumbent {
             Incumbent::Proving { .. } => match self.reference.seal() {
                 Ok(()) => {
@@ -141,7 +141,7 @@ impl Controller {
                 Err(error) => self.down(crate::errors::chain(&error)),
             },
             Incumbent::Booting { .. } => {
-                self.attach(worker);
+                self.attach(worker, times);
                 self.serve_with(worker);
                 self.swap_incumbent_serves();
                 self.replaced();

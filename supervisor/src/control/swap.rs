@@ -271,8 +271,8 @@ impl Controller {
     pub(super) fn shadow_said(&mut self, worker: WorkerId, said: WorkerSaid) {
         match said {
             WorkerSaid::Connected => self.feed(Fact::Connected),
-            WorkerSaid::Warmed => {
-                self.attach(worker);
+            WorkerSaid::Warmed(times) => {
+                self.attach(worker, &times);
                 self.feed(Fact::Warmed);
             }
             WorkerSaid::Refused(refusal) => self.feed(Fact::BootFailed(refusal.to_string())),

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::queue::Entry;
 use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES, MessageError};
+use shadowslice_shared::boot::WarmTime;
 use shadowslice_shared::units::{Moment, Sms};
 use tokio::sync::oneshot;
 
@@ -58,11 +59,23 @@ pub(crate) struct InFlight {
     pub(crate) requests: Vec<Waiting>,
 }
 
+/// A warm worker that comes to a pipeline.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Its name.
+    pub worker: WorkerId,
+    /// Its SMs.
+    pub sms: Sms,
+    /// How long its batches executed when they were warmed up.
+    pub times: Vec<WarmTime>,
+}
+
 /// A worker's lane.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) worker: WorkerId,
     pub(crate) sms: Sms,
+    pub(crate) times: Vec<WarmTime>,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Whether it has answered a batch yet.
@@ -82,10 +95,11 @@ pub(crate) enum SendFailure {
 }
 
 impl Lane {
-    pub(crate) fn new(worker: WorkerId, sms: Sms, socket: Arc<BatchSocket>) -> Self {
+    pub(crate) fn new(arrival: Arrival, socket: Arc<BatchSocket>) -> Self {
         Self {
-            worker,
-            sms,
+            worker: arrival.worker,
+            sms: arrival.sms,
+            times: arrival.times,
             duty: Duty::Standing,
             in_flight: VecDeque::with_capacity(IN_FLIGHT),
             proven: false,

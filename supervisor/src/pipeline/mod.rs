@@ -35,7 +35,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use facts::{FACTS, LaneFact};
-pub use lane::WorkerId;
+pub use lane::{Arrival, WorkerId};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
 pub use stall::Stall;

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure};
 use shadowslice_shared::slab::AnswerSlab;
-use shadowslice_shared::units::Sms;
 
 use super::Pipeline;
 use super::answer;
 use super::facts::LaneFact;
-use super::lane::{InFlight, Lane, WorkerId};
+use super::lane::{Arrival, InFlight, Lane, WorkerId};
 use super::request::{Failure, Metadata, Output};
 use super::state;
 use crate::process::BatchSocket;
@@ -26,15 +25,15 @@ pub struct LaneReader {
 }
 
 impl LaneReader {
-    /// Attaches a warm worker with `sms`, to which nothing is routed yet.
+    /// Attaches a warm worker, to which nothing is routed yet.
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
-        worker: WorkerId,
-        sms: Sms,
+        arrival: Arrival,
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
-        pipeline.state.lock().attach(Lane::new(worker, sms, Arc::clone(&socket)));
+        let worker = arrival.worker;
+        pipeline.state.lock().attach(Lane::new(arrival, Arc::clone(&socket)));
         Self { pipeline, metadata, worker, socket, slab }
     }
 

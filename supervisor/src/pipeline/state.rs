@@ -190,8 +190,11 @@ impl State {
                 lane.duty = Duty::Standing;
             }
         }
-        if let Some(sms) = worker.and_then(|worker| self.lane_mut(worker)).map(|lane| lane.sms) {
-            self.predictor.reset_to(sms);
+        if let Some(lane) = self.lanes.iter().find(|lane| Some(lane.worker) == worker) {
+            self.predictor.reset_to(lane.sms);
+            for time in &lane.times {
+                self.predictor.expect(time.rows, time.took);
+            }
         }
         self.dispatch(now);
     }

@@ -12,7 +12,9 @@ use ipc_channel::ipc::{IpcOneShotServer, IpcSender};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{Assignment, Loaded, Purpose, Refusal, WarmUp, WorkerSays, descriptors};
+use shadowslice_shared::boot::{
+    Assignment, Loaded, Purpose, Refusal, WarmTime, WarmUp, WorkerSays, descriptors,
+};
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::process::{Child, Command};
@@ -68,8 +70,8 @@ pub enum WorkerSaid {
     Connected,
     /// The model is in its memory.
     Loaded(Loaded),
-    /// It can serve (or, a reference worker, has written its answers).
-    Warmed,
+    /// It can serve (or, a reference worker, has written its answers); so long each size executed.
+    Warmed(Vec<WarmTime>),
     /// It cannot go on.
     Refused(Refusal),
     /// Its boot channel broke before it was warm.

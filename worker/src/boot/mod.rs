@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, WorkerSays,
+    Assignment, Loaded as LoadedModel, Order, Purpose, Refusal, WarmTime, WarmUp, WorkerSays,
 };
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
@@ -72,9 +72,9 @@ impl Loaded {
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
-        self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
+        let times = self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
-        self.link.say(WorkerSays::Warmed)?;
+        self.link.say(WorkerSays::Warmed { times })?;
         Ok(match self.purpose {
             Purpose::Reference => None,
             Purpose::Serve => Some(self.parts.into_warm(warm_up.batched)),
@@ -114,16 +114,18 @@ impl Parts {
         Ok(Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket })
     }
 
-    /// Runs every batch size, and writes or checks the answers.
-    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<(), Refusal> {
+    /// Runs every batch size, and writes or checks the answers; says how long each executed.
+    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Vec<WarmTime>, Refusal> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| Refusal::Setup(fault.to_string()))?;
         let (engine, signature) = (&mut self.engine, &self.signature);
-        let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up };
+        let times = Vec::with_capacity(warm_up.sizes.len());
+        let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up, times };
         match purpose {
-            Purpose::Reference => proof::write_reference(&mut trial, &self.reference),
-            Purpose::Serve => proof::prove(&mut trial, &self.reference),
+            Purpose::Reference => proof::write_reference(&mut trial, &self.reference)?,
+            Purpose::Serve => proof::prove(&mut trial, &self.reference)?,
         }
+        Ok(trial.times)
     }
 
     fn into_warm(self, batched: bool) -> Warm {

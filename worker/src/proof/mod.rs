@@ -9,13 +9,15 @@ mod reference;
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
-use shadowslice_shared::boot::{Refusal, WarmUp};
+use shadowslice_shared::boot::{Refusal, WarmTime, WarmUp};
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
 use shadowslice_shared::tensor::elements;
 
 use crate::answer::AnswerSlots;
+use crate::clock::now_ns;
 use crate::engine::{Engine, Signature};
 use crate::inputs::Inputs;
 use reference::{Answer, Reference, SizeAnswers};
@@ -33,6 +35,8 @@ pub struct Trial<'a> {
     pub answers: &'a ReadableSlab,
     /// What to run.
     pub warm_up: &'a WarmUp,
+    /// How long each size executed.
+    pub times: Vec<WarmTime>,
 }
 
 /// Runs every size, and writes the answers for others to be held against.
@@ -69,7 +73,10 @@ impl Trial<'_> {
         let failed = |failure: RunFailure| Refusal::WarmUp { size, why: failure.to_string() };
         let inputs =
             Inputs::check(&batch, &slab, &self.signature.inputs, self.warm_up.batched).map_err(failed)?;
+        let begun_ns = now_ns();
         let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
+        let took = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
+        self.times.push(WarmTime { rows: size, took });
         let answers = outputs.into_iter().map(|output| {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");

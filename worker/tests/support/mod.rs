@@ -130,7 +130,10 @@ impl Worker {
     pub fn warm(&self, warm_up: WarmUp) -> Result<(), Refusal> {
         self.orders.send(Order::Warm(warm_up)).unwrap();
         match self.says.recv().unwrap() {
-            WorkerSays::Warmed => Ok(()),
+            WorkerSays::Warmed { times } => {
+                assert!(!times.is_empty());
+                Ok(())
+            }
             WorkerSays::Refused(refusal) => Err(refusal),
             other => panic!("{other:?}"),
         }
