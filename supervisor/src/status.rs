@@ -34,6 +34,8 @@ pub struct ModelStatus {
     pub in_flight: usize,
     /// Its workers.
     pub workers: Vec<WorkerStanding>,
+    /// Deaths since the start that left it without a worker.
+    pub worker_deaths: u64,
     /// What became of its requests since the start.
     pub requests: Requests,
     /// Batches answered since the start.
@@ -53,6 +55,8 @@ pub struct Requests {
     pub accepted: u64,
     /// Answered.
     pub succeeded: u64,
+    /// Answered within the SLO.
+    pub within_slo: u64,
     /// Accepted, and failed.
     pub failed: u64,
     /// Turned away.
@@ -103,9 +107,11 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> Mode
         queue,
         in_flight,
         workers: standing.workers.clone(),
+        worker_deaths: standing.worker_deaths,
         requests: Requests {
             accepted: counts.accepted,
             succeeded: counts.succeeded,
+            within_slo: counts.within_slo,
             failed: counts.failed,
             rejected: counts.rejected,
             retried: counts.retried,

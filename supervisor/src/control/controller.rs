@@ -97,6 +97,8 @@ pub struct Controller {
     pub(super) restarts: Restarts,
     /// Deaths in a row, for `status`.
     pub(super) deaths: u32,
+    /// Deaths since the start.
+    pub(super) all_deaths: u64,
     /// What the last worker that died said, or died of.
     pub(super) last_words: String,
     pub(super) handovers: Handovers,
@@ -132,6 +134,7 @@ impl Controller {
             share,
             sms,
             workers: Vec::new(),
+            worker_deaths: 0,
             handovers: Handovers::default(),
         });
         let controller = Self {
@@ -150,6 +153,7 @@ impl Controller {
             replacing: None,
             restarts: Restarts::new(),
             deaths: 0,
+            all_deaths: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
             stopping: None,
@@ -360,6 +364,7 @@ impl Controller {
             share: self.share,
             sms: self.sms(self.share).0,
             workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
+            worker_deaths: self.all_deaths,
             handovers: self.handovers.clone(),
         };
         self.standing.send_if_modified(|seen| {

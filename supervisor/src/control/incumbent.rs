@@ -179,6 +179,7 @@ impl Controller {
     pub(super) fn died(&mut self) {
         self.swap_incumbent_is(None);
         self.deaths += 1;
+        self.all_deaths += 1;
         let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
             Verdict::After(pause) => {

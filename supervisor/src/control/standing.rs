@@ -31,6 +31,8 @@ pub struct Standing {
     pub sms: u32,
     /// Its workers.
     pub workers: Vec<WorkerStanding>,
+    /// Deaths since the start that left it without a worker.
+    pub worker_deaths: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
 }

@@ -11,6 +11,7 @@
 
 mod answer;
 mod facts;
+mod histogram;
 mod lane;
 mod memory;
 mod reader;
@@ -35,6 +36,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use facts::{FACTS, LaneFact};
+pub use histogram::LatencyHistogram;
 pub use lane::{Arrival, WorkerId};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
@@ -294,6 +296,11 @@ impl Pipeline {
         let now = self.clock.now();
         let mut state = self.state.lock();
         (state.stats.counts, state.stats.latencies(now), state.pending())
+    }
+
+    /// The latencies of all answers since the start.
+    pub fn latency_histogram(&self) -> LatencyHistogram {
+        self.state.lock().stats.histogram.clone()
     }
 
     /// The worker that serves, and its SMs.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use shadowslice_shared::units::Moment;
 
+use super::histogram::LatencyHistogram;
+
 /// How long a window of latencies lasts; percentiles cover between one and two of them.
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -18,6 +20,8 @@ pub struct Counts {
     pub accepted: u64,
     /// Answered.
     pub succeeded: u64,
+    /// Answered within the SLO.
+    pub within_slo: u64,
     /// Accepted, and failed.
     pub failed: u64,
     /// Turned away, at the door or out of the queue.
@@ -45,6 +49,7 @@ pub struct Latencies {
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
+    pub(crate) histogram: LatencyHistogram,
     slo: Duration,
     began: Moment,
     current: Window,
@@ -74,17 +79,26 @@ impl Window {
 
 impl Stats {
     pub(crate) fn new(slo: Duration, now: Moment) -> Self {
-        Self { counts: Counts::default(), slo, began: now, current: Window::new(), previous: Window::new() }
+        Self {
+            counts: Counts::default(),
+            histogram: LatencyHistogram::default(),
+            slo,
+            began: now,
+            current: Window::new(),
+            previous: Window::new(),
+        }
     }
 
     /// A request was answered after `latency`.
     pub(crate) fn succeeded(&mut self, latency: Duration, now: Moment) {
         self.counts.succeeded += 1;
+        self.histogram.record(latency);
         let window = self.window(now);
         window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
         window.offered += 1;
         if latency <= self.slo {
             self.current.within += 1;
+            self.counts.within_slo += 1;
         }
     }
 
@@ -149,6 +163,7 @@ mod tests {
         stats.succeeded(Duration::from_millis(10), at(70));
         assert_eq!(stats.latencies(at(70)).attainment, 0.4);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
-        assert_eq!(stats.counts.succeeded, 3);
+        assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));
+        assert_eq!(stats.histogram.count(), 3);
     }
 }

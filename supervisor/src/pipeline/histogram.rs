@@ -1,0 +1,65 @@
+//! Latencies since the start, by size.
+
+use std::time::Duration;
+
+/// The upper bounds of the buckets, in µs. The same for every model, so that models can be added up.
+const BOUNDS_US: [u64; 22] = [
+    500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 50_000, 75_000, 100_000, 150_000,
+    200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000,
+];
+
+/// How many latencies fell into each bucket, and their sum. It only grows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LatencyHistogram {
+    within: [u64; BOUNDS_US.len()],
+    beyond: u64,
+    sum: Duration,
+}
+
+impl LatencyHistogram {
+    /// Adds one.
+    pub(crate) fn record(&mut self, latency: Duration) {
+        self.sum += latency;
+        let bucket = BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < latency);
+        *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
+    }
+
+    /// For each bound the latencies that do not exceed it.
+    pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let bounds = BOUNDS_US.iter().map(|bound| Duration::from_micros(*bound));
+        bounds.zip(self.within.iter().scan(0, |total, count| {
+            *total += count;
+            Some(*total)
+        }))
+    }
+
+    /// All latencies.
+    pub fn count(&self) -> u64 {
+        self.within.iter().sum::<u64>() + self.beyond
+    }
+
+    /// Their sum.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_belongs_to_its_bucket_and_what_is_beyond_all_still_counts() {
+        let mut histogram = LatencyHistogram::default();
+        for us in [0, 500, 501, 20_000, 10_000_000, 10_000_001, 60_000_000] {
+            histogram.record(Duration::from_micros(us));
+        }
+        let cumulative: Vec<u64> = histogram.cumulative().map(|(_, count)| count).collect();
+        assert_eq!(cumulative[..3], [2, 3, 3]);
+        let at = |bound| BOUNDS_US.iter().position(|us| *us == bound).unwrap();
+        assert_eq!((cumulative[at(15_000)], cumulative[at(20_000)], cumulative[at(10_000_000)]), (3, 4, 5));
+        assert_eq!(histogram.count(), 7);
+        assert_eq!(histogram.sum(), Duration::from_micros(80_021_002));
+        assert!(BOUNDS_US.is_sorted_by(|a, b| a < b));
+    }
+}
