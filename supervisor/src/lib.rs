@@ -8,6 +8,7 @@ pub mod control;
 pub mod errors;
 pub mod host;
 pub mod ingress;
+pub mod metrics;
 pub mod partition;
 pub mod pipeline;
 pub mod process;

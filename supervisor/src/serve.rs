@@ -16,7 +16,8 @@ use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts};
 use crate::errors;
 use crate::host::{self, HostError, RunDir};
-use crate::ingress::Ingress;
+use crate::ingress::{Ingress, MetricsListeners, Render};
+use crate::metrics;
 use crate::partition::EmulatedGpu;
 use crate::pipeline::{FACTS, Pipeline, Settings};
 use crate::process::{ReferenceFile, may_raise_priority};
@@ -151,6 +152,7 @@ async fn serve(
     let mut signals = Signals::new()?;
     let ingress =
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
+    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let mut administered = Vec::new();
     let mut controllers = Vec::new();
@@ -168,6 +170,8 @@ async fn serve(
     let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
     let (stop, stopping) = watch::channel(false);
+    let (end, ending) = watch::channel(false);
+    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&models)), ending));
 
     let served = async {
         if config.start == Start::Strict {
@@ -185,7 +189,22 @@ async fn serve(
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
-    finish(outcome, &models, &mut control, &mut signals, limit).await
+    let code = finish(outcome, &models, &mut control, &mut signals, limit).await;
+    // Metrics are told until all the rest has ended.
+    end.send_replace(true);
+    if let Err(error) = metrics.await {
+        tracing::error!(%error, "the metrics' listeners broke");
+    }
+    code
+}
+
+/// Writes the models' metrics.
+fn rendering(models: Arc<Vec<Administered>>) -> Render {
+    let told = |model: &Administered| metrics::Model {
+        status: model.status(),
+        latency: model.pipeline.latency_histogram(),
+    };
+    Arc::new(move || metrics::render(&models.iter().map(told).collect::<Vec<_>>()))
 }
 
 /// Serves until a signal, and then until all is answered; `None` if a second signal cuts that short.

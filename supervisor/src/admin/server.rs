@@ -15,7 +15,7 @@ use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
 use crate::config::Model;
 use crate::control::{Order, ResizeRefused, Standing};
 use crate::pipeline::Pipeline;
-use crate::status::{self, Status};
+use crate::status::{self, ModelStatus, Status};
 
 /// Conversations at a time.
 const MAX_CONVERSATIONS: usize = 64;
@@ -34,6 +34,13 @@ pub struct Administered {
     pub standing: watch::Receiver<Standing>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,
+}
+
+impl Administered {
+    /// How it stands.
+    pub fn status(&self) -> ModelStatus {
+        status::of_model(&self.model, &self.pipeline, &self.standing.borrow())
+    }
 }
 
 /// The control socket cannot be had.
@@ -133,10 +140,7 @@ async fn converse(stream: UnixStream, models: &[Administered]) -> io::Result<()>
 
 async fn answer(ask: Ask, models: &[Administered]) -> Answer {
     match ask {
-        Ask::Status => {
-            let of = |m: &Administered| status::of_model(&m.model, &m.pipeline, &m.standing.borrow());
-            Answer::Status(Status { models: models.iter().map(of).collect() })
-        }
+        Ask::Status => Answer::Status(Status { models: models.iter().map(Administered::status).collect() }),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, models).await,
     }
 }

@@ -11,17 +11,19 @@ use tokio::time::sleep;
 
 use super::authority::AuthorityRepair;
 use super::listen::Bound;
+use super::metrics::{self, Render};
 use super::stop::Stop;
 use super::{Frontend, grpc, http};
 
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
-/// What is spoken at an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
-    Http,
-    Grpc,
+/// What is served at an address.
+#[derive(Clone)]
+pub(super) enum Service {
+    Http(Arc<Frontend>),
+    Grpc(Arc<Frontend>),
+    Metrics(Render),
 }
 
 /// An accepted connection.
@@ -31,18 +33,13 @@ enum Stream {
 }
 
 /// Serves at all the addresses until the end of the last connection after `stop`.
-pub(super) async fn run(
-    bound: Vec<(Protocol, Bound)>,
-    front: &Arc<Frontend>,
-    connections: usize,
-    stop: Stop,
-) {
+pub(super) async fn run(bound: impl Iterator<Item = (Service, Bound)>, connections: usize, stop: Stop) {
     // As many as can be waited for at once, below.
     let most = u32::try_from(connections.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(most as usize));
     let mut listeners = JoinSet::new();
-    for (protocol, bound) in bound {
-        listeners.spawn(listen(protocol, bound, front.clone(), room.clone(), stop.clone()));
+    for (service, bound) in bound {
+        listeners.spawn(listen(service, bound, room.clone(), stop.clone()));
     }
     listeners.join_all().await;
     // All the room is back when the last connection has ended; the semaphore is never closed.
@@ -50,7 +47,7 @@ pub(super) async fn run(
 }
 
 /// Accepts until `stop`. At the bound, one more connection per listener is accepted and waits.
-async fn listen(protocol: Protocol, bound: Bound, front: Arc<Frontend>, room: Arc<Semaphore>, stop: Stop) {
+async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop) {
     let mut begun = std::pin::pin!(stop.clone().begun());
     let accepting = async {
         let mut failing = false;
@@ -68,9 +65,9 @@ async fn listen(protocol: Protocol, bound: Bound, front: Arc<Frontend>, room: Ar
             };
             failing = false;
             let Ok(permit) = room.clone().acquire_owned().await else { return };
-            let (front, stop) = (front.clone(), stop.clone());
+            let (service, stop) = (service.clone(), stop.clone());
             tokio::spawn(async move {
-                serve(protocol, stream, front, stop).await;
+                serve(service, stream, stop).await;
                 drop(permit);
             });
         }
@@ -94,19 +91,22 @@ async fn accept(bound: &Bound) -> io::Result<Stream> {
 }
 
 /// Serves one connection; cuts it when it is overdue.
-async fn serve(protocol: Protocol, stream: Stream, front: Arc<Frontend>, stop: Stop) {
+async fn serve(service: Service, stream: Stream, stop: Stop) {
+    let overdue = stop.clone().overdue();
     let serving = async {
-        match (protocol, stream) {
-            (Protocol::Http, Stream::Unix(stream)) => http::serve(stream, front, stop.clone()).await,
-            (Protocol::Http, Stream::Tcp(stream)) => http::serve(stream, front, stop.clone()).await,
-            (Protocol::Grpc, Stream::Unix(stream)) => {
-                grpc::serve(AuthorityRepair::new(stream), front, stop.clone()).await;
+        match (service, stream) {
+            (Service::Http(front), Stream::Unix(stream)) => http::serve(stream, front, stop).await,
+            (Service::Http(front), Stream::Tcp(stream)) => http::serve(stream, front, stop).await,
+            (Service::Grpc(front), Stream::Unix(stream)) => {
+                grpc::serve(AuthorityRepair::new(stream), front, stop).await;
             }
-            (Protocol::Grpc, Stream::Tcp(stream)) => grpc::serve(stream, front, stop.clone()).await,
+            (Service::Grpc(front), Stream::Tcp(stream)) => grpc::serve(stream, front, stop).await,
+            (Service::Metrics(render), Stream::Unix(stream)) => metrics::serve(stream, render, stop).await,
+            (Service::Metrics(render), Stream::Tcp(stream)) => metrics::serve(stream, render, stop).await,
         }
     };
     tokio::select! {
         () = serving => {}
-        () = stop.clone().overdue() => tracing::warn!("cut a connection that did not end"),
+        () = overdue => tracing::warn!("cut a connection that did not end"),
     }
 }

@@ -11,7 +11,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{HttpService, service_fn};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
@@ -35,6 +35,17 @@ where
 {
     let refused = AtomicBool::new(false);
     let service = service_fn(|request| Box::pin(answer(&front, &refused, request)));
+    let io = speak(io, service, stop).await;
+    close(io, refused.load(Ordering::Relaxed)).await;
+}
+
+/// Answers requests until the connection is to end, which is left to the caller to close.
+pub(super) async fn speak<I, S>(io: I, service: S, stop: Stop) -> I
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: HttpService<Incoming, ResBody = Full<Bytes>, Error = Infallible> + Unpin,
+    S::Future: Unpin,
+{
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
@@ -51,7 +62,7 @@ where
     if let Err(error) = ended.await {
         tracing::debug!(%error, "HTTP connection failed");
     }
-    close(connection.into_parts().io.into_inner(), refused.load(Ordering::Relaxed)).await;
+    connection.into_parts().io.into_inner()
 }
 
 /// Closes, and where a request was refused in mid-body waits a little until the peer has read why.

@@ -79,6 +79,15 @@ pub(super) enum Bound {
     },
 }
 
+/// Takes all the addresses, or none.
+pub(super) async fn bind_all(listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
+    let mut bound = Vec::with_capacity(listeners.len());
+    for listener in listeners {
+        bound.push(bind(listener).await?);
+    }
+    Ok(bound)
+}
+
 /// Takes one address.
 pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
     match &listener.address {

@@ -6,6 +6,9 @@
 //! classification, sequences and compressed bodies are not served, and say so where they would matter;
 //! a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
 //!
+//! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while clients
+//! wait, and until the last of them is served.
+//!
 //! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and a gRPC
 //! request is read only once it is one of the `limits.in_flight`.
 
@@ -20,6 +23,7 @@ mod grpc;
 mod http;
 mod json;
 mod listen;
+mod metrics;
 mod model;
 mod refusal;
 mod routes;
@@ -28,6 +32,7 @@ mod tensors;
 mod values;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
@@ -36,6 +41,10 @@ use crate::pipeline::Failure;
 use crate::router::Router;
 
 pub use listen::BindError;
+pub use metrics::{MetricsListeners, Render};
+
+/// How long connections may take to end once serving is to end.
+const DRAIN: Duration = Duration::from_secs(30);
 
 /// The protocol's messages.
 #[allow(
@@ -52,7 +61,8 @@ mod proto {
 /// All addresses, bound.
 #[derive(Debug)]
 pub struct Ingress {
-    bound: Vec<(accept::Protocol, listen::Bound)>,
+    http: Vec<listen::Bound>,
+    grpc: Vec<listen::Bound>,
     limits: Limits,
 }
 
@@ -60,13 +70,7 @@ impl Ingress {
     /// Takes all the addresses, or none: sockets made before a failure are removed again.
     /// Connections wait in their backlogs until [`Ingress::run`]. Must be called on a Tokio runtime.
     pub async fn bind(http: &[Listener], grpc: &[Listener], limits: &Limits) -> Result<Self, BindError> {
-        let http = http.iter().map(|listener| (accept::Protocol::Http, listener));
-        let grpc = grpc.iter().map(|listener| (accept::Protocol::Grpc, listener));
-        let mut bound = Vec::new();
-        for (protocol, listener) in http.chain(grpc) {
-            bound.push((protocol, listen::bind(listener).await?));
-        }
-        Ok(Self { bound, limits: *limits })
+        Ok(Self { http: listen::bind_all(http).await?, grpc: listen::bind_all(grpc).await?, limits: *limits })
     }
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
@@ -78,7 +82,9 @@ impl Ingress {
             in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
-        accept::run(self.bound, &front, self.limits.connections, stop::Stop::new(stop)).await;
+        let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
+        let grpc = self.grpc.into_iter().map(|bound| (accept::Service::Grpc(front.clone()), bound));
+        accept::run(http.chain(grpc), self.limits.connections, stop::Stop::new(stop, DRAIN)).await;
     }
 }
 

@@ -4,28 +4,29 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How long a connection may take to end once serving is to end: requests under way, and a peer that
-/// does not read its answer.
-pub(super) const DRAIN: Duration = Duration::from_secs(30);
-
 /// Tells when serving is to end.
 #[derive(Debug, Clone)]
-pub(super) struct Stop(watch::Receiver<bool>);
+pub(super) struct Stop {
+    told: watch::Receiver<bool>,
+    drain: Duration,
+}
 
 impl Stop {
-    pub(super) fn new(stop: watch::Receiver<bool>) -> Self {
-        Self(stop)
+    /// Connections may take `drain` to end: requests under way, and a peer that does not read its answer.
+    pub(super) fn new(told: watch::Receiver<bool>, drain: Duration) -> Self {
+        Self { told, drain }
     }
 
     /// Waits until serving is to end.
     pub(super) async fn begun(mut self) {
         // An error means that nobody is left to say so: it is the end, too.
-        let _ = self.0.wait_for(|stop| *stop).await;
+        let _ = self.told.wait_for(|stop| *stop).await;
     }
 
     /// Waits until connections must have ended.
     pub(super) async fn overdue(self) {
+        let drain = self.drain;
         self.begun().await;
-        tokio::time::sleep(DRAIN).await;
+        tokio::time::sleep(drain).await;
     }
 }

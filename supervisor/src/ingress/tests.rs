@@ -2,6 +2,7 @@
 
 mod grpc;
 mod http;
+mod metrics;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,0 +1,65 @@
+use super::*;
+
+/// Two listeners for a text that counts how often it is asked for.
+struct Scraped {
+    dir: tempfile::TempDir,
+    stop: watch::Sender<bool>,
+    running: JoinHandle<()>,
+}
+
+impl Scraped {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener =
+            |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
+        let listeners = MetricsListeners::bind(&[listener("a"), listener("b")]).await.unwrap();
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let render: Render =
+            Arc::new(move || format!("asked {}\n", asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(listeners.run(render, stopped));
+        Self { dir, stop, running }
+    }
+
+    async fn connect(&self, name: &str) -> UnixStream {
+        UnixStream::connect(self.dir.path().join(name)).await.unwrap()
+    }
+
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        timeout(PATIENCE, self.running).await.unwrap().unwrap();
+        assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
+    }
+}
+
+#[tokio::test]
+async fn one_path_and_one_method_on_every_listener() {
+    let server = Scraped::start().await;
+    let (mut a, mut b) = (server.connect("a").await, server.connect("b").await);
+    for (count, stream) in [&mut a, &mut b].into_iter().enumerate() {
+        for (request, status, says) in [
+            ("GET /", 404, "/metrics"),
+            ("GET /metrics/", 404, "/metrics"),
+            ("POST /v2/models/m/infer", 404, "/metrics"),
+            ("POST /metrics", 405, "allow: GET"),
+            ("DELETE /metrics", 405, "allow: GET"),
+            ("GET /metrics?x=1", 200, &format!("\r\n\r\nasked {count}\n")),
+        ] {
+            let answer = http::ask(stream, &format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+            assert!(answer.contains(says), "{request}: {answer}");
+            let kind = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+            assert_eq!(answer.contains(kind), status == 200, "{answer}");
+        }
+    }
+    server.stop().await;
+    assert_eq!(rest(&mut a).await, "");
+}
+
+#[tokio::test]
+async fn a_scraper_that_says_nothing_does_not_hold_up_the_end() {
+    let server = Scraped::start().await;
+    let mut silent = server.connect("a").await;
+    silent.write_all(b"GET /met").await.unwrap();
+    server.stop().await;
+}

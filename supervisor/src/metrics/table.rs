@@ -1,0 +1,179 @@
+//! The metrics: their names, which users hold on to, and where they come from.
+
+use super::Model;
+use super::text::Kind::{Counter, Gauge, Histogram};
+use super::text::{Metric, Sample};
+use crate::pipeline::LatencyHistogram;
+
+/// All metrics. Values of one metric may be added up: nothing is counted under two labels.
+pub(super) const METRICS: &[Metric] = &[
+    Metric {
+        name: "shadowslice_model_ready",
+        kind: Gauge,
+        help: "1 if the model serves; 0 while it is loading, restarting, unready or stopping.",
+        samples: |model| one(f64::from(model.status.state == "ready")),
+    },
+    Metric {
+        name: "shadowslice_share_ratio",
+        kind: Gauge,
+        help: "Share of the GPU's SMs in force, from 0 to 1.",
+        samples: |model| one(f64::from(model.status.share_percent) / 100.0),
+    },
+    Metric {
+        name: "shadowslice_share_sms",
+        kind: Gauge,
+        help: "SMs of the share in force.",
+        samples: |model| one(f64::from(model.status.sms)),
+    },
+    Metric {
+        name: "shadowslice_requests_accepted_total",
+        kind: Counter,
+        help: "Requests taken into the queue.",
+        samples: |model| one(model.status.requests.accepted as f64),
+    },
+    Metric {
+        name: "shadowslice_requests_total",
+        kind: Counter,
+        help: "Requests that came to an end, by outcome.",
+        samples: outcomes,
+    },
+    Metric {
+        name: "shadowslice_requests_within_slo_total",
+        kind: Counter,
+        help: "Requests answered within the SLO.",
+        samples: |model| one(model.status.requests.within_slo as f64),
+    },
+    Metric {
+        name: "shadowslice_requests_retried_total",
+        kind: Counter,
+        help: "Times that requests were put back into the queue after a worker's death or a timeout.",
+        samples: |model| one(model.status.requests.retried as f64),
+    },
+    Metric {
+        name: "shadowslice_queue_requests",
+        kind: Gauge,
+        help: "Requests that wait.",
+        samples: |model| one(model.status.queue as f64),
+    },
+    Metric {
+        name: "shadowslice_in_flight_requests",
+        kind: Gauge,
+        help: "Requests that the workers have.",
+        samples: |model| one(model.status.in_flight as f64),
+    },
+    Metric {
+        name: "shadowslice_batches_total",
+        kind: Counter,
+        help: "Batches answered.",
+        samples: |model| one(model.status.batches as f64),
+    },
+    Metric {
+        name: "shadowslice_request_latency_seconds",
+        kind: Histogram,
+        help: "Latency of answered requests, from acceptance to answer.",
+        samples: |model| histogram(&model.latency),
+    },
+    Metric {
+        name: "shadowslice_slo_latency_seconds",
+        kind: Gauge,
+        help: "Latency that the SLO promises.",
+        samples: |model| one(model.status.slo.latency_ms / 1e3),
+    },
+    Metric {
+        name: "shadowslice_slo_target_ratio",
+        kind: Gauge,
+        help: "Part of the requests that must meet the SLO's latency, from 0 to 1.",
+        samples: |model| one(model.status.slo.percentile / 100.0),
+    },
+    Metric {
+        name: "shadowslice_slo_attainment_ratio",
+        kind: Gauge,
+        help: "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered.",
+        samples: |model| one(model.status.slo.attainment),
+    },
+    Metric {
+        name: "shadowslice_handovers_total",
+        kind: Counter,
+        help: "Hand-overs, by outcome.",
+        samples: |model| {
+            let handovers = &model.status.handovers;
+            by("outcome", &[("completed", handovers.completed), ("aborted", handovers.aborted)])
+        },
+    },
+    Metric {
+        name: "shadowslice_handover_rollbacks_total",
+        kind: Counter,
+        help: "Completed hand-overs that were taken back in their probation.",
+        samples: |model| one(model.status.handovers.rolled_back as f64),
+    },
+    Metric {
+        name: "shadowslice_handover_last_stall_seconds",
+        kind: Gauge,
+        help: "Longest stall of the last hand-over: a batch was ready, a slot free, and no worker took it.",
+        samples: |model| {
+            let last = model.status.handovers.last.as_ref();
+            last.map_or_else(Vec::new, |last| one(last.stall_us / 1e6))
+        },
+    },
+    Metric {
+        name: "shadowslice_handover_last_effect_seconds",
+        kind: Gauge,
+        help: "Effect of the last hand-over: from the decision to the first batch at the new share.",
+        samples: |model| {
+            let last = model.status.handovers.last.as_ref();
+            last.and_then(|last| last.effect_ms).map_or_else(Vec::new, |effect| one(effect / 1e3))
+        },
+    },
+    Metric {
+        name: "shadowslice_workers",
+        kind: Gauge,
+        help: "Worker processes that live, shadows and parked ones included.",
+        samples: |model| one(model.status.workers.len() as f64),
+    },
+    Metric {
+        name: "shadowslice_worker_deaths_total",
+        kind: Counter,
+        help: "Deaths that left the model without a worker, and failures to start one.",
+        samples: |model| one(model.status.worker_deaths as f64),
+    },
+];
+
+fn outcomes(model: &Model) -> Vec<Sample> {
+    let requests = &model.status.requests;
+    let counts = [
+        ("succeeded", requests.succeeded),
+        ("failed", requests.failed),
+        ("rejected", requests.rejected),
+        ("cancelled", requests.cancelled),
+    ];
+    by("outcome", &counts)
+}
+
+fn one(value: f64) -> Vec<Sample> {
+    vec![Sample { suffix: "", label: None, value }]
+}
+
+fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
+    let sample = |(of, count): &(&str, u64)| Sample {
+        suffix: "",
+        label: Some((label, (*of).to_owned())),
+        value: *count as f64,
+    };
+    counts.iter().map(sample).collect()
+}
+
+fn histogram(latency: &LatencyHistogram) -> Vec<Sample> {
+    let bucket = |bound: String, count: u64| Sample {
+        suffix: "_bucket",
+        label: Some(("le", bound)),
+        value: count as f64,
+    };
+    let total = |suffix, value| Sample { suffix, label: None, value };
+    let bounded = latency.cumulative().map(|(bound, count)| bucket(bound.as_secs_f64().to_string(), count));
+    let rest = [
+        bucket("+Inf".to_owned(), latency.count()),
+        total("_sum", latency.sum().as_secs_f64()),
+        total("_count", latency.count() as f64),
+    ];
+    bounded.chain(rest).collect()
+}

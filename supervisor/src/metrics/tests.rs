@@ -1,0 +1,156 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::*;
+use crate::control::{HandoverReport, Handovers};
+use crate::status::{Latency, Requests, SloStatus};
+
+fn model(name: &str) -> Model {
+    let requests = Requests {
+        accepted: 7,
+        succeeded: 4,
+        within_slo: 3,
+        failed: 2,
+        rejected: 5,
+        retried: 6,
+        cancelled: 1,
+    };
+    let status = ModelStatus {
+        name: name.to_owned(),
+        state: "ready".to_owned(),
+        why: None,
+        gpu: 1,
+        share_percent: 29,
+        sms: 38,
+        queue: 8,
+        in_flight: 9,
+        workers: Vec::new(),
+        worker_deaths: 10,
+        requests,
+        batches: 11,
+        latency_ms: Latency { p50: 1.0, p99: 2.0 },
+        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25 },
+        handovers: Handovers::default(),
+    };
+    Model { status, latency: LatencyHistogram::default() }
+}
+
+fn has(text: &str, line: &str) {
+    assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");
+}
+
+#[test]
+fn says_what_the_status_says() {
+    let text = render(&[model("m")]);
+    for (name, value) in [
+        ("model_ready", "1"),
+        ("share_ratio", "0.29"),
+        ("share_sms", "38"),
+        ("requests_accepted_total", "7"),
+        ("requests_within_slo_total", "3"),
+        ("requests_retried_total", "6"),
+        ("queue_requests", "8"),
+        ("in_flight_requests", "9"),
+        ("batches_total", "11"),
+        ("slo_latency_seconds", "0.02"),
+        ("slo_target_ratio", "0.995"),
+        ("slo_attainment_ratio", "0.25"),
+        ("worker_deaths_total", "10"),
+        ("workers", "0"),
+    ] {
+        has(&text, &format!("shadowslice_{name}{{model=\"m\",gpu=\"1\"}} {value}"));
+    }
+    for (outcome, count) in [("succeeded", 4), ("failed", 2), ("rejected", 5), ("cancelled", 1)] {
+        let labels = format!("{{model=\"m\",gpu=\"1\",outcome=\"{outcome}\"}}");
+        has(&text, &format!("shadowslice_requests_total{labels} {count}"));
+    }
+}
+
+#[test]
+fn only_a_model_that_serves_is_ready() {
+    for state in ["loading", "restarting", "unready", "stopping"] {
+        let mut model = model("m");
+        model.status.state = state.to_owned();
+        has(&render(&[model]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
+    }
+}
+
+#[test]
+fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
+    let mut model = model("m");
+    model.status.handovers = Handovers {
+        completed: 3,
+        aborted: 2,
+        rolled_back: 1,
+        last: Some(HandoverReport {
+            outcome: "completed".to_owned(),
+            why: None,
+            from_percent: 20,
+            to_percent: 29,
+            from_sms: 26,
+            to_sms: 38,
+            effect_ms: None,
+            stall_us: 12.5,
+            stall_total_us: 13.0,
+        }),
+    };
+    let text = render(std::slice::from_ref(&model));
+    let own = "model=\"m\",gpu=\"1\"";
+    has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
+    has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
+    has(&text, &format!("shadowslice_handover_rollbacks_total{{{own}}} 1"));
+    has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
+    assert!(!text.contains("effect_seconds{"), "{text}");
+    model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
+    has(&render(&[model]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
+}
+
+#[test]
+fn a_histogram_has_its_buckets_its_sum_and_its_count() {
+    let mut model = model("m");
+    for ms in [1, 20, 60_000] {
+        model.latency.record(Duration::from_millis(ms));
+    }
+    let text = render(&[model]);
+    let name = "shadowslice_request_latency_seconds";
+    for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
+        has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
+    }
+    has(&text, &format!("{name}_sum{{model=\"m\",gpu=\"1\"}} 60.021"));
+    has(&text, &format!("{name}_count{{model=\"m\",gpu=\"1\"}} 3"));
+}
+
+#[test]
+fn a_models_name_cannot_break_out_of_its_quotes() {
+    let text = render(&[model("a\"} 9\nb\\n é")]);
+    has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 11"#);
+}
+
+#[test]
+fn every_metric_is_introduced_once_and_in_front_of_its_values() {
+    let text = render(&[model("a"), model("b")]);
+    let mut seen = BTreeSet::new();
+    let mut current = "";
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            current = help.split(' ').next().unwrap();
+            assert!(seen.insert(current), "{current} twice");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert_eq!(name, current);
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name} is a {kind}");
+        } else {
+            assert!(line.starts_with(&format!("{current}{{")) || line.starts_with(&format!("{current}_")));
+        }
+    }
+    assert_eq!(seen.len(), table::METRICS.len());
+}
+
+#[test]
+fn the_documentation_has_every_metric_and_no_other() {
+    let page = include_str!("../../../docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `shadowslice_"));
+    let told: Vec<_> = rows.map(|row| format!("shadowslice_{}", row.split('`').next().unwrap())).collect();
+    let named: Vec<_> = table::METRICS.iter().map(|metric| metric.name).collect();
+    assert_eq!(told, named);
+}

@@ -1,0 +1,57 @@
+//! The text format of Prometheus, version 0.0.4.
+
+use super::Model;
+
+/// A metric, and how it is read off a model.
+pub(super) struct Metric {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    /// No backslash and no line end: it is written as it is.
+    pub(super) help: &'static str,
+    pub(super) samples: fn(&Model) -> Vec<Sample>,
+}
+
+/// What may be done with a metric's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// One value of a metric.
+pub(super) struct Sample {
+    /// What follows the metric's name; empty but for histograms.
+    pub(super) suffix: &'static str,
+    /// A label beyond the model's own.
+    pub(super) label: Option<(&'static str, String)>,
+    pub(super) value: f64,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// Writes one metric of all models.
+pub(super) fn write(text: &mut String, metric: &Metric, models: &[Model]) {
+    let Metric { name, kind, help, samples } = metric;
+    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+    for model in models {
+        let own = format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu);
+        for Sample { suffix, label, value } in samples(model) {
+            let more = label.map(|(key, of)| format!(",{key}=\"{}\"", escaped(&of))).unwrap_or_default();
+            text.push_str(&format!("{name}{suffix}{{{own}{more}}} {value}\n"));
+        }
+    }
+}
+
+/// A label's value, between its quotes.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
+}
