@@ -5,6 +5,7 @@ pub mod cases;
 pub mod client;
 pub mod home;
 pub mod load;
+pub mod metrics;
 pub mod process;
 pub mod random;
 pub mod server;

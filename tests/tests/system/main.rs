@@ -5,6 +5,7 @@ mod broken;
 mod crash;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod resize;
 mod scene;
 mod soak;

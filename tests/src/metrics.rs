@@ -1,0 +1,107 @@
+//! What the metrics' listeners say, as a scraper reads it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::home::PATIENCE;
+
+/// An answer over HTTP.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The status line and the headers.
+    pub head: String,
+    /// The body.
+    pub body: String,
+}
+
+/// Asks at a Unix socket, on a connection of its own.
+pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> {
+    let asking = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Answer { head: head.to_lowercase(), body: body.to_owned() })
+    };
+    timeout(PATIENCE, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+/// Values by name and labels, as they are written: `a_total{model="m"}`.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    /// Reads the text format; an error says which line is none of it. Stricter than the format: each
+    /// metric is introduced by HELP and TYPE, in this order, right before its values.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut metrics = Self::default();
+        let (mut helped, mut typed) = (String::new(), String::new());
+        for line in text.lines() {
+            let wrong = || format!("what is `{line}`?");
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                helped = help.split_once(' ').ok_or_else(wrong)?.0.to_owned();
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').ok_or_else(wrong)?;
+                if name != helped || !["counter", "gauge", "histogram"].contains(&kind) {
+                    return Err(wrong());
+                }
+                typed = name.to_owned();
+            } else {
+                let (name, value) = sample(line).ok_or_else(wrong)?;
+                let rest = name.strip_prefix(&typed).filter(|_| !typed.is_empty()).ok_or_else(wrong)?;
+                let suffix = rest.split('{').next().unwrap_or("");
+                if !["", "_bucket", "_sum", "_count"].contains(&suffix) {
+                    return Err(wrong());
+                }
+                if metrics.0.insert(name.to_owned(), value).is_some() {
+                    return Err(format!("twice: `{line}`"));
+                }
+            }
+        }
+        Ok(metrics)
+    }
+
+    /// The value of a model's metric, with more labels if there are any: `, le="1"`, say.
+    pub fn of(&self, model: &str, metric: &str, more: &str) -> Option<f64> {
+        self.0.get(&format!("shadowslice_{metric}{{model=\"{model}\",gpu=\"0\"{more}}}")).copied()
+    }
+}
+
+/// A name with its labels, and a value.
+fn sample(line: &str) -> Option<(&str, f64)> {
+    let (name, value) = line.rsplit_once(' ')?;
+    let (metric, labels) = name.split_once('{')?;
+    let letters = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let mut rest = labels.strip_suffix('}')?;
+    while !rest.is_empty() {
+        let (label, quoted) = rest.split_once("=\"")?;
+        rest = after_quote(quoted)?;
+        rest = rest.strip_prefix(',').unwrap_or(rest);
+        if !letters(label) {
+            return None;
+        }
+    }
+    letters(metric).then_some(())?;
+    Some((name, value.parse().ok()?))
+}
+
+/// What follows the quote that ends a label's value.
+fn after_quote(text: &str) -> Option<&str> {
+    let mut escaped = false;
+    for (at, letter) in text.char_indices() {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return text.get(at + 1..),
+            _ => {}
+        }
+    }
+    None
+}
