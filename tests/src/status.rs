@@ -74,6 +74,9 @@ pub struct Handovers {
     pub completed: u64,
     /// Those given up.
     pub aborted: u64,
+    /// Those taken back soon after they were completed.
+    #[serde(default)]
+    pub rolled_back: u64,
     /// The last one.
     pub last: Option<Handover>,
 }

@@ -77,18 +77,22 @@ async fn show(span: Duration) -> Result<bool, Box<dyn Error>> {
 
     let resizes = under_load(&server, &workloads, span).await;
     let report = Report { workloads: &workloads, resizes: &resizes };
-    let status = server.status().await?;
+    let (status, log) = (server.status().await?, server.log());
     println!("\nstopping the server ...");
     let stopped = server.stop().await;
     report.table(&status);
+    let mut well = report.verdict(&status);
     match stopped {
         Ok(()) => println!("the server stopped; no process, socket or file of it is left"),
         Err(error) => {
-            println!("the server did not stop as it should: {}", chain(&error));
-            return Ok(false);
+            println!("FAILED: the server did not stop as it should: {}", chain(&error));
+            well = false;
         }
     }
-    Ok(report.verdict())
+    if !well {
+        println!("the end of the server's log:\n{log}");
+    }
+    Ok(well)
 }
 
 /// Loads all models and resizes them meanwhile; returns the resizes by model, in the same order.

@@ -81,12 +81,13 @@ impl Report<'_> {
         self.remarks();
     }
 
-    /// Whether nothing was lost or wrong and every resize carried out. Says so.
-    pub(crate) fn verdict(&self) -> bool {
+    /// Whether nothing was lost or wrong and every resize carried out, for good. Says so.
+    pub(crate) fn verdict(&self, status: &Status) -> bool {
         let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
         let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();
         let answered = self.workloads.iter().all(|workload| workload.tally.lock().right > 0);
-        let undone: u32 = self.resizes.iter().map(|resizes| resizes.failed).sum();
+        let refused: u64 = self.resizes.iter().map(|resizes| resizes.failed).sum();
+        let undone = refused + status.models.iter().map(|model| model.handovers.rolled_back).sum::<u64>();
         let well = lost == 0 && wrong == 0 && undone == 0 && answered;
         println!(
             "{}: {lost} requests lost, {wrong} answered wrongly, {undone} resizes not carried out",

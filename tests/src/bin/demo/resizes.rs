@@ -31,7 +31,7 @@ pub(crate) struct Resizes {
     /// Those carried out.
     pub(crate) completed: Vec<Handover>,
     /// Those that were not.
-    pub(crate) failed: u32,
+    pub(crate) failed: u64,
 }
 
 /// Resizes all models until the load ends; the answers are in the models' order.
