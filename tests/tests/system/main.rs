@@ -6,6 +6,7 @@ mod crash;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod modes;
 mod resize;
 mod scene;
 mod soak;

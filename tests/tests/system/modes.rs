@@ -1,0 +1,62 @@
+//! The other ways of changing a share, and bringing back a model that has given up.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
+
+use crate::scene::{ask, assert_nothing_lost, echo_case, load, one_echo};
+
+#[tokio::test]
+async fn without_a_shadow_requests_wait_and_none_is_lost() {
+    let model = "share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
+    let server = one_echo(5.0, model).await.unwrap();
+    let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
+    let before = server.model("echo").await.unwrap().workers[0].pid;
+    let handover = server.resize("echo", 20).await.unwrap();
+    assert_eq!((handover.from_sms, handover.to_sms), (66, 26));
+    assert_nothing_lost(&loading.await.unwrap());
+    let model = server.model("echo").await.unwrap();
+    assert_eq!((model.share_percent, model.workers.len(), model.handovers.completed), (20, 1, 1));
+    assert_ne!(model.workers[0].pid, before);
+    // Nobody served while the new worker started, 120 ms by its profile, and that is what it says.
+    let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
+    assert!(stall_us >= 100_000.0, "{stall_us} us");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_share_that_is_never_to_change_does_not() {
+    let server = one_echo(5.0, "share: {initial: 50%}, handover: never").await.unwrap();
+    let output = server.home().run(&["resize", "echo", "20%"]).await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("handover: never"));
+    assert_eq!(server.model("echo").await.unwrap().share_percent, 50);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_has_given_up_says_why_and_is_brought_back_by_a_resize() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    while server.model("echo").await.unwrap().state != "unready" {
+        for worker in server.model("echo").await.unwrap().workers {
+            if let Some(process) = Process::of(worker.pid) {
+                // It may have died in between, and then counts as well.
+                process.signal(Signal::SIGKILL).ok();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let why = server.model("echo").await.unwrap().more["why"].to_string();
+    assert!(why.contains("8 workers in a row") && why.contains("SIGKILL"), "{why}");
+    let Outcome::Failed(refused) = ask(server.client(), "echo", &echo_case(1), 0.0).await else {
+        panic!("an unready model answers");
+    };
+    assert!(refused.contains("Unavailable") && refused.contains("in a row"), "{refused}");
+
+    server.resize("echo", 50).await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(server.model("echo").await.unwrap().state, "ready");
+    server.stop().await.unwrap();
+}
