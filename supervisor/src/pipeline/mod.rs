@@ -177,7 +177,7 @@ impl Pipeline {
                 state.stats.rejected(now);
                 return Err(failure);
             }
-            if state.queue.push(entry).is_err() {
+            if state.enqueue(entry).is_err() {
                 state.stats.rejected(now);
                 let limit = state.queue.len();
                 let why = format!("the queue of model '{}' is full: {limit} requests wait", self.name);

@@ -77,6 +77,15 @@ impl State {
         self.alarm = [wait, self.hang_due()].into_iter().flatten().min();
     }
 
+    /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
+    pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Waiting> {
+        self.queue.push(request).or_else(|request| {
+            let gone = self.queue.take_if(|ticket| ticket.reply.is_closed());
+            self.stats.counts.cancelled += gone.len() as u64;
+            self.queue.push(request)
+        })
+    }
+
     /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
     /// lane did not take it.
     fn send(&mut self, lane: usize, batch: Vec<Waiting>, now: Moment) -> bool {

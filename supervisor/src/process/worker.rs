@@ -120,7 +120,7 @@ pub struct Worker {
     pub sms: Sms,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
-    boot: Option<SyncSender<Option<Box<Assignment>>>>,
+    boot: SyncSender<Option<Box<Assignment>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
     lowered: bool,
@@ -174,7 +174,7 @@ impl Worker {
             sms,
             socket: Arc::new(socket),
             slab: Some(slab),
-            boot: Some(go),
+            boot: go,
             assignment: Some(Box::new(launch.assignment)),
             kill,
             lowered: launch.low_priority,
@@ -183,9 +183,9 @@ impl Worker {
 
     /// After its hello: lets it load and warm up.
     pub fn warm(&mut self) {
-        if let (Some(boot), Some(assignment)) = (self.boot.take(), self.assignment.take()) {
+        if let Some(assignment) = self.assignment.take() {
             // The receiver is gone only if the worker is, which its exit will tell.
-            boot.try_send(Some(assignment)).ok();
+            self.boot.try_send(Some(assignment)).ok();
         }
     }
 
@@ -201,9 +201,11 @@ impl Worker {
         }
     }
 
-    /// Tells it that there is no more work: it finishes its batch, synchronises and exits.
+    /// Tells it that there is no more work: it finishes its batch, synchronises and exits. One that
+    /// still waits to be told what to load exits at once.
     pub fn stop(&mut self) {
-        self.boot = None;
+        // Full or closed: it has gone beyond that.
+        self.boot.try_send(None).ok();
         self.socket.close();
     }
 
