@@ -19,6 +19,8 @@ mod request;
 mod stall;
 mod state;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};

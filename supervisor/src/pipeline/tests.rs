@@ -1,0 +1,298 @@
+//! A pipeline with workers played by the test: honest ones, liars and dying ones.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use nix::sys::socket::{MsgFlags, recv, send};
+use shadowslice_shared::batch::{
+    self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+};
+use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
+use shadowslice_shared::units::Sms;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::process::BatchSocket;
+
+const SLAB_BYTES: u64 = 4096;
+
+/// The worker's side of a lane.
+struct Actor {
+    socket: OwnedFd,
+    slab: AnswerWriter,
+}
+
+impl Actor {
+    /// The next batch. Blocks, so on a thread that may.
+    async fn batch(&self) -> Batch {
+        let socket = self.socket.try_clone().unwrap();
+        let received = tokio::task::spawn_blocking(move || {
+            let mut message = vec![0; MAX_MESSAGE_BYTES];
+            let length = recv(socket.as_raw_fd(), &mut message, MsgFlags::empty()).unwrap();
+            batch::decode::<Batch>(&message[..length]).unwrap()
+        });
+        tokio::time::timeout(Duration::from_secs(10), received).await.unwrap().unwrap()
+    }
+
+    fn say(&self, bytes: &[u8]) {
+        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
+    }
+
+    fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
+        let mut message = vec![0; MAX_MESSAGE_BYTES];
+        let answer = Answer { id, execution_us: 10, result };
+        let bytes = batch::encode(&answer, &mut message).unwrap();
+        self.say(bytes);
+    }
+
+    /// Answers each request of a batch with four bytes.
+    fn answer_well(&self, batch: &Batch) {
+        self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
+        let parts = vec![Extent { offset: 0, len: 4 }; batch.requests.len()];
+        self.answer(batch.id, Ok(vec![WireOutput { shape: vec![1], parts }]));
+    }
+}
+
+struct Stage {
+    pipeline: Arc<Pipeline>,
+    facts: mpsc::Receiver<LaneFact>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let (reporter, facts) = mpsc::channel(FACTS);
+        let settings = Settings {
+            name: "m".to_owned(),
+            slo: Duration::from_secs(1),
+            max_requests: 4,
+            memory: 1 << 16,
+            max_delay: Duration::ZERO,
+            reject_late: false,
+            profile: None,
+            sms: Sms(10),
+        };
+        let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), reporter).unwrap());
+        let tensor =
+            |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![-1, 1] };
+        let metadata = Metadata {
+            name: "m".to_owned(),
+            platform: "emulated",
+            max_batch: 8,
+            inputs: vec![tensor("x")],
+            outputs: vec![tensor("y")],
+        };
+        pipeline.describe(metadata).unwrap();
+        pipeline.open();
+        Self { pipeline, facts }
+    }
+
+    /// A worker on a lane of its own, routed to.
+    fn enter(&self, worker: u64) -> Actor {
+        let (socket, theirs) = BatchSocket::pair().unwrap();
+        let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
+        let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
+        let metadata = self.pipeline.metadata().unwrap();
+        let arrival = Arrival { worker: WorkerId(worker), sms: Sms(10), times: Vec::new() };
+        let reader =
+            LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
+        tokio::spawn(reader.run());
+        self.pipeline.route(Some(WorkerId(worker)));
+        actor
+    }
+
+    fn ask(&self) -> JoinHandle<Result<Vec<Output>, Failure>> {
+        let pipeline = Arc::clone(&self.pipeline);
+        let input = Input { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]) };
+        tokio::spawn(async move { pipeline.infer(vec![input]).await })
+    }
+
+    /// Waits until so many requests wait and so many are in flight.
+    async fn until(&self, pending: (usize, usize)) {
+        while self.pipeline.report().2 != pending {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn fact(&mut self) -> LaneFact {
+        tokio::time::timeout(Duration::from_secs(10), self.facts.recv()).await.unwrap().unwrap()
+    }
+}
+
+fn good() -> Vec<Output> {
+    vec![Output { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
+}
+
+#[tokio::test]
+async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another() {
+    let part = |offset, len| vec![Extent { offset, len }];
+    let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
+    let lies: Vec<Result<Vec<WireOutput>, RunFailure>> = vec![
+        Ok(vec![]),
+        output(&[1], vec![]),
+        output(&[1], part(SLAB_BYTES - 2, 4)),
+        output(&[1], part(u64::MAX - 1, 4)),
+        output(&[2], part(0, 4)),
+        output(&[-1], part(0, 4)),
+        output(&[i64::MAX, i64::MAX], part(0, 4)),
+    ];
+    for lie in lies {
+        let mut stage = Stage::new();
+        let liar = stage.enter(1);
+        let asked = stage.ask();
+        let batch = liar.batch().await;
+        liar.answer(batch.id, lie.clone());
+        assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), _)), "{lie:?}");
+        let honest = stage.enter(2);
+        honest.answer_well(&honest.batch().await);
+        assert_eq!(asked.await.unwrap(), Ok(good()), "{lie:?}");
+    }
+}
+
+#[tokio::test]
+async fn nonsense_and_answers_to_nothing_end_the_lane() {
+    for nonsense in [true, false] {
+        let mut stage = Stage::new();
+        let worker = stage.enter(1);
+        let asked = stage.ask();
+        let batch = worker.batch().await;
+        if nonsense {
+            worker.say(&[0xff; 100]);
+        } else {
+            worker.answer(batch.id + 1, Ok(vec![]));
+        }
+        assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), _)));
+        let next = stage.enter(2);
+        next.answer_well(&next.batch().await);
+        assert_eq!(asked.await.unwrap(), Ok(good()));
+    }
+}
+
+#[tokio::test]
+async fn requests_fail_at_the_third_death_and_only_alone() {
+    let stage = Stage::new();
+    let first = stage.enter(1);
+    let alone = stage.ask();
+    assert_eq!(first.batch().await.requests.len(), 1);
+    let (two, three) = (stage.ask(), stage.ask());
+    stage.until((1, 2)).await;
+    // One stands behind in the worker's socket, one waits: neither is blamed.
+    drop(first);
+    stage.until((3, 0)).await;
+    let second = stage.enter(2);
+    assert_eq!(second.batch().await.requests.len(), 3, "once more, together");
+    drop(second);
+    stage.until((3, 0)).await;
+    let third = stage.enter(3);
+    let batch = third.batch().await;
+    assert_eq!(batch.requests.len(), 1, "the one with two deaths, alone");
+    drop(third);
+    let failed = alone.await.unwrap();
+    assert!(
+        matches!(failed, Err(Failure::Internal(ref why)) if why.contains("3 workers died")),
+        "{failed:?}"
+    );
+    let last = stage.enter(4);
+    let mut answered = 0;
+    while answered < 2 {
+        let batch = last.batch().await;
+        answered += batch.requests.len();
+        last.answer_well(&batch);
+    }
+    assert_eq!((two.await.unwrap(), three.await.unwrap()), (Ok(good()), Ok(good())));
+}
+
+#[tokio::test]
+async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let first = stage.ask();
+    let running = worker.batch().await;
+    let behind = [stage.ask(), stage.ask(), stage.ask()];
+    let refused = || Err(RunFailure::Engine("index out of range".to_owned()));
+    worker.answer(running.id, refused());
+    assert!(matches!(first.await.unwrap(), Err(Failure::Internal(why)) if why.contains("out of range")));
+    let mut served = 0;
+    while served < 3 {
+        let batch = worker.batch().await;
+        if batch.requests.len() > 1 {
+            worker.answer(batch.id, refused());
+        } else {
+            served += 1;
+            worker.answer_well(&batch);
+        }
+    }
+    for request in behind {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+}
+
+#[tokio::test]
+async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let running = stage.ask();
+    let batch = worker.batch().await;
+    // One more batch fits into the socket; four wait.
+    let second = stage.ask();
+    stage.until((0, 2)).await;
+    let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
+    stage.until((4, 2)).await;
+    let refused = stage.ask().await.unwrap();
+    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("full")));
+    waiting[0].abort();
+    while !waiting[0].is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let stays = stage.ask();
+    worker.answer_well(&batch);
+    let mut answered = 1;
+    while answered < 6 {
+        let batch = worker.batch().await;
+        answered += batch.requests.len();
+        worker.answer_well(&batch);
+    }
+    for request in [running, second, stays] {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+    let counts = stage.pipeline.report().0;
+    assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
+}
+
+#[tokio::test]
+async fn routing_moves_new_batches_and_leaves_old_ones_to_finish() {
+    let mut stage = Stage::new();
+    let old = stage.enter(1);
+    let first = stage.ask();
+    let batch = old.batch().await;
+    let new = stage.enter(2);
+    stage.pipeline.drain(WorkerId(1));
+    let second = stage.ask();
+    new.answer_well(&new.batch().await);
+    assert_eq!(second.await.unwrap(), Ok(good()));
+    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(2), _)));
+    old.answer_well(&batch);
+    assert_eq!(first.await.unwrap(), Ok(good()));
+    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    assert_eq!(stage.fact().await, LaneFact::Drained(WorkerId(1)));
+}
+
+#[tokio::test]
+async fn what_is_taken_back_is_served_elsewhere_and_late_answers_are_ignored() {
+    let stage = Stage::new();
+    let slow = stage.enter(1);
+    let asked = stage.ask();
+    let batch = slow.batch().await;
+    let quick = stage.enter(2);
+    stage.pipeline.requeue(WorkerId(1));
+    quick.answer_well(&quick.batch().await);
+    assert_eq!(asked.await.unwrap(), Ok(good()));
+    slow.answer_well(&batch);
+    stage.pipeline.route(Some(WorkerId(1)));
+    let again = stage.ask();
+    slow.answer_well(&slow.batch().await);
+    assert_eq!(again.await.unwrap(), Ok(good()), "its slot has come back");
+}
