@@ -7,23 +7,11 @@ use clap::{Parser, Subcommand};
 
 use crate::admin::{self, Answer, Ask};
 use crate::config;
+use crate::control::HandoverReport;
 use crate::errors;
+use crate::exit::{self, fail};
 use crate::serve;
 use crate::status;
-
-/// Exit codes, after sysexits.
-pub mod exit {
-    /// The command line was wrong.
-    pub const USAGE: u8 = 64;
-    /// Something that is needed is not there.
-    pub const UNAVAILABLE: u8 = 69;
-    /// The configuration is wrong.
-    pub const CONFIG: u8 = 78;
-    /// Asked, and refused or not achieved.
-    pub const REFUSED: u8 = 1;
-    /// Ended at once by a second signal.
-    pub const FORCED: u8 = 143;
-}
 
 /// Shares a GPU among models: a worker process each, resized while it serves.
 ///
@@ -141,28 +129,7 @@ fn status(json: bool, at: RunDir) -> u8 {
 fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     match ask(&wanted, at) {
         Ok(Answer::Handover(report)) => {
-            let text = match (json, report.effect_ms) {
-                (true, _) => as_json(&report),
-                (false, Some(effect)) => format!(
-                    "{}: {}% ({} SMs) -> {}% ({} SMs), first batch at the new share after {effect:.0} ms, longest stall {:.0} us",
-                    report.outcome,
-                    report.from_percent,
-                    report.from_sms,
-                    report.to_percent,
-                    report.to_sms,
-                    report.stall_us
-                ),
-                (false, None) => format!(
-                    "{}: {}% ({} SMs) -> {}% ({} SMs), longest stall {:.0} us",
-                    report.outcome,
-                    report.from_percent,
-                    report.from_sms,
-                    report.to_percent,
-                    report.to_sms,
-                    report.stall_us
-                ),
-            };
-            print(&text);
+            print(&if json { as_json(&report) } else { in_words(&report) });
             match report.why {
                 None => 0,
                 Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
@@ -178,6 +145,15 @@ fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     }
 }
 
+fn in_words(report: &HandoverReport) -> String {
+    let HandoverReport { outcome, from_percent, from_sms, to_percent, to_sms, stall_us, .. } = report;
+    let effect = report.effect_ms.map(|ms| format!(", first batch at the new share after {ms:.0} ms"));
+    format!(
+        "{outcome}: {from_percent}% ({from_sms} SMs) -> {to_percent}% ({to_sms} SMs){}, longest stall {stall_us:.0} us",
+        effect.unwrap_or_default()
+    )
+}
+
 fn as_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
 }
@@ -187,11 +163,4 @@ fn as_json(value: &impl serde::Serialize) -> String {
 fn print(text: &str) -> u8 {
     println!("{text}");
     0
-}
-
-/// Says what went wrong.
-#[expect(clippy::print_stderr, reason = "the command line's own output")]
-pub(crate) fn fail(why: &str, code: u8) -> u8 {
-    eprintln!("error: {why}");
-    code
 }

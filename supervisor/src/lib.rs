@@ -6,6 +6,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod errors;
+pub mod exit;
 pub mod host;
 pub mod ingress;
 pub mod metrics;

@@ -10,11 +10,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::admin::{Admin, Administered};
-use crate::cli::{exit, fail};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts};
 use crate::errors;
+use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::metrics;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use shadowslice_policy::handover::Timeouts;
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
@@ -263,21 +264,6 @@ pub struct Limits {
     pub in_flight: usize,
     /// Open connections.
     pub connections: usize,
-}
-
-/// How long the phases of a worker's life may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
-    /// From the spawn to the first word.
-    pub spawn: Duration,
-    /// Loading and warming up.
-    pub warm: Duration,
-    /// Finishing the batches in flight.
-    pub drain: Duration,
-    /// How long the old worker stays parked after a hand-over; may be zero.
-    pub dwell: Duration,
-    /// Exiting when told to.
-    pub stop: Duration,
 }
 
 /// What to do about models that cannot be started.

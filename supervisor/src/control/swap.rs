@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Reason, Side, Timeouts};
+use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Reason, Side};
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent};
 
@@ -88,16 +88,8 @@ impl Swap {
 impl Controller {
     /// Begins a hand-over to the wanted share.
     pub(super) fn begin_swap(&mut self, wanted: Wanted) {
-        let limits = &self.context.timeouts;
-        let timeouts = Timeouts {
-            spawn: limits.spawn,
-            warm: limits.warm,
-            drain: limits.drain,
-            dwell: limits.dwell,
-            stop: limits.stop,
-        };
         let serves = matches!(self.incumbent, Incumbent::Serving { .. });
-        let (machine, actions) = Handover::begin(self.now(), serves, timeouts);
+        let (machine, actions) = Handover::begin(self.now(), serves, self.context.timeouts);
         tracing::info!(model = self.model.name, from = %self.share, to = %wanted.share, "hand-over begins");
         self.pipeline.begin_stall();
         let incumbent = self.incumbent.worker();
