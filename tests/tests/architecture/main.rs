@@ -1,0 +1,76 @@
+//! The architecture as it can be checked by reading: who may use whom, where `unsafe` may stand, how
+//! long a file may be, and whether what the documents name exists. ARCHITECTURE.md says why.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "all of this is a test")]
+
+mod check;
+mod documents;
+mod negative;
+mod source;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use source::{Manifest, Source};
+
+/// The workspace's crates whose sources are read.
+const CRATES: [&str; 6] = ["shared", "policy", "worker", "supervisor", "tests", "benches"];
+
+#[test]
+fn every_row_of_the_dependency_table_holds() {
+    let sources = sources();
+    none(&check::uses(table::ROWS, &sources));
+    none(&check::stale(table::ROWS, &sources));
+}
+
+#[test]
+fn every_manifest_lists_only_what_the_table_permits() {
+    let manifests = CRATES.map(|name| Manifest::parse(name, &read(&format!("{name}/Cargo.toml"))));
+    none(&check::manifests(table::MANIFESTS, &manifests));
+}
+
+#[test]
+fn unsafe_code_stands_only_where_it_may() {
+    none(&check::unsafe_code(table::UNSAFE, &sources()));
+}
+
+#[test]
+fn no_file_is_too_long() {
+    none(&check::lengths(&sources()));
+}
+
+#[test]
+fn what_the_documents_name_exists() {
+    none(&documents::faults(&root()));
+}
+
+fn none(faults: &[String]) {
+    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Every Rust file of the workspace.
+fn sources() -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> = CRATES.map(|name| root().join(name)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+                found.push(Source::parse(name, &read(name)));
+            }
+        }
+    }
+    assert!(found.len() > 100, "the workspace is larger than {} files", found.len());
+    found
+}

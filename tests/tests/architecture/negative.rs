@@ -1,0 +1,133 @@
+//! The checks on made-up trees: that they catch what they are there to catch.
+
+use std::path::Path;
+
+use crate::check;
+use crate::documents;
+use crate::source::{Manifest, Source};
+use crate::table::{MANIFESTS, MAX_LINES, ROWS, UNSAFE};
+
+/// The faults of one made-up file.
+fn faults(name: &str, text: &str) -> Vec<String> {
+    check::uses(ROWS, &[Source::parse(name, text)])
+}
+
+#[test]
+fn offending_uses_are_caught_however_they_are_written() {
+    let offenders = [
+        ("shared/src/batch.rs", "use std::time::{Duration, Instant};"),
+        ("shared/src/batch.rs", "fn now() { std::time::SystemTime::now(); }"),
+        ("shared/src/batch.rs", "use std::time;"),
+        ("shared/src/batch.rs", "use std::time::*;"),
+        ("policy/src/queue.rs", "use shadowslice_shared::{slab::WritableSlab, units::Moment};"),
+        ("policy/src/handover/machine.rs", "use std::{fmt, fs::{self}};"),
+        ("policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
+        ("worker/src/serve.rs", "use ort::session::Session;"),
+        ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
+        ("worker/src/boot/mod.rs", "use shadowslice_policy::late::Lateness;"),
+        ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
+        ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
+        ("supervisor/src/pipeline/state.rs", "use crate::control::Order;"),
+        ("supervisor/src/pipeline/lane.rs", "fn f(w: &crate::process::Worker) {}"),
+        ("supervisor/src/pipeline/lane.rs", "use crate::{clock::Clock, process};"),
+        ("supervisor/src/pipeline/mod.rs", "use super::control::Order;"),
+        ("supervisor/src/pipeline/lane.rs", "use crate::*;"),
+        ("supervisor/src/pipeline/lane.rs", "use crate::process::*;"),
+        ("supervisor/src/pipeline/mod.rs", "use shadowslice_policy::handover::Handover;"),
+        ("supervisor/src/ingress/grpc.rs", "tokio::select! { _ = crate::control::stop() => {} }"),
+        ("supervisor/src/control/swap.rs", "use crate::ingress::Ingress;"),
+        ("supervisor/src/host.rs", "use crate::serve::run;"),
+        ("supervisor/src/admin/server.rs", "use crate::control::Controller;"),
+        ("supervisor/src/cli.rs", "use shadowslice_worker::boot::Connected;"),
+        ("tests/src/server.rs", "use shadowslice_shared::boot::Order;"),
+        ("supervisor/src/surprise.rs", ""),
+    ];
+    for (name, text) in offenders {
+        assert_eq!(faults(name, text).len(), 1, "{name}: {text}: {:?}", faults(name, text));
+    }
+}
+
+#[test]
+fn what_is_permitted_is_not_caught() {
+    let innocents = [
+        ("shared/src/batch.rs", "use std::time::Duration; use crate::units::Moment;"),
+        ("policy/src/queue.rs", "// std::fs\nconst A: &str = \"use std::fs\"; use super::late::Lateness;"),
+        (
+            "policy/src/late.rs",
+            "#[cfg(test)]\nmod tests { use std::time::Instant; fn f() { std::fs::read(\"\"); } }",
+        ),
+        ("policy/src/batcher_tests.rs", "use std::fs;"),
+        (
+            "worker/src/engine/onnxruntime/mod.rs",
+            "use ort::{ortsys, session::Session}; use super::super::inputs::Inputs;",
+        ),
+        (
+            "supervisor/src/pipeline/lane.rs",
+            "use crate::process::BatchSocket; use super::memory; use self::a::B;",
+        ),
+        ("supervisor/src/serve.rs", "use crate::{control::Order, ingress::Ingress};"),
+    ];
+    for (name, text) in innocents {
+        assert_eq!(faults(name, text), [""; 0], "{name}: {text}");
+    }
+}
+
+#[test]
+fn only_the_tests_are_left_out_of_a_file() {
+    let text = "#[cfg(test)]\n#[path = \"x.rs\"]\nmod tests;\nuse std::fs;\n#[cfg(test)]\nmod more { }\nuse std::env;";
+    let lines: Vec<String> = faults("policy/src/queue.rs", text);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].starts_with("policy/src/queue.rs:4: `std::fs`"), "{lines:?}");
+}
+
+#[test]
+fn offending_manifests_are_caught() {
+    let offenders = [
+        ("shared", "[dependencies]\ntokio.workspace = true\n"),
+        ("policy", "[dependencies]\nshadowslice-shared.workspace = true\nrand = \"0.9\"\n"),
+        ("policy", "[dependencies.tracing]\nversion = \"0.1\"\n"),
+        ("worker", "[target.'cfg(unix)'.dependencies]\nshadowslice-policy = { path = \"../policy\" }\n"),
+        ("supervisor", "[dependencies]\nshadowslice-worker.workspace = true\n"),
+        ("tests", "[dependencies]\nshadowslice.workspace = true\n"),
+        ("simulator", ""),
+    ];
+    for (name, text) in offenders {
+        let faults = check::manifests(MANIFESTS, &[Manifest::parse(name, text)]);
+        assert_eq!(faults.len(), 1, "{name}: {text}: {faults:?}");
+    }
+    let innocent = "[dev-dependencies]\ntokio.workspace = true\n[build-dependencies]\ntokio = \"1\"\n[lints]\nworkspace = true\n";
+    assert_eq!(check::manifests(MANIFESTS, &[Manifest::parse("policy", innocent)]), [""; 0]);
+}
+
+#[test]
+fn stray_unsafe_code_and_stale_permits_are_caught() {
+    let mut tree: Vec<Source> =
+        UNSAFE.iter().map(|name| Source::parse(name, "fn f() { unsafe { g() } }")).collect();
+    assert_eq!(check::unsafe_code(UNSAFE, &tree), [""; 0]);
+    tree.push(Source::parse(
+        "policy/src/queue.rs",
+        "#![allow(unsafe_code)]\n// unsafe\nunsafe impl Send for A {}",
+    ));
+    tree[0] = Source::parse(UNSAFE[0], "");
+    tree.remove(1);
+    let faults = check::unsafe_code(UNSAFE, &tree);
+    assert_eq!(faults.len(), 3, "{faults:?}");
+    assert!(faults.contains(&"policy/src/queue.rs:3: unsafe code may not be here".to_owned()), "{faults:?}");
+}
+
+#[test]
+fn long_files_are_caught() {
+    let file = |lines| Source::parse("policy/src/queue.rs", &"\n".repeat(lines));
+    assert_eq!(check::lengths(&[file(MAX_LINES)]), [""; 0]);
+    assert_eq!(check::lengths(&[file(MAX_LINES + 1)]).len(), 1);
+}
+
+#[test]
+fn documents_that_lead_nowhere_are_caught() {
+    let missing = |text| documents::missing_paths("docs/operations.md", text, &crate::root()).len();
+    assert_eq!(missing("see `policy/src/queue.rs`, `configs/` and [that](configuration.md#limits)"), 0);
+    assert_eq!(missing("`policy/src/tuner.rs`"), 1);
+    assert_eq!(missing("[that](nowhere.md)"), 1);
+    assert_eq!(missing("a made-up one: `configs/*.yaml`, [out](https://example.org)"), 0);
+    assert!(Path::new(&crate::root()).join("README.md").is_file());
+}

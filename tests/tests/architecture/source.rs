@@ -1,0 +1,172 @@
+//! Rust files and manifests, as far as the rules look at them.
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+/// A path that a file names, `::`-separated, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub(crate) path: String,
+    pub(crate) line: usize,
+}
+
+/// A Rust file.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// From the workspace's root.
+    pub(crate) name: String,
+    pub(crate) lines: usize,
+    /// Every path that it names outside of its tests, imports written out, from `crate` or a crate's name.
+    pub(crate) uses: Vec<Used>,
+    /// Where `unsafe` stands.
+    pub(crate) unsafe_lines: Vec<usize>,
+}
+
+impl Source {
+    pub(crate) fn parse(name: &str, text: &str) -> Self {
+        let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut unsafe_lines = Vec::new();
+        find_unsafe(tokens.clone(), &mut unsafe_lines);
+        let mut uses = Vec::new();
+        if !is_test(name) {
+            paths(tokens, "", &mut uses);
+        }
+        let module = module(name);
+        uses.iter_mut().for_each(|used| used.path = absolute(&module, &used.path));
+        Self { name: name.to_owned(), lines: text.lines().count(), uses, unsafe_lines }
+    }
+}
+
+/// Whether all of a file is tests.
+fn is_test(name: &str) -> bool {
+    !name.contains("/src/") || name.ends_with("tests.rs") || name.contains("/tests/")
+}
+
+/// The modules from the crate's root to a file's own.
+fn module(name: &str) -> Vec<&str> {
+    let inside = name.split_once("/src/").map_or("", |(_, inside)| inside);
+    let path = inside.trim_end_matches(".rs").trim_end_matches("/mod");
+    path.split('/').filter(|part| !matches!(*part, "" | "lib" | "main" | "mod")).collect()
+}
+
+/// A path with `self` and `super` resolved. Modules within the file are all tests, and left out.
+fn absolute(module: &[&str], path: &str) -> String {
+    let mut above = module.len();
+    let mut rest = path;
+    loop {
+        let (first, after) = rest.split_once("::").unwrap_or((rest, ""));
+        match first {
+            "super" => above = above.saturating_sub(1),
+            "self" => {}
+            _ if rest.len() == path.len() => return path.to_owned(),
+            _ => break,
+        }
+        rest = after;
+    }
+    let parts = ["crate"].iter().chain(&module[..above]).chain(Some(&rest));
+    parts.filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join("::")
+}
+
+fn find_unsafe(tokens: TokenStream, lines: &mut Vec<usize>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(word) if word == "unsafe" => lines.push(word.span().start().line),
+            TokenTree::Group(group) => find_unsafe(group.stream(), lines),
+            _ => {}
+        }
+    }
+}
+
+/// Collects the paths in `tokens`, each after `prefix`, and leaves out what is only there in tests.
+fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == '#' => {
+                if matches!(tokens.peek(), Some(TokenTree::Group(group)) if is_cfg_test(group)) {
+                    skip_item(&mut tokens);
+                }
+            }
+            TokenTree::Group(group) => paths(group.stream(), "", found),
+            TokenTree::Ident(word) => {
+                let line = word.span().start().line;
+                let mut path = format!("{prefix}{word}");
+                let mut whole = true;
+                while follows_colons(&mut tokens) {
+                    match tokens.next() {
+                        Some(TokenTree::Ident(next)) => path += &format!("::{next}"),
+                        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
+                            paths(group.stream(), &format!("{path}::"), found);
+                            whole = false;
+                        }
+                        Some(TokenTree::Punct(mark)) if mark.as_char() == '*' => path += "::*",
+                        // A generic argument ends a path.
+                        _ => break,
+                    }
+                }
+                if whole {
+                    let path = path.trim_end_matches("::self").to_owned();
+                    found.push(Used { path, line });
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+type Tokens = std::iter::Peekable<proc_macro2::token_stream::IntoIter>;
+
+/// Takes a `::`, if it is next.
+fn follows_colons(tokens: &mut Tokens) -> bool {
+    let mut ahead = tokens.clone();
+    let colon =
+        |token: Option<TokenTree>| matches!(token, Some(TokenTree::Punct(mark)) if mark.as_char() == ':');
+    if colon(ahead.next()) && colon(ahead.next()) {
+        *tokens = ahead;
+        return true;
+    }
+    false
+}
+
+fn is_cfg_test(group: &Group) -> bool {
+    group.stream().to_string().replace(' ', "") == "cfg(test)"
+}
+
+/// Skips to the end of an item: its `;`, or the end of its body.
+fn skip_item(tokens: &mut Tokens) {
+    for token in tokens.by_ref() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == ';' => return,
+            TokenTree::Group(body) if body.delimiter() == Delimiter::Brace => return,
+            _ => {}
+        }
+    }
+}
+
+/// A crate's manifest.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    pub(crate) name: String,
+    /// The crates that it needs outside of its tests and build script.
+    pub(crate) dependencies: Vec<String>,
+}
+
+impl Manifest {
+    /// Reads a manifest as this workspace writes them: a dependency a line, or a table.
+    pub(crate) fn parse(name: &str, text: &str) -> Self {
+        let mut dependencies = Vec::new();
+        let mut listing = false;
+        for line in text.lines().map(str::trim) {
+            if let Some(head) = line.strip_prefix('[') {
+                let head = head.trim_end_matches(']');
+                let (table, of) = head.rsplit_once("dependencies").unwrap_or(("dev-", ""));
+                let counts = !table.ends_with("dev-") && !table.ends_with("build-");
+                listing = counts && of.is_empty();
+                dependencies.extend(of.strip_prefix('.').filter(|_| counts).map(str::to_owned));
+            } else if listing && !line.starts_with('#') {
+                let key: String = line.chars().take_while(|c| !matches!(c, '.' | '=' | ' ')).collect();
+                dependencies.extend((!key.is_empty()).then_some(key));
+            }
+        }
+        Self { name: name.to_owned(), dependencies }
+    }
+}

@@ -1,0 +1,203 @@
+//! The rules, as data.
+
+/// What one part of the workspace may use. A file belongs to the row with the longest `part` that its
+/// path starts with, and every file below a crate's `src` belongs to one.
+///
+/// `may` is about the workspace itself: whatever is not the part's own and starts with `crate`, or with
+/// the name of one of the workspace's crates, must start with one of these. `never` is about all other paths.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) part: &'static str,
+    pub(crate) may: &'static [&'static str],
+    pub(crate) never: &'static [&'static str],
+}
+
+/// Clocks. Time comes in as a `Moment`.
+const NO_CLOCK: &[&str] = &["std::time::Instant", "std::time::SystemTime", "nix::time", "tokio::time"];
+
+/// All that reaches out of a pure function.
+const PURE: &[&str] = &[
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::env",
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::os",
+    "std::process",
+    "std::sync",
+    "std::thread",
+];
+
+/// What can reach a GPU.
+const NO_GPU: &[&str] = &["ort", "cudarc"];
+
+/// Who may use whom.
+pub(crate) const ROWS: &[Row] = &[
+    // What supervisor and workers agree on.
+    Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
+    // Decisions. None of them reads a slab, speaks to a process or knows a wire.
+    Row {
+        part: "policy/src",
+        may: &["crate", "shadowslice_shared::units", "shadowslice_shared::profile"],
+        never: PURE,
+    },
+    // A worker. CUDA and ONNX Runtime only where the model runs; neither of those two knows the other.
+    Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
+    Row {
+        part: "worker/src/engine",
+        may: &["crate::answer", "crate::inputs", "shadowslice_shared"],
+        never: &[],
+    },
+    Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
+    // The supervisor's data path: from a socket to a lane. It never waits for control, so it cannot name it.
+    Row {
+        part: "supervisor/src/ingress",
+        may: &["crate::config", "crate::pipeline", "crate::router", "shadowslice_shared::tensor"],
+        never: NO_GPU,
+    },
+    Row { part: "supervisor/src/router.rs", may: &["crate::pipeline::Pipeline"], never: NO_GPU },
+    Row {
+        part: "supervisor/src/pipeline",
+        may: &[
+            "crate::clock",
+            "crate::process::BatchSocket",
+            "shadowslice_policy::batcher",
+            "shadowslice_policy::blame",
+            "shadowslice_policy::late",
+            "shadowslice_policy::latency",
+            "shadowslice_policy::queue",
+            "shadowslice_shared",
+        ],
+        never: &["ort", "cudarc", "hyper", "tonic", "ipc_channel"],
+    },
+    // The supervisor's control: from an order or a death to processes and routes.
+    Row {
+        part: "supervisor/src/control",
+        may: &[
+            "crate::clock",
+            "crate::config",
+            "crate::errors",
+            "crate::partition",
+            "crate::pipeline",
+            "crate::process",
+            "shadowslice_policy::handover",
+            "shadowslice_policy::restart",
+            "shadowslice_shared",
+        ],
+        never: &["ort", "cudarc", "hyper", "tonic", "ipc_channel"],
+    },
+    Row {
+        part: "supervisor/src/process",
+        may: &[
+            "crate::partition::Grant",
+            "crate::pipeline::Pipeline",
+            "crate::pipeline::WorkerId",
+            "shadowslice_shared",
+        ],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/partition.rs",
+        may: &["crate::process::Inherited", "shadowslice_shared"],
+        never: NO_GPU,
+    },
+    // What people see and say. They know control's reports and orders, and not what it does.
+    Row {
+        part: "supervisor/src/admin",
+        may: &[
+            "crate::config::Model",
+            "crate::control::HandoverReport",
+            "crate::control::Order",
+            "crate::control::ResizeRefused",
+            "crate::control::Standing",
+            "crate::pipeline::Pipeline",
+            "crate::status",
+            "shadowslice_shared::units",
+        ],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/status.rs",
+        may: &[
+            "crate::config::Model",
+            "crate::control::Handovers",
+            "crate::control::ModelState",
+            "crate::control::Standing",
+            "crate::control::WorkerStanding",
+            "crate::pipeline::Pipeline",
+        ],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/metrics",
+        may: &["crate::pipeline::LatencyHistogram", "crate::status::ModelStatus"],
+        never: PURE,
+    },
+    Row {
+        part: "supervisor/src/cli.rs",
+        may: &["crate::admin", "crate::config", "crate::errors", "crate::serve", "crate::status"],
+        never: NO_GPU,
+    },
+    // What all may use knows nothing of them.
+    Row { part: "supervisor/src/config", may: &["shadowslice_shared"], never: NO_GPU },
+    Row { part: "supervisor/src/clock.rs", may: &["shadowslice_shared::units"], never: NO_GPU },
+    Row { part: "supervisor/src/errors.rs", may: &[], never: NO_GPU },
+    Row {
+        part: "supervisor/src/host.rs",
+        may: &["crate::config", "crate::partition", "shadowslice_shared::slab"],
+        never: NO_GPU,
+    },
+    // The wiring: the only file that knows both data path and control.
+    Row { part: "supervisor/src/serve.rs", may: &["crate", "shadowslice_shared"], never: NO_GPU },
+    Row { part: "supervisor/src/lib.rs", may: &[], never: NO_GPU },
+    Row { part: "supervisor/src/main.rs", may: &["shadowslice::cli"], never: NO_GPU },
+    // Whole-system tests see binaries, sockets and documents, as users do.
+    Row { part: "tests/src", may: &["crate", "shadowslice_tests"], never: &["ort", "cudarc"] },
+    // Benchmarks may look at anything.
+    Row {
+        part: "benches/src",
+        may: &["crate", "shadowslice", "shadowslice_policy", "shadowslice_shared", "shadowslice_tests"],
+        never: &[],
+    },
+];
+
+/// What a crate's manifest may list, besides what only tests and build scripts use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Dependencies {
+    /// These and no others.
+    Only(&'static [&'static str]),
+    /// Any but these.
+    Without(&'static [&'static str]),
+}
+
+/// Who may depend on whom.
+pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
+    ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "serde", "thiserror"])),
+    ("policy", Dependencies::Only(&["shadowslice-shared", "thiserror"])),
+    ("worker", Dependencies::Without(&["shadowslice", "shadowslice-policy", "tokio", "tracing"])),
+    ("supervisor", Dependencies::Without(&["shadowslice-worker", "ort", "cudarc"])),
+    (
+        "tests",
+        Dependencies::Without(&[
+            "shadowslice",
+            "shadowslice-policy",
+            "shadowslice-shared",
+            "shadowslice-worker",
+        ]),
+    ),
+    ("benches", Dependencies::Without(&["shadowslice-worker"])),
+];
+
+/// The files that may hold `unsafe` code, all of which do.
+pub(crate) const UNSAFE: &[&str] = &[
+    "shared/src/slab.rs",
+    "supervisor/src/process/socket.rs",
+    "supervisor/src/process/spawn.rs",
+    "worker/src/descriptors.rs",
+    "worker/src/engine/onnxruntime/output.rs",
+    "worker/src/engine/onnxruntime/strings.rs",
+];
+
+/// The most lines of a file.
+pub(crate) const MAX_LINES: usize = 500;
