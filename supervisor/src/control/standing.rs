@@ -48,7 +48,7 @@ pub struct WorkerStanding {
     pub share_percent: u32,
     /// Its SMs.
     pub sms: u32,
-    /// `starting`, `warming`, `serving`, `standing` or `stopping`.
+    /// `starting`, `warming`, `serving`, `draining`, `standing` or `stopping`.
     pub phase: String,
     /// Deaths of this model's workers in a row, before this one.
     pub restarts: u32,
