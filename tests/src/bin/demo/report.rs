@@ -10,6 +10,9 @@ use shadowslice_tests::status::{Handover, Status};
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
+/// A delay of the client's own that is worth a remark.
+const LATE: Duration = Duration::from_millis(10);
+
 /// One line of progress.
 pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
     let so_far = workloads.iter().map(|workload| {
@@ -102,6 +105,13 @@ impl Report<'_> {
             if let Some(truths) = &workload.truths {
                 let accuracy = 100.0 * truths.load(Ordering::Relaxed) as f64 / tally.answered().max(1) as f64;
                 println!("{}: {accuracy:.1} % of the labels are true", workload.name);
+            }
+            if tally.sent_late > LATE {
+                let late = tally.sent_late.as_millis();
+                println!(
+                    "{}: the machine was busy: a request was sent {late} ms late, which its latency includes",
+                    workload.name
+                );
             }
             for (why, count) in &tally.failed {
                 println!("{}: {count} failed: {why}", workload.name);
