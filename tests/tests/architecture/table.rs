@@ -136,13 +136,26 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         part: "supervisor/src/cli.rs",
-        may: &["crate::admin", "crate::config", "crate::errors", "crate::serve", "crate::status"],
+        may: &[
+            "crate::admin",
+            "crate::config",
+            "crate::control::HandoverReport",
+            "crate::errors",
+            "crate::exit",
+            "crate::serve",
+            "crate::status",
+        ],
         never: NO_GPU,
     },
     // What all may use knows nothing of them.
-    Row { part: "supervisor/src/config", may: &["shadowslice_shared"], never: NO_GPU },
+    Row {
+        part: "supervisor/src/config",
+        may: &["shadowslice_policy::handover::Timeouts", "shadowslice_shared"],
+        never: NO_GPU,
+    },
     Row { part: "supervisor/src/clock.rs", may: &["shadowslice_shared::units"], never: NO_GPU },
     Row { part: "supervisor/src/errors.rs", may: &[], never: NO_GPU },
+    Row { part: "supervisor/src/exit.rs", may: &[], never: NO_GPU },
     Row {
         part: "supervisor/src/host.rs",
         may: &["crate::config", "crate::partition", "shadowslice_shared::slab"],
