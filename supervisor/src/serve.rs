@@ -175,7 +175,12 @@ async fn serve(
 
     let served = async {
         if config.start == Start::Strict {
-            all_ready(&models).await?;
+            let mut stopped = stopping.clone();
+            tokio::select! {
+                ready = all_ready(&models) => ready?,
+                // An error means that nobody is left to say stop, which is the end, too.
+                _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            }
         }
         tracing::info!(models = models.len(), run_dir = %run_dir.path().display(), "serving");
         ingress.run(router, stopping).await;

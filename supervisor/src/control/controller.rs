@@ -247,6 +247,9 @@ impl Controller {
             "a worker misbehaves and is killed"
         );
         self.swap_misbehaved(worker);
+        if self.incumbent.worker() == Some(worker) {
+            self.last_words = why.to_owned();
+        }
         if let Some(worker) = self.workers.get(&worker) {
             worker.kill();
         }

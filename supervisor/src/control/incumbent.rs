@@ -157,6 +157,9 @@ impl Controller {
         }
         self.pipeline.route(Some(worker));
         self.pipeline.open();
+        if !matches!(self.incumbent, Incumbent::Serving { .. }) {
+            tracing::info!(model = self.model.name, share = %self.share, "model ready");
+        }
         self.incumbent = Incumbent::Serving { worker };
     }
 

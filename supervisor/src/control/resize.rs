@@ -48,7 +48,10 @@ impl Controller {
             let (min, max) = (bounds.min, bounds.max);
             return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
         }
-        if self.model.handover == HandoverMode::Never {
+        let down = matches!(self.incumbent, Incumbent::Down { .. });
+        // Bringing a model back at the share it had changes nothing that must not change.
+        let revival = down && self.sms(share) == self.sms(self.share);
+        if self.model.handover == HandoverMode::Never && !revival {
             return Some(ResizeRefused::Never(model()));
         }
         let phase = self.swap.as_ref().map(|swap| swap.machine.phase());
@@ -63,7 +66,6 @@ impl Controller {
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
-        let down = matches!(self.incumbent, Incumbent::Down { .. });
         if self.sms(share) == self.sms(self.share) && !down {
             return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
         }
