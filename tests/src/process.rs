@@ -32,6 +32,11 @@ impl Process {
         Self::of(self.pid) == Some(self)
     }
 
+    /// How many files it has open.
+    pub fn open_files(self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
+    }
+
     /// Sends it a signal, if it still runs.
     pub fn signal(self, signal: Signal) -> Result<(), Errno> {
         if self.alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }

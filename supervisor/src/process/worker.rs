@@ -1,15 +1,16 @@
 //! A worker process, from its spawn to its exit.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use ipc_channel::ipc::{IpcOneShotServer, IpcSender};
+use ipc_channel::ipc::IpcOneShotServer;
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
@@ -260,12 +261,22 @@ impl Booting {
     /// Ends the thread's waits and waits for its last word, so that the exit comes after it.
     async fn end(self) {
         // One whose worker never called waits until somebody does; in the other cases nobody listens.
-        drop(IpcSender::<WorkerSays>::connect(self.server));
+        call_and_hang_up(&self.server);
         // Full or closed: it has what it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, self.done).await.is_err() {
             tracing::warn!("a boot thread does not notice that its worker is dead");
         }
+    }
+}
+
+/// Connects to a boot channel without a word. `ipc-channel`'s own connect leaks its descriptor when
+/// nobody listens.
+fn call_and_hang_up(server: &str) {
+    let caller = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
+    if let (Ok(caller), Ok(address)) = (caller, UnixAddr::new(server)) {
+        // An error means that nobody listens.
+        connect(caller.as_raw_fd(), &address).ok();
     }
 }
 

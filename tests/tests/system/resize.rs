@@ -83,3 +83,18 @@ async fn a_second_resize_of_a_model_does_not_disturb_the_first() {
     assert_nothing_lost(&loading.await.unwrap());
     server.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn hand_overs_leave_no_file_open_in_the_supervisor() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let alone = |model: &shadowslice_tests::status::Model| model.workers.len() == 1;
+    let before = server.process().open_files();
+    for n in 0..6 {
+        server.resize("echo", 20 + 10 * (n % 2)).await.unwrap();
+    }
+    server.wait_status("echo", "one worker", alone).await.unwrap();
+    let after = server.process().open_files();
+    // A status conversation may be open at either moment.
+    assert!(after <= before + 3, "{before} files were open before six hand-overs, and {after} after");
+    server.stop().await.unwrap();
+}
