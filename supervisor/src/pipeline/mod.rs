@@ -53,6 +53,10 @@ use stall::StallMeter;
 use state::{Door, State};
 use stats::Stats;
 
+/// A worker that seems to hang is looked at again after this: when this process itself could not run for
+/// a while, answers lie unread, and their readers must get their turn first.
+const SECOND_LOOK: Duration = Duration::from_millis(100);
+
 /// What a pipeline is made from.
 #[derive(Debug)]
 pub struct Settings {
@@ -220,11 +224,21 @@ impl Pipeline {
             if tokio::time::timeout_at(self.clock.instant(due), moved).await.is_ok() {
                 continue;
             }
-            let now = self.clock.now();
-            let mut state = self.state.lock();
-            state.report_hangs(now);
-            state.dispatch(now);
+            if self.send_what_is_due() {
+                tokio::time::sleep(SECOND_LOOK).await;
+                let now = self.clock.now();
+                self.state.lock().report_hangs(now);
+                self.send_what_is_due();
+            }
         }
+    }
+
+    /// Dispatches; says whether a worker seems to hang.
+    fn send_what_is_due(&self) -> bool {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.dispatch(now);
+        state.hang_due().is_some_and(|due| due <= now)
     }
 }
 

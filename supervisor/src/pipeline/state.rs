@@ -134,7 +134,7 @@ impl State {
     }
 
     /// When the first of the batches that execute now would count as hung.
-    fn hang_due(&self) -> Option<Moment> {
+    pub(crate) fn hang_due(&self) -> Option<Moment> {
         self.lanes.iter().filter_map(|lane| self.hangs_at(lane)).min()
     }
 

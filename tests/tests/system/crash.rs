@@ -83,3 +83,19 @@ async fn a_hung_worker_does_not_keep_the_server_from_stopping() {
     Process::of(pid).unwrap().signal(Signal::SIGSTOP).unwrap();
     server.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_supervisor_that_could_not_run_blames_no_worker() {
+    let server = one_echo(40.0, SERVE_LATE).await.unwrap();
+    let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    let loading = load(&server, "echo", 50.0, Duration::from_secs(4));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    server.process().signal(Signal::SIGSTOP).unwrap();
+    // A hang is declared after a second; the answers lie unread for longer.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    server.process().signal(Signal::SIGCONT).unwrap();
+    assert_nothing_lost(&loading.await.unwrap());
+    let model = server.model("echo").await.unwrap();
+    assert_eq!((incumbent(&model).unwrap().pid, model.requests.retried), (pid, 0));
+    server.stop().await.unwrap();
+}
