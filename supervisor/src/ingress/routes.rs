@@ -8,7 +8,8 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
 use super::http::{document, empty, error};
-use super::json::{self, HttpRequest};
+use super::json::{self, Form, HttpRequest};
+use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, model};
@@ -16,7 +17,8 @@ use crate::pipeline::{Failure, Metadata};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// JSON longer than this, in bytes, is parsed away from the threads that serve connections.
+/// JSON longer than this, in bytes, is parsed away from the threads that serve connections, as tensors
+/// longer than this are written as JSON.
 const LONG_JSON_BYTES: usize = 256 * 1024;
 
 /// What a path names.
@@ -124,9 +126,22 @@ async fn of_model(
             answer::check_form(&metadata, &tensors::requested(&metadata, &request.outputs)?, &form)?;
             let id = request.id.clone();
             let outputs = model::infer(pipeline, &metadata, request).await?;
-            Ok(inferred(answer::write(name, &id, &outputs, &form)?))
+            Ok(inferred(write(name, id, outputs, form).await?))
         }
     }
+}
+
+/// Values written as JSON are slow to write: long answers are written away from the connections, too.
+async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
+    let json_bytes =
+        |(place, output): (usize, &Answered)| if form.binary(place) { 0 } else { output.data.len() };
+    if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
+        return answer::write(name, &id, &outputs, &form);
+    }
+    let name = name.to_owned();
+    tokio::task::spawn_blocking(move || answer::write(&name, &id, &outputs, &form))
+        .await
+        .unwrap_or_else(|why| Err(Failure::Internal(format!("writing the answer failed: {why}"))))
 }
 
 async fn parse(
