@@ -28,15 +28,29 @@ const IDLE: Duration = Duration::from_secs(75);
 /// the refusal: a reset overtakes what it has not read.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// How long, once serving is to end, a peer may take over the rest of a request that it has begun.
+const UNASKED: Duration = Duration::from_secs(5);
+
 /// Serves one connection to its end.
 pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let refused = AtomicBool::new(false);
-    let service = service_fn(|request| Box::pin(answer(&front, &refused, request)));
-    let io = speak(io, service, stop).await;
-    close(io, refused.load(Ordering::Relaxed)).await;
+    let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
+    let service = service_fn(|request| Box::pin(answer(&front, &asked, &refused, request)));
+    tokio::select! {
+        io = speak(io, service, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
+        () = unasked(&asked, stop) => tracing::debug!("cut an HTTP connection in mid-request"),
+    }
+}
+
+/// Waits until serving is over and the peer, given time, has still not sent a whole request.
+async fn unasked(asked: &AtomicBool, stop: Stop) {
+    stop.begun().await;
+    tokio::time::sleep(UNASKED).await;
+    if asked.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Answers requests until the connection is to end, which is left to the caller to close.
@@ -78,11 +92,15 @@ async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, linger: bool) {
 
 async fn answer(
     front: &Frontend,
+    asked: &AtomicBool,
     refused: &AtomicBool,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
-    match body::read(body, front.request_bytes).await {
+    asked.store(false, Ordering::Relaxed);
+    let body = body::read(body, front.request_bytes).await;
+    asked.store(true, Ordering::Relaxed);
+    match body {
         Ok(body) => Ok(routes::answer(front, &head, body).await),
         Err(unread) => {
             refused.store(true, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! Start, listeners, stop.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -52,6 +53,34 @@ async fn a_second_sigterm_ends_it_at_once() {
     assert!(outcomes.iter().any(|outcome| *outcome != Outcome::Right), "it answered everything first");
     assert_eq!(outlived(&children).await, 0);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_strict_start_can_be_stopped_before_its_models_are_loaded() {
+    let home = home(&[echo("echo", "profile: profile.yaml")]).unwrap();
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 300s")).unwrap();
+    let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
+    home.write("config.yaml", format!("start: strict\n{yaml}")).unwrap();
+    let server = Server::start(home, None).unwrap();
+    server.wait_status("echo", "a worker", |model| !model.workers.is_empty()).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_never_ends_does_not_hold_up_the_end() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let socket = server.home().run_dir().join("http.sock");
+    let begun: [&[u8]; 2] =
+        [b"GET /v2 HT", b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"];
+    let mut peers = Vec::new();
+    for request in begun {
+        let mut peer = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        peer.write_all(request).unwrap();
+        peers.push(peer);
+    }
+    // A request under way may take half a minute; these are none.
+    timeout(Duration::from_secs(20), server.stop()).await.expect("it waits for them").unwrap();
+    drop(peers);
 }
 
 #[tokio::test]
