@@ -23,7 +23,7 @@ pub const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 /// The limit while there is no prediction: first executions may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// Predicts the execution times of one model at the share in force.
+/// Predicts the execution times of one model at one share.
 #[derive(Debug, Clone)]
 pub struct Predictor {
     profile: Option<Execution>,
@@ -78,12 +78,6 @@ impl Predictor {
             Some(predicted) => predicted.saturating_mul(HANG_FACTOR).max(MIN_HANG_LIMIT),
             None => BLIND_HANG_LIMIT,
         }
-    }
-
-    /// The share changed: what was seen at the old one no longer counts.
-    pub fn reset_to(&mut self, sms: Sms) {
-        self.sms = sms;
-        self.observed.clear();
     }
 }
 
@@ -149,14 +143,6 @@ mod tests {
             predictor.observe(1, 16 * MS);
         }
         assert!(near(predictor.predict(1), 16 * MS));
-    }
-
-    #[test]
-    fn a_new_share_starts_from_the_profile_again() {
-        let mut predictor = Predictor::new(Some(&profile()), Sms(20));
-        predictor.observe(1, 70 * MS);
-        predictor.reset_to(Sms(10));
-        assert!(near(predictor.predict(1), 10 * MS));
     }
 
     #[test]

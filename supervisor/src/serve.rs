@@ -127,7 +127,6 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<EmulatedGpu>]) -> Result<W
         max_delay: model.batch.max_delay,
         reject_late: model.queue.on_late == OnLate::Reject,
         profile: model.profile.clone(),
-        sms: gpu.sms(model.share.initial),
     };
     let pipeline = Arc::new(Pipeline::new(settings, context.clock, facts).map_err(failed)?);
     let model = Arc::new(model.clone());

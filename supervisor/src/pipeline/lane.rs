@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
+use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::Entry;
 use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES, MessageError};
 use shadowslice_shared::boot::WarmTime;
+use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 use tokio::sync::oneshot;
 
@@ -75,7 +77,8 @@ pub struct Arrival {
 pub(crate) struct Lane {
     pub(crate) worker: WorkerId,
     pub(crate) sms: Sms,
-    pub(crate) times: Vec<WarmTime>,
+    /// What its batches should take: every share has times of its own.
+    pub(crate) predictor: Predictor,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Whether it has answered a batch yet.
@@ -95,11 +98,15 @@ pub(crate) enum SendFailure {
 }
 
 impl Lane {
-    pub(crate) fn new(arrival: Arrival, socket: Arc<BatchSocket>) -> Self {
+    pub(crate) fn new(arrival: Arrival, profile: Option<&Profile>, socket: Arc<BatchSocket>) -> Self {
+        let mut predictor = Predictor::new(profile, arrival.sms);
+        for time in &arrival.times {
+            predictor.expect(time.rows, time.took);
+        }
         Self {
             worker: arrival.worker,
             sms: arrival.sms,
-            times: arrival.times,
+            predictor,
             duty: Duty::Standing,
             in_flight: VecDeque::with_capacity(IN_FLIGHT),
             proven: false,
@@ -117,6 +124,12 @@ impl Lane {
     /// Whether nothing is on it, answers that are still being copied included.
     pub(crate) fn is_empty(&self) -> bool {
         self.free_slots.len() == IN_FLIGHT
+    }
+
+    /// When the batch that executes now would count as hung.
+    pub(crate) fn hangs_at(&self) -> Option<Moment> {
+        let front = self.in_flight.front()?;
+        Some(front.executing_since? + self.predictor.hang_limit(front.rows))
     }
 
     /// Sends a batch. There is room, and there are requests, all of one shape.

@@ -29,7 +29,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::late::Lateness;
-use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::profile::Profile;
@@ -74,8 +73,6 @@ pub struct Settings {
     pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
-    /// The SMs that it starts with.
-    pub sms: Sms,
 }
 
 /// The pipeline of one model.
@@ -83,6 +80,7 @@ pub struct Settings {
 pub struct Pipeline {
     name: String,
     slo: Duration,
+    profile: Option<Profile>,
     clock: Clock,
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
@@ -100,7 +98,6 @@ impl Pipeline {
             lanes: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
-            predictor: Predictor::new(settings.profile.as_ref(), settings.sms),
             limits: Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay },
             lateness: settings.reject_late.then(|| Lateness::new(settings.slo)),
             reporter: Reporter::new(facts),
@@ -110,6 +107,7 @@ impl Pipeline {
         Ok(Self {
             name: settings.name,
             slo: settings.slo,
+            profile: settings.profile,
             clock,
             memory,
             metadata: OnceLock::new(),

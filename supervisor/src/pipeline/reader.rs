@@ -33,7 +33,8 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        pipeline.state.lock().attach(Lane::new(arrival, Arc::clone(&socket)));
+        let lane = Lane::new(arrival, pipeline.profile.as_ref(), Arc::clone(&socket));
+        pipeline.state.lock().attach(lane);
         Self { pipeline, metadata, worker, socket, slab }
     }
 

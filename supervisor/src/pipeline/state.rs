@@ -8,7 +8,6 @@ use std::time::Duration;
 use shadowslice_policy::batcher::{self, Limits, Next};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
-use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::Queue;
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -35,7 +34,6 @@ pub(crate) struct State {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) predictor: Predictor,
     pub(crate) limits: Limits,
     /// Whether late requests are refused under overload; `None`: they are served.
     pub(crate) lateness: Option<Lateness>,
@@ -135,17 +133,12 @@ impl State {
 
     /// When the first of the batches that execute now would count as hung.
     pub(crate) fn hang_due(&self) -> Option<Moment> {
-        self.lanes.iter().filter_map(|lane| self.hangs_at(lane)).min()
-    }
-
-    fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
-        let front = lane.in_flight.front()?;
-        Some(front.executing_since? + self.predictor.hang_limit(front.rows))
+        self.lanes.iter().filter_map(Lane::hangs_at).min()
     }
 
     /// Reports the lanes whose workers hang. Each is reported once: it is told to stop executing.
     pub(crate) fn report_hangs(&mut self, now: Moment) {
-        let hung = |lane: &Lane| self.hangs_at(lane).is_some_and(|due| due <= now);
+        let hung = |lane: &Lane| lane.hangs_at().is_some_and(|due| due <= now);
         let hung: Vec<_> = self.lanes.iter().filter(|lane| hung(lane)).map(|lane| lane.worker).collect();
         for worker in hung {
             if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
@@ -170,8 +163,8 @@ impl State {
         now: Moment,
     ) {
         self.stats.counts.batches += 1;
-        self.predictor.observe(rows, execution);
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
+        let Some(lane) = self.lane_mut(worker) else { return };
+        lane.predictor.observe(rows, execution);
         if !lane.proven {
             lane.proven = true;
             self.reporter.report(LaneFact::FirstAnswer(worker, now));
@@ -197,12 +190,6 @@ impl State {
                 lane.duty = Duty::Serving;
             } else if lane.duty == Duty::Serving {
                 lane.duty = Duty::Standing;
-            }
-        }
-        if let Some(lane) = self.lanes.iter().find(|lane| Some(lane.worker) == worker) {
-            self.predictor.reset_to(lane.sms);
-            for time in &lane.times {
-                self.predictor.expect(time.rows, time.took);
             }
         }
         self.dispatch(now);

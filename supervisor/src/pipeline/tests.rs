@@ -9,12 +9,14 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
     self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
+use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::lane::Lane;
 use super::*;
 use crate::process::BatchSocket;
 
@@ -64,6 +66,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with_profile(None)
+    }
+
+    fn with_profile(profile: Option<Profile>) -> Self {
         let (reporter, facts) = mpsc::channel(FACTS);
         let settings = Settings {
             name: "m".to_owned(),
@@ -72,8 +78,7 @@ impl Stage {
             memory: 1 << 16,
             max_delay: Duration::ZERO,
             reject_late: false,
-            profile: None,
-            sms: Sms(10),
+            profile,
         };
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), reporter).unwrap());
         let tensor =
@@ -92,11 +97,15 @@ impl Stage {
 
     /// A worker on a lane of its own, routed to.
     fn enter(&self, worker: u64) -> Actor {
+        self.enter_with(worker, Sms(10))
+    }
+
+    fn enter_with(&self, worker: u64, sms: Sms) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let arrival = Arrival { worker: WorkerId(worker), sms: Sms(10), times: Vec::new() };
+        let arrival = Arrival { worker: WorkerId(worker), sms, times: Vec::new() };
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
@@ -295,4 +304,40 @@ async fn what_is_taken_back_is_served_elsewhere_and_late_answers_are_ignored() {
     let again = stage.ask();
     slow.answer_well(&slow.batch().await);
     assert_eq!(again.await.unwrap(), Ok(good()), "its slot has come back");
+}
+
+/// A second for any batch on 60 SMs, in inverse proportion on fewer.
+fn slow_profile() -> Profile {
+    let row = |batch| Row { batch, ms: vec![1000.0] };
+    Profile {
+        source: Source::Illustrative,
+        memory: Memory::default(),
+        start: Start::default(),
+        bandwidth: 0.1,
+        execution: Execution::new(vec![Sms(60)], vec![row(1), row(8)]).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn each_worker_is_held_to_the_times_of_its_own_share() {
+    let longest = |stage: &Stage| stage.pipeline.state.lock().lanes.iter().filter_map(Lane::hangs_at).max();
+    for (old_sms, new_sms) in [(60, 2), (2, 60)] {
+        let mut stage = Stage::with_profile(Some(slow_profile()));
+        let began = stage.pipeline.now();
+        let old = stage.enter_with(1, Sms(old_sms));
+        let first = stage.ask();
+        let batch = old.batch().await;
+        let new = stage.enter_with(2, Sms(new_sms));
+        let second = stage.ask();
+        let behind = new.batch().await;
+        // Twenty times the thirty seconds that a batch takes on two SMs, whichever worker has them.
+        assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
+        old.answer_well(&batch);
+        assert_eq!(first.await.unwrap(), Ok(good()));
+        assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+        let limit = Duration::from_secs(if new_sms == 2 { 600 } else { 20 });
+        assert!(longest(&stage) >= Some(began + limit), "an answer at the old share says nothing of the new");
+        new.answer_well(&behind);
+        assert_eq!(second.await.unwrap(), Ok(good()));
+    }
 }
