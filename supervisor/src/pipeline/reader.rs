@@ -91,7 +91,7 @@ impl LaneReader {
                 let now = self.pipeline.now();
                 self.pipeline.change(|state| {
                     let again = state.blamed(batch.requests, now);
-                    state.try_alone(again);
+                    state.try_alone(again, now);
                 });
                 return Err(error.to_string());
             }
@@ -118,7 +118,7 @@ impl LaneReader {
                 }
                 last => {
                     requests.extend(last);
-                    state.try_alone(requests);
+                    state.try_alone(requests, now);
                 }
             }
             state.recycle(self.worker, batch.slot, now);

@@ -210,7 +210,7 @@ impl State {
     pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
         let Some(lane) = self.lane_mut(worker) else { return };
         let requests = lane.abandon();
-        self.put_back(requests);
+        self.put_back(requests, now);
         self.dispatch(now);
     }
 
@@ -227,7 +227,7 @@ impl State {
         if lane.duty == Duty::Serving || !back.is_empty() {
             self.disturbed();
         }
-        self.put_back(back);
+        self.put_back(back, now);
         self.dispatch(now);
     }
 
@@ -253,14 +253,19 @@ impl State {
     }
 
     /// Requests that failed together are tried one by one, so that only the guilty one fails.
-    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>) {
+    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Moment) {
         for request in &mut requests {
             request.alone = true;
         }
-        self.put_back(requests);
+        self.put_back(requests, now);
     }
 
-    fn put_back(&mut self, requests: Vec<Waiting>) {
+    /// Has requests that ran without an answer wait again, unless nobody will serve them any more.
+    fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
+        if let Door::Shut(why) = &self.door {
+            let why = why.clone();
+            return self.refuse(requests, &why, now);
+        }
         self.stats.counts.retried += requests.len() as u64;
         self.queue.put_back(requests);
     }
@@ -278,13 +283,18 @@ impl State {
         reply(request, Err(failure));
     }
 
-    /// Refuses all that waits, and all that comes.
+    /// Refuses all that waits, and all that comes, be it back from a worker.
     pub(crate) fn shut(&mut self, why: &str, now: Moment) {
         self.door = Door::Shut(why.to_owned());
-        for request in self.queue.drain_all() {
+        let waiting = self.queue.drain_all();
+        self.refuse(waiting, why, now);
+        self.dispatch(now);
+    }
+
+    fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
+        for request in requests {
             self.fail(request, Failure::Unavailable(why.to_owned()), now);
         }
-        self.dispatch(now);
     }
 
     /// Requests that were accepted and have no answer yet, as (queued, in flight).

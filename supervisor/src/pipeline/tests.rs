@@ -341,3 +341,22 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         assert_eq!(second.await.unwrap(), Ok(good()));
     }
 }
+
+#[tokio::test]
+async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let (executing, behind) = (stage.ask(), stage.ask());
+    stage.until((0, 2)).await;
+    let waiting = [stage.ask(), stage.ask()];
+    stage.pipeline.shut("given up");
+    drop(worker);
+    let asked = [executing, behind].into_iter().chain(waiting);
+    for request in asked {
+        let refused = tokio::time::timeout(Duration::from_secs(10), request).await.unwrap().unwrap();
+        assert!(
+            matches!(refused, Err(Failure::Unavailable(ref why)) if why.contains("given up")),
+            "{refused:?}"
+        );
+    }
+}
