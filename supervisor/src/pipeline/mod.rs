@@ -161,8 +161,7 @@ impl Pipeline {
             );
             return Err(Failure::Invalid(why));
         }
-        let lengths = inputs.iter().map(|input| input.data.len() as u64);
-        let Some(memory) = self.memory.reserve(lengths) else {
+        let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
             return Err(Failure::Unavailable(why));
@@ -171,6 +170,15 @@ impl Pipeline {
             memory.fill(index, &input.data).map_err(|error| Failure::Internal(error.to_string()))?;
         }
         Ok(memory)
+    }
+
+    /// Room for these inputs, if need be in the place of requests that nobody waits for any more.
+    fn reserve(&self, inputs: &[Input]) -> Option<Reservation> {
+        let lengths = || inputs.iter().map(|input| input.data.len() as u64);
+        self.memory.reserve(lengths()).or_else(|| {
+            self.state.lock().forget_gone();
+            self.memory.reserve(lengths())
+        })
     }
 
     fn submit(&self, entry: Waiting) -> Result<(), Failure> {

@@ -78,10 +78,15 @@ impl State {
     /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
     pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Waiting> {
         self.queue.push(request).or_else(|request| {
-            let gone = self.queue.take_if(|ticket| ticket.reply.is_closed());
-            self.stats.counts.cancelled += gone.len() as u64;
+            self.forget_gone();
             self.queue.push(request)
         })
+    }
+
+    /// Takes the requests that nobody waits for any more out of the queue.
+    pub(crate) fn forget_gone(&mut self) {
+        let gone = self.queue.take_if(|ticket| ticket.reply.is_closed());
+        self.stats.counts.cancelled += gone.len() as u64;
     }
 
     /// Sends one batch, less the requests that nobody waits for or that come too late. False if the

@@ -21,6 +21,7 @@ use super::*;
 use crate::process::BatchSocket;
 
 const SLAB_BYTES: u64 = 4096;
+const MEMORY_BYTES: usize = 1 << 16;
 
 /// The worker's side of a lane.
 struct Actor {
@@ -75,7 +76,7 @@ impl Stage {
             name: "m".to_owned(),
             slo: Duration::from_secs(1),
             max_requests: 4,
-            memory: 1 << 16,
+            memory: MEMORY_BYTES as u64,
             max_delay: Duration::ZERO,
             reject_late: false,
             profile,
@@ -114,8 +115,12 @@ impl Stage {
     }
 
     fn ask(&self) -> JoinHandle<Result<Vec<Output>, Failure>> {
+        self.ask_with(Bytes::from_static(&[1, 0, 0, 0]))
+    }
+
+    fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
-        let input = Input { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]) };
+        let input = Input { shape: vec![1, 1], data };
         tokio::spawn(async move { pipeline.infer(vec![input]).await })
     }
 
@@ -359,4 +364,27 @@ async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused()
             "{refused:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
+    let stage = Stage::new();
+    let half = || stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
+    let (leaves, stays) = (half(), half());
+    stage.until((2, 0)).await;
+    let refused = half().await.unwrap();
+    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("memory")));
+    leaves.abort();
+    while !leaves.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let instead = half();
+    while stage.pipeline.report().0.accepted < 3 && !instead.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let worker = stage.enter(1);
+    worker.answer_well(&worker.batch().await);
+    assert_eq!((stays.await.unwrap(), instead.await.unwrap()), (Ok(good()), Ok(good())));
+    let counts = stage.pipeline.report().0;
+    assert_eq!((counts.accepted, counts.rejected, counts.cancelled), (3, 1, 1));
 }
