@@ -102,7 +102,8 @@ pub struct Controller {
     /// What the last worker that died said, or died of.
     pub(super) last_words: String,
     pub(super) handovers: Handovers,
-    stopping: Option<Moment>,
+    /// Set when all is to end: when who is still there then is killed.
+    pub(super) stopping: Option<Moment>,
     events: mpsc::Sender<WorkerEvent>,
     standing: watch::Sender<Standing>,
 }
@@ -260,6 +261,8 @@ impl Controller {
         let in_swap = self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker));
         match said {
             WorkerSaid::Exited(status) => self.exited(worker, &status),
+            // All that is still of interest is that it ends.
+            _ if self.stopping.is_some() => {}
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model = self.model.name, why, "a boot channel broke; the exit follows");
             }

@@ -42,6 +42,9 @@ impl Controller {
 
     /// Why this share cannot be had now, if it cannot.
     fn refusal(&self, share: Percent) -> Option<ResizeRefused> {
+        if self.stopping.is_some() {
+            return Some(ResizeRefused::Stopping);
+        }
         let model = || self.model.name.clone();
         let bounds = &self.model.share;
         if !(bounds.min..=bounds.max).contains(&share) {
