@@ -13,7 +13,7 @@ use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use tokio::time::{interval, timeout};
 
-use crate::scene::{EMULATED, ask, ask_all, echo, echo_case, home, one_echo, profile};
+use crate::scene::{ask, ask_all, echo, echo_case, home, one_echo, profile};
 
 #[tokio::test]
 async fn serves_and_stops_leaving_nothing_behind() {
@@ -157,24 +157,4 @@ async fn outlived(workers: &[Process]) -> usize {
     // Too late shows in what is returned.
     let _ = timeout(Duration::from_secs(30), waiting).await;
     living()
-}
-
-#[tokio::test]
-async fn a_strict_start_can_be_stopped_before_all_is_ready() {
-    let model = echo("echo", "profile: slow.yaml");
-    let home = Home::with_config(&format!("start: strict\n{EMULATED}models:\n  - {model}\n")).unwrap();
-    home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 60s")).unwrap();
-    let server = Server::start(home, None).unwrap();
-    let loads = async {
-        let mut look = interval(Duration::from_millis(10));
-        while !server
-            .model("echo")
-            .await
-            .is_ok_and(|model| model.workers.iter().any(|w| w.role == "incumbent"))
-        {
-            look.tick().await;
-        }
-    };
-    timeout(Duration::from_secs(30), loads).await.unwrap();
-    server.stop().await.unwrap();
 }
