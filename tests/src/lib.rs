@@ -11,7 +11,8 @@ pub mod random;
 pub mod server;
 pub mod status;
 
+/// The protocol's messages and its client.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
-mod proto {
+pub mod proto {
     tonic::include_proto!("inference");
 }

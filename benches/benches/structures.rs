@@ -1,0 +1,185 @@
+//! What the structures on every request's way cost by themselves.
+
+use std::hint::black_box;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send};
+use shadowslice::process::BatchSocket;
+use shadowslice_policy::batcher::{self, Limits, Next};
+use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_shared::batch::{
+    Answer, Batch, BatchRequest, Extent, MAX_MESSAGE_BYTES, Output, decode, encode,
+};
+use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
+use shadowslice_shared::units::Moment;
+
+/// A request as the pipeline queues it: the shapes of its inputs are shared, its item is as wide as a ticket.
+type Request = Entry<Arc<[Vec<i64>]>, [u64; 8]>;
+
+const SLO: Duration = Duration::from_millis(20);
+
+/// The sizes of tensors, in bytes.
+const SIZES: [u64; 4] = [64, 4096, 65_536, 600_000];
+
+fn request(number: u64) -> Request {
+    let arrived = Moment::after_origin(Duration::from_micros(number));
+    Entry {
+        shape: Arc::new([vec![16]]),
+        rows: 1,
+        arrived,
+        deadline: arrived + SLO,
+        alone: false,
+        item: [number; 8],
+    }
+}
+
+fn queue_of(depth: u64) -> Queue<Arc<[Vec<i64>]>, [u64; 8]> {
+    let mut queue = Queue::new(usize::MAX);
+    for number in 0..depth {
+        assert!(queue.push(request(number)).is_ok(), "the queue has room");
+    }
+    queue
+}
+
+/// One request in, one out, with others waiting; and a batch of 32 in and out.
+fn queue(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("queue+batcher");
+    for depth in [1, 100, 1000] {
+        for batch in [1, 32] {
+            let limits = Limits { max_rows: batch, max_requests: 1024, max_delay: Duration::ZERO };
+            let mut queue = queue_of(depth);
+            let mut number = depth;
+            let name = format!("push {batch} and take a batch of {batch}");
+            group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |bencher| {
+                bencher.iter_batched(
+                    || {
+                        number += u64::from(batch);
+                        (number..).map(request).take(batch as usize).collect::<Vec<_>>()
+                    },
+                    |requests| {
+                        for request in requests {
+                            assert!(queue.push(request).is_ok(), "the queue has room");
+                        }
+                        let now = Moment::after_origin(Duration::ZERO);
+                        let Next::Run(batch) = batcher::next(&mut queue, &limits, now) else {
+                            unreachable!("requests wait, and none may wait for company")
+                        };
+                        batch
+                    },
+                    BatchSize::SmallInput,
+                );
+            });
+        }
+    }
+    group.finish();
+}
+
+/// The messages between supervisor and worker.
+fn messages(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("messages");
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    for requests in [1, 32] {
+        let extents = || (0..requests).map(|place| Extent { offset: place * 64, len: 64 });
+        let batch = Batch {
+            id: 123_456,
+            slot: 1,
+            sent_ns: 1_234_567_890_123,
+            shapes: vec![vec![16]],
+            requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
+        };
+        let output = Output { shape: vec![16], parts: extents().collect() };
+        let answer = Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]) };
+
+        group.bench_function(BenchmarkId::new("encode a batch", requests), |bencher| {
+            bencher.iter(|| encode(black_box(&batch), &mut buffer).map(<[u8]>::len));
+        });
+        let batch = encoded(&batch);
+        group.bench_function(BenchmarkId::new("decode a batch", requests), |bencher| {
+            bencher.iter(|| decode::<Batch>(black_box(&batch)));
+        });
+        group.bench_function(BenchmarkId::new("encode an answer", requests), |bencher| {
+            bencher.iter(|| encode(black_box(&answer), &mut buffer).map(<[u8]>::len));
+        });
+        let answer = encoded(&answer);
+        group.bench_function(BenchmarkId::new("decode an answer", requests), |bencher| {
+            bencher.iter(|| decode::<Answer>(black_box(&answer)));
+        });
+    }
+    group.finish();
+}
+
+fn encoded<M: serde::Serialize>(message: &M) -> Vec<u8> {
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    encode(message, &mut buffer).expect("it fits").to_vec()
+}
+
+/// A tensor's way: into the request slab, from there into the answer slab as an echo does, and out again.
+fn slabs(criterion: &mut Criterion) {
+    const BYTES: u64 = 1 << 20;
+    let requests = WritableSlab::create("bench-requests", BYTES).expect("a memory file");
+    let seen = ReadableSlab::map(requests.as_fd(), BYTES).expect("its mapping");
+    let answers = AnswerSlab::create("bench-answers", BYTES).expect("a memory file");
+    let writer = AnswerWriter::map(answers.as_fd(), BYTES).expect("its mapping");
+    let mut group = criterion.benchmark_group("slabs");
+    for size in SIZES {
+        let tensor = vec![7; size as usize];
+        group.throughput(Throughput::Bytes(size));
+        group.bench_function(BenchmarkId::new("write a request", size), |bencher| {
+            bencher.iter(|| requests.write(0, black_box(&tensor)));
+        });
+        group.bench_function(BenchmarkId::new("echo", size), |bencher| {
+            bencher.iter(|| writer.write(0, seen.bytes(0, black_box(size)).expect("inside")));
+        });
+        group.bench_function(BenchmarkId::new("copy an answer", size), |bencher| {
+            bencher.iter(|| answers.copy(0, black_box(size)));
+        });
+    }
+    group.finish();
+}
+
+/// A message to another thread that blocks on its socket, as a worker does, and back into the reactor.
+fn socket(criterion: &mut Criterion) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (ours, theirs) = {
+        let _inside = runtime.enter();
+        BatchSocket::pair().expect("a socket pair")
+    };
+    let worker = std::thread::spawn(move || echo(&theirs));
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    for size in [64, 1024] {
+        let bytes = vec![7; size];
+        criterion.bench_function(&format!("batch socket/round trip/{size}"), |bencher| {
+            bencher.iter(|| {
+                send(ours.as_raw_fd(), &bytes, MsgFlags::MSG_NOSIGNAL).expect("the other thread takes it");
+                runtime.block_on(ours.receive(&mut message)).expect("the other thread answers")
+            });
+        });
+    }
+    ours.close();
+    worker.join().expect("it ends with the socket");
+}
+
+fn echo(socket: &OwnedFd) {
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    loop {
+        match recv(socket.as_raw_fd(), &mut message, MsgFlags::empty()) {
+            Ok(0) | Err(Errno::ECONNRESET) => break,
+            Ok(length) if send(socket.as_raw_fd(), &message[..length], MsgFlags::MSG_NOSIGNAL).is_ok() => {}
+            _ => break,
+        }
+    }
+}
+
+fn short() -> Criterion {
+    Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(50)
+}
+
+criterion_group! { name = structures; config = short(); targets = queue, messages, slabs, socket }
+criterion_main!(structures);

@@ -1,0 +1,121 @@
+//! A closed loop: every client sends a request, waits for its answer, and sends the next one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use crate::Failure;
+use crate::exchange::{Client, Fault};
+use crate::machine::{Clocks, Reading};
+
+/// How long the loop runs before it is measured.
+const WARM_UP: Duration = Duration::from_millis(100);
+
+/// How long the last answers may take.
+const LAST_ANSWERS: Duration = Duration::from_secs(10);
+
+/// The longest latency told apart, in nanoseconds.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// What one round showed.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Round {
+    pub(crate) requests: u64,
+    pub(crate) requests_per_second: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    /// CPU time per request: of the supervisor, or of the bare server.
+    pub(crate) supervisor_cpu_us: f64,
+    /// CPU time per request of all workers.
+    pub(crate) worker_cpu_us: f64,
+    /// CPU time per request of this program.
+    pub(crate) client_cpu_us: f64,
+    /// What other programs and hosts took of the machine, in percent of all cores.
+    pub(crate) others_percent: f64,
+}
+
+impl Round {
+    /// CPU time per request of all the server's processes.
+    pub(crate) fn server_cpu_us(&self) -> f64 {
+        self.supervisor_cpu_us + self.worker_cpu_us
+    }
+}
+
+/// What the clients share.
+struct Shared {
+    latency_ns: Mutex<Histogram<u64>>,
+    over: AtomicBool,
+}
+
+/// Runs all clients for `span`, and measures.
+pub(crate) async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Result<Round, Failure> {
+    let empty = || Histogram::<u64>::new_with_max(LONGEST_NS, 3).expect("constant bounds that fit");
+    let shared = Arc::new(Shared { latency_ns: Mutex::new(empty()), over: AtomicBool::new(false) });
+    let mut asking = JoinSet::new();
+    for client in clients {
+        asking.spawn(ask(client, Arc::clone(&shared)));
+    }
+    go_on(&mut asking, WARM_UP).await?;
+    let before = Reading::take(clocks)?;
+    *shared.latency_ns.lock() = empty();
+    go_on(&mut asking, span).await?;
+    let after = Reading::take(clocks)?;
+    let latency_ns = shared.latency_ns.lock().clone();
+    shared.over.store(true, Ordering::Relaxed);
+    let ending = async {
+        while let Some(ended) = asking.join_next().await {
+            ended??;
+        }
+        Ok::<_, Failure>(())
+    };
+    timeout(LAST_ANSWERS, ending).await??;
+    round(&before, &after, &latency_ns)
+}
+
+/// Lets the clients run. None of them ends but by a fault.
+async fn go_on(asking: &mut JoinSet<Result<(), Fault>>, span: Duration) -> Result<(), Failure> {
+    tokio::select! {
+        () = sleep(span) => Ok(()),
+        ended = asking.join_next() => match ended {
+            Some(ended) => Ok(ended.map_err(|fault: JoinError| Failure::from(fault))??),
+            None => Err("there are no clients".into()),
+        }
+    }
+}
+
+async fn ask(mut client: Client, shared: Arc<Shared>) -> Result<(), Fault> {
+    let mut turn = 0;
+    while !shared.over.load(Ordering::Relaxed) {
+        let sent = Instant::now();
+        client.ask(turn).await?;
+        let took = u64::try_from(sent.elapsed().as_nanos()).unwrap_or(LONGEST_NS);
+        shared.latency_ns.lock().saturating_record(took);
+        turn += 1;
+    }
+    Ok(())
+}
+
+fn round(before: &Reading, after: &Reading, latency_ns: &Histogram<u64>) -> Result<Round, Failure> {
+    let requests = latency_ns.len();
+    if requests == 0 {
+        return Err("not one answer came while it was measured".into());
+    }
+    let each_us = |total: Duration| total.as_secs_f64() * 1e6 / requests as f64;
+    let used = after.since(before);
+    Ok(Round {
+        requests,
+        requests_per_second: requests as f64 / used.wall.as_secs_f64(),
+        p50_us: latency_ns.value_at_quantile(0.5) as f64 / 1e3,
+        p99_us: latency_ns.value_at_quantile(0.99) as f64 / 1e3,
+        supervisor_cpu_us: each_us(used.server),
+        worker_cpu_us: each_us(used.workers),
+        client_cpu_us: each_us(used.client),
+        others_percent: used.others_percent(),
+    })
+}

@@ -1,0 +1,92 @@
+//! Requests, and clients that check each byte of their answers.
+
+use bytes::Bytes;
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::grpc::GrpcClient;
+use crate::http::HttpClient;
+
+/// The tensors that a connection sends in turn, so that no answer can pass for the next one's.
+pub(crate) const TURNS: usize = 2;
+
+/// Why a measurement cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// The connection cannot be made, or broke.
+    #[error("a connection failed")]
+    Connection(#[source] std::io::Error),
+    /// The same of an HTTP/2 connection.
+    #[error("an HTTP/2 connection failed")]
+    Http2(#[source] hyper::Error),
+    /// The server closed the connection.
+    #[error("the server closed a connection")]
+    Closed,
+    /// The answer is no HTTP.
+    #[error("an answer is not HTTP/1.1")]
+    NotHttp(#[source] httparse::Error),
+    /// The server refused.
+    #[error("the server answered {status}: {body}")]
+    Refused { status: u16, body: String },
+    /// The server refused a call.
+    #[error("the server refused a call")]
+    Call(#[source] tonic::Status),
+    /// The answer is not the request's.
+    #[error("an answer is wrong: {0}")]
+    Wrong(String),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// A client with a connection of its own.
+pub(crate) enum Client {
+    Http(Box<HttpClient>),
+    Grpc(Box<GrpcClient>),
+}
+
+impl Client {
+    /// Sends its request number `turn` and checks the answer.
+    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+        match self {
+            Self::Http(client) => client.ask(turn % TURNS).await,
+            Self::Grpc(client) => client.ask(turn % TURNS).await,
+        }
+    }
+}
+
+/// The model of the server's configuration that takes a tensor of this size.
+pub(crate) fn model(bytes: usize) -> String {
+    format!("echo-{bytes}")
+}
+
+/// FP32 elements in a tensor of this size.
+pub(crate) fn elements(bytes: usize) -> i64 {
+    i64::try_from(bytes / 4).expect("tensors are small")
+}
+
+/// What connection `connection` sends in its turns; no two tensors are equal.
+pub(crate) fn tensors(bytes: usize, connection: u16) -> [Bytes; TURNS] {
+    std::array::from_fn(|turn| {
+        let first = u32::from(connection) * TURNS as u32 + turn as u32;
+        let element = |at: u32| (first + at) as f32;
+        (0..).take(bytes / 4).flat_map(|at| element(at).to_le_bytes()).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_tensors_are_equal() {
+        let all: HashSet<Bytes> = (0..128).flat_map(|connection| tensors(64, connection)).collect();
+        assert_eq!(all.len(), 128 * TURNS);
+        assert!(all.iter().all(|tensor| tensor.len() == 64));
+    }
+}

@@ -1,0 +1,197 @@
+//! An HTTP/1.1 client that costs little: requests are made beforehand, and what is fixed in an answer
+//! is understood once and compared from then on.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
+use crate::plan::{Server, Setting};
+
+const HEADER_LENGTH: &str = "Inference-Header-Content-Length";
+
+/// The most headers of an answer.
+const MAX_HEADERS: usize = 32;
+
+/// Room for the first read of an answer, in bytes.
+const READ_BYTES: usize = 16 * 1024;
+
+/// A client with one connection.
+pub(crate) struct HttpClient {
+    stream: Stream,
+    requests: [Bytes; TURNS],
+    tensors: [Bytes; TURNS],
+    /// What the JSON before an answer's tensor must mean.
+    meaning: Value,
+    /// That JSON as the server writes it, once it was found to mean that.
+    json: Option<Bytes>,
+    answer: BytesMut,
+}
+
+impl HttpClient {
+    /// A client for `setting`, the one numbered `connection`.
+    pub(crate) fn new(stream: Stream, setting: &Setting, connection: u16) -> Self {
+        let tensors = tensors(setting.bytes, connection);
+        let asked = asked(setting.bytes);
+        let meaning = match setting.server {
+            Server::Shadowslice => answered(setting.bytes),
+            Server::Bare => asked.clone(),
+        };
+        let requests = tensors.each_ref().map(|tensor| request(&asked, tensor));
+        Self { stream, requests, tensors, meaning, json: None, answer: BytesMut::with_capacity(READ_BYTES) }
+    }
+
+    /// Sends the request of that turn and checks the answer.
+    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+        self.stream.write_all(&self.requests[turn]).await.map_err(Fault::Connection)?;
+        self.answer.clear();
+        let (head, length) = loop {
+            self.read().await?;
+            if let Some(found) = read_head(&self.answer)? {
+                break found;
+            }
+        };
+        self.answer.reserve((head + length).saturating_sub(self.answer.len()));
+        while self.answer.len() < head + length {
+            self.read().await?;
+        }
+        self.check(&self.answer[head..], turn).map_err(Fault::Wrong).map(|json| {
+            if self.json.is_none() {
+                self.json = Some(json);
+            }
+        })
+    }
+
+    async fn read(&mut self) -> Result<(), Fault> {
+        self.answer.reserve(1);
+        match self.stream.read(&mut self.answer).await.map_err(Fault::Connection)? {
+            0 => Err(Fault::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares a body with what it must be; returns its JSON.
+    fn check(&self, body: &[u8], turn: usize) -> Result<Bytes, String> {
+        let tensor = &self.tensors[turn];
+        let Some((json, data)) = body.len().checked_sub(tensor.len()).map(|json| body.split_at(json)) else {
+            return Err(format!("{} bytes cannot hold a tensor of {}", body.len(), tensor.len()));
+        };
+        if data != tensor {
+            return Err("its tensor is not the one that was sent".into());
+        }
+        match &self.json {
+            Some(known) if known == json => Ok(known.clone()),
+            _ => match serde_json::from_slice::<Value>(json) {
+                Ok(found) if found == self.meaning => Ok(Bytes::copy_from_slice(json)),
+                _ => Err(format!("{} instead of {}", String::from_utf8_lossy(json), self.meaning)),
+            },
+        }
+    }
+}
+
+impl Stream {
+    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.write_all(bytes).await,
+            Self::Tcp(stream) => stream.write_all(bytes).await,
+        }
+    }
+
+    async fn read(&mut self, buffer: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read_buf(buffer).await,
+            Self::Tcp(stream) => stream.read_buf(buffer).await,
+        }
+    }
+}
+
+/// The lengths of an answer's head and body, once the head is there; refusals are errors.
+fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, Fault> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(head) = response.parse(bytes).map_err(Fault::NotHttp)? else {
+        return Ok(None);
+    };
+    let status = response.code.unwrap_or(0);
+    if status != 200 {
+        return Err(Fault::Refused { status, body: String::from_utf8_lossy(&bytes[head..]).into_owned() });
+    }
+    let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
+    let length = length.ok_or_else(|| Fault::Wrong("it has no Content-Length".into()))?;
+    Ok(Some((head, length)))
+}
+
+fn asked(bytes: usize) -> Value {
+    json!({
+        "inputs": [{
+            "name": "x", "datatype": "FP32", "shape": [1, elements(bytes)],
+            "parameters": {"binary_data_size": bytes},
+        }],
+        "parameters": {"binary_data_output": true},
+    })
+}
+
+fn answered(bytes: usize) -> Value {
+    json!({
+        "model_name": model(bytes), "model_version": "1",
+        "outputs": [{
+            "name": "y", "datatype": "FP32", "shape": [1, elements(bytes)],
+            "parameters": {"binary_data_size": bytes},
+        }],
+    })
+}
+
+fn request(json: &Value, tensor: &[u8]) -> Bytes {
+    let json = json.to_string();
+    let head = format!(
+        "POST /v2/models/{}/infer HTTP/1.1\r\nHost: localhost\r\n{HEADER_LENGTH}: {}\r\nContent-Length: {}\r\n\r\n",
+        model(tensor.len()),
+        json.len(),
+        json.len() + tensor.len()
+    );
+    [head.as_bytes(), json.as_bytes(), tensor].concat().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Protocol, Transport};
+    use tokio::net::UnixStream;
+
+    fn client(server: Server) -> HttpClient {
+        let setting = Setting {
+            server,
+            protocol: Protocol::Http,
+            transport: Transport::Unix,
+            bytes: 64,
+            connections: 1,
+        };
+        let (stream, _) = UnixStream::pair().unwrap();
+        HttpClient::new(Stream::Unix(stream), &setting, 0)
+    }
+
+    #[tokio::test]
+    async fn only_the_answer_to_the_request_passes() {
+        let client = client(Server::Shadowslice);
+        let body = |json: &Value, tensor: &[u8]| [json.to_string().as_bytes(), tensor].concat();
+        let right = body(&answered(64), &client.tensors[0]);
+        assert!(client.check(&right, 0).is_ok());
+        assert!(client.check(&right, 1).unwrap_err().contains("tensor"), "the answer of another turn");
+        assert!(client.check(&body(&asked(64), &client.tensors[0]), 0).unwrap_err().contains("instead"));
+        assert!(client.check(&right[1..], 0).is_err());
+        assert!(client.check(&[], 0).unwrap_err().contains("0 bytes"));
+    }
+
+    #[test]
+    fn heads_in_pieces_and_refusals() {
+        let whole = b"HTTP/1.1 200 OK\r\ncontent-Length: 7\r\n\r\nabc";
+        assert_eq!(read_head(whole).unwrap(), Some((whole.len() - 3, 7)));
+        assert_eq!(read_head(&whole[..20]).unwrap(), None);
+        let refused = read_head(b"HTTP/1.1 503 X\r\ncontent-length: 4\r\n\r\nfull").unwrap_err();
+        assert_eq!(refused.to_string(), "the server answered 503: full");
+        assert!(read_head(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! What one echo request costs from end to end: requests per second, latency and CPU time, over each
+//! protocol at several numbers of connections, beside a bare server that does nothing else.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
+
+mod bare;
+mod closed_loop;
+mod exchange;
+mod grpc;
+mod http;
+mod machine;
+mod plan;
+mod report;
+mod servers;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use crate::closed_loop::Round;
+use crate::machine::Machine;
+use crate::plan::Setting;
+use crate::report::Report;
+use crate::servers::Servers;
+
+/// What ends the program.
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Measures an echo request through the whole system: requests per second, latency, and CPU time per
+/// request, for both protocols and several numbers of connections.
+///
+/// Every connection sends a request, waits for its answer, compares each byte of it, and sends the next one
+/// (a closed loop). The settings take turns, so that noise of the machine falls on all of them alike; the
+/// table shows the median and the range of the rounds. A bare HTTP and a bare gRPC server, which do
+/// nothing but echo, are measured in the same rounds for scale.
+///
+/// CPU times are what the kernel accounts to the processes, user and system. The load comes from this
+/// process, on one thread; its own CPU time is shown too, because it takes cores from the server.
+#[derive(Debug, Parser)]
+#[command(name = "shadowslice-bench", args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// How long and how wide to measure.
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Seconds of one round of one setting
+    #[arg(long, env = "SHADOWSLICE_BENCH_SECONDS", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+    /// Rounds of every setting
+    #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Numbers of connections
+    #[arg(long, env = "SHADOWSLICE_BENCH_CONNECTIONS", default_value = "1,8,32,128", value_delimiter = ',',
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    connections: Vec<u16>,
+    /// Only the settings whose names hold this text, such as `grpc unix 64 B`
+    #[arg(long, env = "SHADOWSLICE_BENCH_ONLY", default_value = "")]
+    only: String,
+    /// Where the figures go as JSON [default: target/bench/echo.json]
+    #[arg(long, env = "SHADOWSLICE_BENCH_JSON")]
+    json: Option<PathBuf>,
+}
+
+/// The roles that this program starts itself in.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Serves bare echoes on sockets in a folder until its standard input ends
+    #[command(hide = true)]
+    Bare { folder: PathBuf },
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "it must be a number".to_owned())?;
+    if (0.05..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("it must be between 0.05 and 3600".into())
+    }
+}
+
+fn main() -> ExitCode {
+    let Arguments { options, part } = Arguments::parse();
+    let done = match part {
+        Some(Part::Bare { folder }) => bare::run(&folder).map_err(Failure::from),
+        None => run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// One thread sends all the load.
+fn run(options: &Options) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // The servers stop with what owns them here; a signal alone would leave them behind.
+        tokio::select! {
+            measured = measure(options) => measured,
+            _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+        }
+    })
+}
+
+async fn measure(options: &Options) -> Result<(), Failure> {
+    let settings: Vec<Setting> = plan::settings(&options.connections)
+        .into_iter()
+        .filter(|setting| setting.to_string().contains(&options.only))
+        .collect();
+    if settings.is_empty() {
+        return Err(format!("no setting's name holds {:?}", options.only).into());
+    }
+    let machine = Machine::here();
+    let servers = Servers::start(&settings).await?;
+    let rounds = all_rounds(options, &settings, &servers).await?;
+    servers.stop().await?;
+    let report = Report::new(machine, options, settings, rounds);
+    println!("{report}");
+    let path = options.json.clone().unwrap_or_else(default_json);
+    report.write(&path)?;
+    println!("the same figures, round by round: {}", path.display());
+    Ok(())
+}
+
+/// The rounds of each setting. Every other time the settings come in reverse.
+async fn all_rounds(
+    options: &Options,
+    settings: &[Setting],
+    servers: &Servers,
+) -> Result<Vec<Vec<Round>>, Failure> {
+    let mut rounds = vec![Vec::new(); settings.len()];
+    for round in 0..options.rounds {
+        eprintln!(
+            "round {} of {}: {} settings, {:?} each",
+            round + 1,
+            options.rounds,
+            settings.len(),
+            options.seconds
+        );
+        let mut order: Vec<usize> = (0..settings.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let setting = &settings[index];
+            let measured = servers.round(setting, options.seconds).await;
+            rounds[index].push(measured.map_err(|error| format!("{setting}: {}", chain(&*error)))?);
+        }
+    }
+    Ok(rounds)
+}
+
+fn default_json() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench").join("echo.json")
+}

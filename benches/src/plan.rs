@@ -1,0 +1,103 @@
+//! What is measured.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Bytes of the small tensor.
+pub(crate) const SMALL: usize = 64;
+
+/// Bytes of the large tensor, about a picture for a convolutional net.
+pub(crate) const LARGE: usize = 600_000;
+
+/// The large tensor goes over at most this many connections, to bound the memory for it.
+const LARGE_CONNECTIONS: u16 = 32;
+
+/// Who answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Server {
+    /// The whole system.
+    Shadowslice,
+    /// A server that does nothing else.
+    Bare,
+}
+
+/// What is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Protocol {
+    Grpc,
+    Http,
+}
+
+/// What it is carried by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Transport {
+    Unix,
+    Tcp,
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) server: Server,
+    pub(crate) protocol: Protocol,
+    pub(crate) transport: Transport,
+    /// Bytes of the tensor.
+    pub(crate) bytes: usize,
+    pub(crate) connections: u16,
+}
+
+impl Setting {
+    /// The bare server's setting that this one is held against.
+    pub(crate) fn bare(self) -> Self {
+        Self { server: Server::Bare, transport: Transport::Unix, ..self }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = match self.server {
+            Server::Shadowslice => "shadowslice",
+            Server::Bare => "bare",
+        };
+        let protocol = match self.protocol {
+            Protocol::Grpc => "grpc",
+            Protocol::Http => "http",
+        };
+        let transport = match self.transport {
+            Transport::Unix => "unix",
+            Transport::Tcp => "tcp",
+        };
+        write!(f, "{server} {protocol} {transport} {} B x{}", self.bytes, self.connections)
+    }
+}
+
+/// All settings, those next to each other that are compared.
+pub(crate) fn settings(connections: &[u16]) -> Vec<Setting> {
+    let small = [
+        (Server::Bare, Protocol::Http, Transport::Unix),
+        (Server::Shadowslice, Protocol::Http, Transport::Unix),
+        (Server::Shadowslice, Protocol::Http, Transport::Tcp),
+        (Server::Bare, Protocol::Grpc, Transport::Unix),
+        (Server::Shadowslice, Protocol::Grpc, Transport::Unix),
+    ];
+    let large = small.iter().filter(|(_, _, transport)| *transport == Transport::Unix);
+    let of = |bytes, connections: u16, &(server, protocol, transport): &_| Setting {
+        server,
+        protocol,
+        transport,
+        bytes,
+        connections,
+    };
+    let mut settings = Vec::new();
+    for &connections in connections {
+        settings.extend(small.iter().map(|kind| of(SMALL, connections, kind)));
+    }
+    for &connections in connections.iter().filter(|connections| **connections <= LARGE_CONNECTIONS) {
+        settings.extend(large.clone().map(|kind| of(LARGE, connections, kind)));
+    }
+    settings
+}

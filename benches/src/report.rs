@@ -1,0 +1,185 @@
+//! The figures, as a table and as JSON.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::closed_loop::Round;
+use crate::machine::Machine;
+use crate::plan::{Server, Setting};
+use crate::{Failure, Options};
+
+/// Everything that was found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    machine: Machine,
+    seconds_per_round: f64,
+    settings: Vec<Row>,
+}
+
+/// One setting's figures.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    setting: Setting,
+    requests_per_second: Spread,
+    p50_us: Spread,
+    p99_us: Spread,
+    supervisor_cpu_us: Spread,
+    worker_cpu_us: Spread,
+    server_cpu_us: Spread,
+    /// Server's CPU time over the bare server's of the same round.
+    times_bare: Option<Spread>,
+    client_cpu_us: Spread,
+    others_percent: Spread,
+    rounds: Vec<Round>,
+}
+
+/// A figure over all rounds.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
+    }
+
+    fn whole(self) -> String {
+        format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
+    }
+
+    fn tenths(self) -> String {
+        format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
+    }
+}
+
+impl Row {
+    fn new(setting: Setting, rounds: Vec<Round>, bare: Option<&[Round]>) -> Self {
+        let spread = |figure: fn(&Round) -> f64| Spread::of(rounds.iter().map(figure));
+        let times_bare = bare.map(|bare| {
+            let pairs = rounds.iter().zip(bare);
+            Spread::of(pairs.map(|(ours, bare)| ours.server_cpu_us() / bare.server_cpu_us()))
+        });
+        Self {
+            setting,
+            requests_per_second: spread(|round| round.requests_per_second),
+            p50_us: spread(|round| round.p50_us),
+            p99_us: spread(|round| round.p99_us),
+            supervisor_cpu_us: spread(|round| round.supervisor_cpu_us),
+            worker_cpu_us: spread(|round| round.worker_cpu_us),
+            server_cpu_us: spread(Round::server_cpu_us),
+            times_bare,
+            client_cpu_us: spread(|round| round.client_cpu_us),
+            others_percent: spread(|round| round.others_percent),
+            rounds,
+        }
+    }
+}
+
+impl Report {
+    /// Of the rounds of each setting, in their order; there is at least one.
+    pub(crate) fn new(
+        machine: Machine,
+        options: &Options,
+        settings: Vec<Setting>,
+        rounds: Vec<Vec<Round>>,
+    ) -> Self {
+        let row = |(index, &setting): (usize, &Setting)| {
+            let bare = settings.iter().position(|other| *other == setting.bare());
+            let bare = bare.filter(|_| setting.server == Server::Shadowslice);
+            Row::new(setting, rounds[index].clone(), bare.map(|bare| &rounds[bare][..]))
+        };
+        let rows = settings.iter().enumerate().map(row).collect();
+        Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
+    }
+
+    /// Writes it as JSON.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        Ok(fs::write(path, serde_json::to_vec_pretty(self)?)?)
+    }
+}
+
+const COLUMNS: [&str; 9] = [
+    "setting",
+    "requests/s",
+    "p50 us",
+    "p99 us",
+    "server CPU us",
+    "supervisor + worker",
+    "x bare",
+    "client CPU us",
+    "others %",
+];
+
+fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    let parts = match row.setting.server {
+        Server::Shadowslice => {
+            format!("{:.1} + {:.1}", row.supervisor_cpu_us.median, row.worker_cpu_us.median)
+        }
+        Server::Bare => "-".into(),
+    };
+    [
+        row.setting.to_string(),
+        row.requests_per_second.whole(),
+        row.p50_us.whole(),
+        row.p99_us.whole(),
+        row.server_cpu_us.tenths(),
+        parts,
+        row.times_bare.map_or("-".into(), |ratio| format!("{:.2}", ratio.median)),
+        format!("{:.1}", row.client_cpu_us.median),
+        format!("{:.0}", row.others_percent.median),
+    ]
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cores, kernel, date, commit, .. } = &self.machine;
+        let rounds = self.settings.first().map_or(0, |row| row.rounds.len());
+        writeln!(f, "echo requests through the whole system, closed loop, every answer's bytes checked")?;
+        writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
+        writeln!(
+            f,
+            "{rounds} rounds of {} s (SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _CONNECTIONS, _ONLY, _JSON); median (min .. max)",
+            self.seconds_per_round
+        )?;
+        let mut lines = vec![COLUMNS.map(String::from)];
+        lines.push(std::array::from_fn(|_| "---".into()));
+        lines.extend(self.settings.iter().map(cells));
+        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+        let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
+        for line in &lines {
+            let padded = line.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+            writeln!(f, "| {} |", padded.collect::<Vec<_>>().join(" | "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_the_median_and_the_range() {
+        let spread = |values: &[f64]| {
+            let Spread { median, min, max } = Spread::of(values.iter().copied());
+            (median, min, max)
+        };
+        assert_eq!(spread(&[3.0]), (3.0, 3.0, 3.0));
+        assert_eq!(spread(&[9.0, 1.0, 2.0]), (2.0, 1.0, 9.0));
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 9.0]), (3.0, 1.0, 9.0));
+    }
+}
