@@ -67,9 +67,9 @@ soak: build ## A thousand hand-overs with a twin run, a hundred kills (six minut
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 
 .PHONY: bench
-bench: build ## Hot structures, then echo requests through the whole system (about five minutes)
+bench: build ## Hot structures, then echo requests through the whole system (five minutes once built)
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
-	$(TARGET)/release/shadowslice-bench
+	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 
 .PHONY: build
 build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it

@@ -39,13 +39,16 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// CPU times are what the kernel accounts to the processes, user and system. The load comes from this
 /// process, on one thread; its own CPU time is shown too, because it takes cores from the server.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-bench", args_conflicts_with_subcommands = true)]
+#[command(name = "cargo bench --bench echo --", args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(subcommand)]
     part: Option<Part>,
 }
+
+/// How long a setting runs where `cargo test` runs the benchmarks to see that they work.
+const GLIMPSE: Duration = Duration::from_millis(50);
 
 /// How long and how wide to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,7 +60,7 @@ struct Options {
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Numbers of connections
-    #[arg(long, env = "SHADOWSLICE_BENCH_CONNECTIONS", default_value = "1,8,32,128", value_delimiter = ',',
+    #[arg(long, env = "SHADOWSLICE_BENCH_CONNECTIONS", default_value = "1,8,32,128", value_name = "N", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Vec<u16>,
     /// Only the settings whose names hold this text, such as `grpc unix 64 B`
@@ -66,6 +69,9 @@ struct Options {
     /// Where the figures go as JSON [default: target/bench/echo.json]
     #[arg(long, env = "SHADOWSLICE_BENCH_JSON")]
     json: Option<PathBuf>,
+    /// Measures in earnest; `cargo bench` says it. Without it every setting only has to work
+    #[arg(long)]
+    bench: bool,
 }
 
 /// The roles that this program starts itself in.
@@ -85,8 +91,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn main() -> ExitCode {
-    let Arguments { options, part } = Arguments::parse();
+/// The whole benchmark, as its command line says.
+pub fn echo() -> ExitCode {
+    let Arguments { mut options, part } = Arguments::parse();
+    if !options.bench {
+        (options.seconds, options.rounds) = (GLIMPSE, 1);
+    }
     let done = match part {
         Some(Part::Bare { folder }) => bare::run(&folder).map_err(Failure::from),
         None => run(&options),
@@ -131,9 +141,10 @@ async fn measure(options: &Options) -> Result<(), Failure> {
     servers.stop().await?;
     let report = Report::new(machine, options, settings, rounds);
     println!("{report}");
-    let path = options.json.clone().unwrap_or_else(default_json);
-    report.write(&path)?;
-    println!("the same figures, round by round: {}", path.display());
+    if let Some(path) = options.json.clone().or_else(|| options.bench.then(default_json)) {
+        report.write(&path)?;
+        println!("the same figures, round by round: {}", path.display());
+    }
     Ok(())
 }
 
