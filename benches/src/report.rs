@@ -152,7 +152,7 @@ impl fmt::Display for Report {
         writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
-            "{rounds} rounds of {} s (SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _CONNECTIONS, _ONLY, _JSON); median (min .. max)",
+            "{rounds} rounds of {} s (SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON); median (min .. max)",
             self.seconds_per_round
         )?;
         let mut lines = vec![COLUMNS.map(String::from)];
