@@ -69,6 +69,11 @@ impl Controller {
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
+        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        if self.model.handover == HandoverMode::Restart && !serves && !down {
+            let why = "its worker is being restarted; ask again when it serves".to_owned();
+            return Some(ResizeRefused::NotServing { model: model(), why });
+        }
         if self.sms(share) == self.sms(self.share) && !down {
             return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
         }

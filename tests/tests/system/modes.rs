@@ -5,8 +5,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
 
-use crate::scene::{ask, assert_nothing_lost, echo_case, load, one_echo};
+use crate::scene::{ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
 
 #[tokio::test]
 async fn without_a_shadow_requests_wait_and_none_is_lost() {
@@ -23,6 +25,25 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     // Nobody served while the new worker started, 120 ms by its profile, and that is what it says.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 100_000.0, "{stall_us} us");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_shadow_none_is_started_for_a_worker_that_died_either() {
+    let home =
+        home(&[echo("echo", "profile: profile.yaml, share: {initial: 50%}, handover: restart")]).unwrap();
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s")).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let before = server.model("echo").await.unwrap().workers[0].pid;
+    Process::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
+    let next = |model: &Model| model.workers.iter().any(|worker| worker.pid != before);
+    server.wait_status("echo", "the next worker", next).await.unwrap();
+    let output = server.home().run(&["resize", "echo", "20%"]).await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("being restarted"), "{output:?}");
+    let model = server.wait_status("echo", "a ready model", |model| model.state == "ready").await.unwrap();
+    assert_eq!((model.share_percent, model.workers.len()), (50, 1));
+    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
     server.stop().await.unwrap();
 }
 
