@@ -167,15 +167,16 @@ impl Controller {
         if self.incumbent.worker() != Some(worker) {
             return;
         }
+        if let Incumbent::Leaving { to, .. } = self.incumbent {
+            self.share = to;
+            self.last_words.clear();
+            self.boot(Purpose::Serve);
+            return;
+        }
         if self.last_words.is_empty() {
             self.last_words = status;
         }
-        if let Incumbent::Leaving { to, .. } = self.incumbent {
-            self.share = to;
-            self.boot(Purpose::Serve);
-        } else {
-            self.died();
-        }
+        self.died();
     }
 
     /// The incumbent is dead: another one after a while, unless too many died.
@@ -221,11 +222,9 @@ impl Controller {
         match self.incumbent {
             Incumbent::BackingOff { .. } => self.boot_next(),
             Incumbent::Proving { worker, .. } | Incumbent::Booting { worker, .. } => {
-                tracing::error!(
-                    model = self.model.name,
-                    pid = self.pid(worker),
-                    "a worker took too long to boot"
-                );
+                let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";
+                tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
+                self.last_words = why.to_owned();
                 self.kill_and_wait(worker);
             }
             Incumbent::Leaving { worker, .. } => {

@@ -92,6 +92,7 @@ impl Controller {
         let (machine, actions) = Handover::begin(self.now(), serves, self.context.timeouts);
         tracing::info!(model = self.model.name, from = %self.share, to = %wanted.share, "hand-over begins");
         self.pipeline.begin_stall();
+        self.effect = None;
         let incumbent = self.incumbent.worker();
         self.swap = Some(Swap { machine, incumbent, shadow: None, from: self.share, wanted });
         self.perform_all(actions);
