@@ -221,6 +221,11 @@ impl AnswerSlab {
         Ok(Self { file, mapping })
     }
 
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.file.bytes
+    }
+
     /// A copy of the bytes at a place that the worker named.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
         let start = self.mapping.at(offset, len)?;

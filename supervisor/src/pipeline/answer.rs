@@ -15,6 +15,8 @@ pub(crate) enum BadAnswer {
     Outputs { got: usize, want: usize },
     #[error("output {name} has {got} parts for {want} requests")]
     Parts { name: String, got: usize, want: usize },
+    #[error("its parts have more bytes than their slab, {bytes}")]
+    TooLong { bytes: u64 },
     #[error("output {name} lies outside of its slab")]
     Outside {
         name: String,
@@ -40,6 +42,11 @@ pub(crate) fn split(
             let (got, want) = (output.parts.len(), requests.len());
             return Err(BadAnswer::Parts { name: spec.name.clone(), got, want });
         }
+    }
+    // Parts do not overlap, so this holds; else a few could be named over and over until memory is full.
+    let parts = outputs.iter().flat_map(|output| &output.parts);
+    if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
+        return Err(BadAnswer::TooLong { bytes: slab.bytes() });
     }
     let of_request = |(index, request): (usize, &Waiting)| {
         let parts = outputs.iter().zip(&model.outputs);

@@ -388,3 +388,25 @@ async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
     let counts = stage.pipeline.report().0;
     assert_eq!((counts.accepted, counts.rejected, counts.cancelled), (3, 1, 1));
 }
+
+#[tokio::test]
+async fn a_worker_cannot_have_the_same_bytes_copied_over_and_over() {
+    let mut stage = Stage::new();
+    let asked = [stage.ask(), stage.ask(), stage.ask()];
+    stage.until((3, 0)).await;
+    let liar = stage.enter(1);
+    let batch = liar.batch().await;
+    let parts = vec![Extent { offset: 0, len: SLAB_BYTES / 2 }; batch.requests.len()];
+    liar.answer(
+        batch.id,
+        Ok(vec![WireOutput { shape: vec![i64::try_from(SLAB_BYTES / 8).unwrap()], parts }]),
+    );
+    assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), why) if why.contains("more bytes")));
+    let honest = stage.enter(2);
+    for _ in &asked {
+        honest.answer_well(&honest.batch().await);
+    }
+    for request in asked {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+}
