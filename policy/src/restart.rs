@@ -46,6 +46,11 @@ impl Restarts {
         Verdict::After(backoff(self.deaths))
     }
 
+    /// Deaths in a row.
+    pub fn deaths(&self) -> u32 {
+        self.deaths
+    }
+
     /// A worker answered a batch: what killed earlier ones is over.
     pub fn served(&mut self) {
         self.deaths = 0;

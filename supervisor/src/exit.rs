@@ -4,6 +4,8 @@
 pub const USAGE: u8 = 64;
 /// Something that is needed is not there.
 pub const UNAVAILABLE: u8 = 69;
+/// A fault of this program.
+pub const SOFTWARE: u8 = 70;
 /// The configuration is wrong.
 pub const CONFIG: u8 = 78;
 /// Asked, and refused or not achieved.

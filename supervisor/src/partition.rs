@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rustix::thread::futex;
@@ -14,6 +15,7 @@ use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::{Percent, Sms};
 
+use crate::pipeline::Crowding;
 use crate::process::Inherited;
 
 /// Every seat of an emulated GPU is taken.
@@ -27,12 +29,18 @@ pub struct EmulatedGpu {
     sms: Sms,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
+    crowding: Crowding,
 }
 
 impl EmulatedGpu {
     /// A GPU of `sms` SMs that nobody uses.
     pub fn new(sms: Sms) -> Result<Arc<Self>, SlabError> {
-        Ok(Arc::new(Self { sms, pool: Pool::create()?, taken: Mutex::default() }))
+        Ok(Arc::new(Self {
+            sms,
+            pool: Pool::create()?,
+            taken: Mutex::default(),
+            crowding: Crowding::default(),
+        }))
     }
 
     /// The SMs that a worker with this share gets.
@@ -40,11 +48,17 @@ impl EmulatedGpu {
         share.sms_of(self.sms)
     }
 
+    /// The shares of all its workers, added up.
+    pub fn crowding(&self) -> Crowding {
+        Arc::clone(&self.crowding)
+    }
+
     /// Room for one more worker, with this share.
     pub fn grant(self: &Arc<Self>, share: Percent) -> Result<Grant, NoSeat> {
         let mut taken = self.taken.lock();
         let number = (0..SEATS).find(|seat| !taken.contains(seat)).ok_or(NoSeat)?;
         taken.insert(number);
+        self.crowding.fetch_add(share.get(), Ordering::Relaxed);
         Ok(Grant { gpu: Arc::clone(self), seat: number, share })
     }
 }
@@ -87,6 +101,7 @@ impl Drop for Grant {
         if let Err(error) = futex::wake(self.gpu.pool.generation(), futex::Flags::empty(), everyone) {
             tracing::warn!(%error, "workers were not told that SMs are free again; they find out when a batch ends");
         }
+        self.gpu.crowding.fetch_sub(self.share.get(), Ordering::Relaxed);
         self.gpu.taken.lock().remove(&self.seat);
     }
 }

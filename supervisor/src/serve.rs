@@ -59,6 +59,8 @@ enum ServeError {
     Runtime(#[source] std::io::Error),
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
+    #[error("the controllers have ended by a fault of this program; please report the log above")]
+    ControlEnded,
     #[error("`start: strict` and not every model can be served: {0}")]
     Strict(String),
 }
@@ -67,6 +69,7 @@ impl ServeError {
     fn code(&self) -> u8 {
         match self {
             Self::Strict(_) => exit::CONFIG,
+            Self::ControlEnded => exit::SOFTWARE,
             _ => exit::UNAVAILABLE,
         }
     }
@@ -189,6 +192,7 @@ async fn serve(
         tokio::select! {
             served = served => served,
             () = admin.run(Arc::clone(&models)) => Ok(()),
+            () = control.ended() => Err(Box::new(ServeError::ControlEnded)),
         }
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
@@ -323,7 +327,9 @@ impl ControlThread {
 
     async fn ended(&mut self) {
         // An error means that the thread is gone, which is an end, too.
-        (&mut self.ended).await.ok();
+        if !self.ended.is_terminated() {
+            (&mut self.ended).await.ok();
+        }
     }
 
     /// Kills all workers and ends at once.

@@ -25,19 +25,18 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
 }
 
-/// The other side closed its end.
+/// The other side will send no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HungUp;
 
-/// Waits until the clock reads `deadline_ns`, or the socket's other end is closed.
+/// Waits until the clock reads `deadline_ns`, or nothing more can come from the socket's other end.
 pub(crate) fn wait_until(deadline_ns: u64, socket: impl AsFd) -> Result<(), HungUp> {
     loop {
         let left = deadline_ns.saturating_sub(now_ns());
         if left == 0 {
             return Ok(());
         }
-        // A hang-up is reported whether asked for or not.
-        let mut watched = [PollFd::new(&socket, PollFlags::empty())];
+        let mut watched = [PollFd::new(&socket, PollFlags::RDHUP)];
         match poll(&mut watched, Some(&timespec(left))) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) | Err(_) => return Err(HungUp),
@@ -56,7 +55,7 @@ mod tests {
         let deadline = now_ns() + 2_000_000;
         assert_eq!(wait_until(deadline, &ours), Ok(()));
         assert!(now_ns() >= deadline);
-        drop(theirs);
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(wait_until(u64::MAX, &ours), Err(HungUp));
     }
 }

@@ -23,6 +23,9 @@ const MAX_CONVERSATIONS: usize = 64;
 /// How long a conversation may take to ask.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long it may take to read its answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A model, as the control socket reaches it.
 #[derive(Debug)]
 pub struct Administered {
@@ -135,7 +138,7 @@ async fn converse(stream: UnixStream, models: &[Administered]) -> io::Result<()>
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
-    write.write_all(&text).await
+    tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 async fn answer(ask: Ask, models: &[Administered]) -> Answer {

@@ -82,6 +82,8 @@ pub struct Controller {
     pub(super) reference: ReferenceFile,
     /// All processes that live.
     pub(super) workers: BTreeMap<WorkerId, Worker>,
+    /// Those that were told to end outside of a hand-over, and until when.
+    pub(super) leaving: BTreeMap<WorkerId, Moment>,
     /// The share in force, and the one that a restart gets.
     pub(super) share: Percent,
     pub(super) incumbent: Incumbent,
@@ -95,8 +97,6 @@ pub struct Controller {
     /// The share that a worker without a shadow is being restarted for.
     pub(super) replacing: Option<Replacing>,
     pub(super) restarts: Restarts,
-    /// Deaths in a row, for `status`.
-    pub(super) deaths: u32,
     /// Deaths since the start.
     pub(super) all_deaths: u64,
     /// What the last worker that died said, or died of.
@@ -145,6 +145,7 @@ impl Controller {
             pipeline: parts.pipeline,
             reference: parts.reference,
             workers: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             share,
             incumbent: Incumbent::Down { why: "not started".to_owned() },
             proved: false,
@@ -153,7 +154,6 @@ impl Controller {
             next: None,
             replacing: None,
             restarts: Restarts::new(),
-            deaths: 0,
             all_deaths: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
@@ -186,8 +186,9 @@ impl Controller {
         };
         tokio::select! {
             biased;
-            Some(event) = inbox.events.recv() => Heard::Worker(event),
+            // Facts first: what a worker's lane tells, it told before the worker ended.
             Some(fact) = inbox.facts.recv() => Heard::Lane(fact),
+            Some(event) = inbox.events.recv() => Heard::Worker(event),
             Some(order) = inbox.orders.recv() => Heard::Order(order),
             () = alarm => Heard::Due,
         }
@@ -208,7 +209,8 @@ impl Controller {
         if self.stopping.is_some() {
             return self.stopping;
         }
-        [self.incumbent.due(), swap].into_iter().flatten().min()
+        let leavers = self.leaving.values().copied().min();
+        [self.incumbent.due(), swap, leavers].into_iter().flatten().min()
     }
 
     fn on_time(&mut self) {
@@ -219,6 +221,7 @@ impl Controller {
             self.stopping = Some(now + self.context.timeouts.stop);
             return;
         }
+        self.leavers_on_time(now);
         self.incumbent_on_time(now);
         self.swap_on_time(now);
     }
@@ -231,7 +234,6 @@ impl Controller {
             }
             LaneFact::FirstAnswer(worker, at) => {
                 self.restarts.served();
-                self.deaths = 0;
                 self.note_effect(worker, at);
             }
             LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
@@ -282,6 +284,7 @@ impl Controller {
 
     fn exited(&mut self, worker: WorkerId, status: &std::io::Result<std::process::ExitStatus>) {
         let Some(gone) = self.workers.remove(&worker) else { return };
+        self.leaving.remove(&worker);
         let status = describe_exit(status);
         tracing::info!(model = self.model.name, pid = gone.pid, status, "worker ended");
         if self.stopping.is_some() {
@@ -343,7 +346,12 @@ impl Controller {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let Some(worker) = self.workers.get_mut(&worker) else { return };
         let Some(lane) = worker.lane() else { return };
-        let arrival = Arrival { worker: worker.id, sms: worker.sms, times: times.to_vec() };
+        let arrival = Arrival {
+            worker: worker.id,
+            sms: worker.sms,
+            times: times.to_vec(),
+            crowding: self.gpu.crowding(),
+        };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
         self.context.data_path.spawn(reader.run());
     }
@@ -391,7 +399,7 @@ impl Controller {
             share_percent: worker.share.get(),
             sms: worker.sms.0,
             phase: phase.to_owned(),
-            restarts: self.deaths,
+            restarts: self.restarts.deaths(),
         }
     }
 }

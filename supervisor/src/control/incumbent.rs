@@ -109,12 +109,20 @@ impl Controller {
         match said {
             WorkerSaid::Connected => self.connected(worker),
             WorkerSaid::Warmed(times) => self.warmed(worker, &times),
-            WorkerSaid::Refused(Refusal::Setup(why)) => {
-                tracing::error!(model = self.model.name, why, "a worker refused its set-up");
-                self.last_words = why;
-            }
-            WorkerSaid::Refused(refusal) => self.down(refusal.to_string()),
+            WorkerSaid::Refused(refusal) => self.refused(&refusal),
             WorkerSaid::Loaded(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    /// What a reference worker finds wrong with the model will not change. Later it may pass, as when
+    /// memory was short, so that such a refusal counts as a death.
+    fn refused(&mut self, refusal: &Refusal) {
+        let why = refusal.to_string();
+        if self.proved || matches!(refusal, Refusal::Setup(_)) {
+            tracing::error!(model = self.model.name, why, "a worker refused");
+            self.last_words = why;
+        } else {
+            self.down(why);
         }
     }
 
@@ -136,6 +144,7 @@ impl Controller {
             Incumbent::Proving { .. } => match self.reference.seal() {
                 Ok(()) => {
                     self.proved = true;
+                    self.let_go(worker);
                     self.boot(Purpose::Serve);
                 }
                 Err(error) => self.down(crate::errors::chain(&error)),
@@ -182,7 +191,6 @@ impl Controller {
     /// The incumbent is dead: another one after a while, unless too many died.
     pub(super) fn died(&mut self) {
         self.swap_incumbent_is(None);
-        self.deaths += 1;
         self.all_deaths += 1;
         let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
@@ -190,7 +198,7 @@ impl Controller {
                 tracing::warn!(
                     model = self.model.name,
                     ?pause,
-                    deaths = self.deaths,
+                    deaths = self.restarts.deaths(),
                     "restarting the worker"
                 );
                 self.incumbent = Incumbent::BackingOff { until: self.after(pause) };
@@ -206,13 +214,38 @@ impl Controller {
     /// The model does not serve until somebody does something about it.
     pub(super) fn down(&mut self, why: String) {
         tracing::error!(model = self.model.name, why, "the model is unready");
-        if let Some(worker) = self.incumbent.worker().and_then(|worker| self.workers.get_mut(&worker)) {
-            worker.stop();
+        if let Some(worker) = self.incumbent.worker() {
+            self.let_go(worker);
         }
         self.pipeline.shut(&why);
         self.incumbent = Incumbent::Down { why: why.clone() };
         self.swap_incumbent_is(None);
         self.replacing_failed(&why);
+    }
+
+    /// Tells a worker that it is not wanted any more, and sees to it that it goes.
+    fn let_go(&mut self, worker: WorkerId) {
+        let deadline = self.after(self.context.timeouts.stop);
+        if let Some(process) = self.workers.get_mut(&worker) {
+            process.stop();
+            self.leaving.insert(worker, deadline);
+        }
+    }
+
+    /// Kills those who were let go and stay; once more each time if they outlive that.
+    pub(super) fn leavers_on_time(&mut self, now: Moment) {
+        let again = self.after(self.context.timeouts.stop);
+        for (worker, deadline) in self.leaving.iter_mut().filter(|(_, deadline)| **deadline <= now) {
+            if let Some(process) = self.workers.get(worker) {
+                tracing::warn!(
+                    model = self.model.name,
+                    pid = process.pid,
+                    "a worker ignored its stop and is killed"
+                );
+                process.kill();
+            }
+            *deadline = again;
+        }
     }
 
     pub(super) fn incumbent_on_time(&mut self, now: Moment) {

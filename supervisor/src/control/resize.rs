@@ -134,7 +134,6 @@ impl Controller {
     /// A model that had given up is tried again, at the share asked for.
     fn revive(&mut self, wanted: Wanted) {
         self.restarts.served();
-        self.deaths = 0;
         let from = std::mem::replace(&mut self.share, wanted.share);
         self.pipeline.begin_stall();
         self.replacing = Some(Replacing { from, wanted });

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::Entry;
-use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES, MessageError};
+use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES};
 use shadowslice_shared::boot::WarmTime;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
@@ -32,7 +33,7 @@ pub(crate) type Waiting = Entry<Shapes, Ticket>;
 /// What is known of a request besides its place in the queue.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    pub(crate) memory: Reservation,
+    pub(crate) memory: Arc<Reservation>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
@@ -59,6 +60,15 @@ pub(crate) struct InFlight {
     pub(crate) executing_since: Option<Moment>,
     /// Empty once the requests were taken away to be served elsewhere.
     pub(crate) requests: Vec<Waiting>,
+    /// What the worker may still read of requests that were taken away.
+    held: Vec<Arc<Reservation>>,
+}
+
+impl InFlight {
+    fn abandon(&mut self) -> Vec<Waiting> {
+        self.held.extend(self.requests.iter().map(|request| Arc::clone(&request.item.memory)));
+        std::mem::take(&mut self.requests)
+    }
 }
 
 /// A warm worker that comes to a pipeline.
@@ -70,7 +80,12 @@ pub struct Arrival {
     pub sms: Sms,
     /// How long its batches executed when they were warmed up.
     pub times: Vec<WarmTime>,
+    /// How crowded its GPU is.
+    pub crowding: Crowding,
 }
+
+/// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
+pub type Crowding = Arc<AtomicU32>;
 
 /// A worker's lane.
 #[derive(Debug)]
@@ -79,6 +94,7 @@ pub(crate) struct Lane {
     pub(crate) sms: Sms,
     /// What its batches should take: every share has times of its own.
     pub(crate) predictor: Predictor,
+    crowding: Crowding,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Whether it has answered a batch yet.
@@ -94,7 +110,7 @@ pub(crate) enum SendFailure {
     /// The worker takes nothing now; its reader will find out why.
     Blocked(Vec<Waiting>),
     /// No message can hold this batch.
-    TooLarge(Vec<Waiting>, MessageError),
+    TooLarge(Vec<Waiting>, String),
 }
 
 impl Lane {
@@ -107,6 +123,7 @@ impl Lane {
             worker: arrival.worker,
             sms: arrival.sms,
             predictor,
+            crowding: arrival.crowding,
             duty: Duty::Standing,
             in_flight: VecDeque::with_capacity(IN_FLIGHT),
             proven: false,
@@ -126,10 +143,14 @@ impl Lane {
         self.free_slots.len() == IN_FLIGHT
     }
 
-    /// When the batch that executes now would count as hung.
+    /// When the batch that executes now would count as hung: later on a crowded GPU, and later for
+    /// requests that seemed to hang before.
     pub(crate) fn hangs_at(&self) -> Option<Moment> {
         let front = self.in_flight.front()?;
-        Some(front.executing_since? + self.predictor.hang_limit(front.rows))
+        let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);
+        let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
+        let patience = crowded.saturating_mul(1 << deaths.min(8));
+        Some(front.executing_since? + self.predictor.hang_limit(front.rows).saturating_mul(patience))
     }
 
     /// Sends a batch. There is room, and there are requests, all of one shape.
@@ -144,7 +165,7 @@ impl Lane {
         };
         let bytes = match batch::encode(&batch, &mut self.message) {
             Ok(bytes) => bytes,
-            Err(error) => return Err(SendFailure::TooLarge(requests, error)),
+            Err(error) => return Err(SendFailure::TooLarge(requests, error.to_string())),
         };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let sent = loop {
@@ -153,13 +174,18 @@ impl Lane {
                 sent => break sent,
             }
         };
-        if sent.is_err() {
-            return Err(SendFailure::Blocked(requests));
+        match sent {
+            Ok(_) => {}
+            Err(Errno::EMSGSIZE) => {
+                let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
+                return Err(SendFailure::TooLarge(requests, why.to_owned()));
+            }
+            Err(_) => return Err(SendFailure::Blocked(requests)),
         }
         self.free_slots.pop();
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = self.in_flight.is_empty().then_some(now);
-        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests });
+        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests, held: Vec::new() });
         Ok(())
     }
 
@@ -178,9 +204,12 @@ impl Lane {
         self.free_slots.push(slot);
     }
 
-    /// Takes the requests away; the batches stay, and their answers will be ignored.
-    pub(crate) fn abandon(&mut self) -> Vec<Waiting> {
-        self.in_flight.iter_mut().flat_map(|batch| std::mem::take(&mut batch.requests)).collect()
+    /// Takes the requests away, those of the batch that executes apart from those behind it. The batches
+    /// stay, with the memory that they lie in, and their answers will be ignored.
+    pub(crate) fn abandon(&mut self) -> (Vec<Waiting>, Vec<Waiting>) {
+        let mut batches = self.in_flight.iter_mut().map(InFlight::abandon);
+        let executing = batches.next().unwrap_or_default();
+        (executing, batches.flatten().collect())
     }
 }
 

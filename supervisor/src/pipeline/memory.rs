@@ -8,6 +8,11 @@ use parking_lot::Mutex;
 use shadowslice_shared::batch::Extent;
 use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 
+/// The bytes that a tensor of this length takes, its padding included.
+pub(crate) fn taken(len: u64) -> u64 {
+    len.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
+}
+
 /// A model's request slab, handed out in parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
@@ -33,7 +38,7 @@ impl RequestMemory {
         let mut end = 0_u64;
         for len in lengths {
             tensors.push(Extent { offset: end, len });
-            end = end.checked_add(len)?.checked_next_multiple_of(ALIGNMENT)?;
+            end = end.checked_add(taken(len))?;
         }
         let len = end.max(ALIGNMENT);
         let offset = self.free.lock().take(len)?;

@@ -38,7 +38,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use facts::{FACTS, LaneFact};
 pub use histogram::LatencyHistogram;
-pub use lane::{Arrival, WorkerId};
+pub use lane::{Arrival, Crowding, WorkerId};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
 pub use stall::Stall;
@@ -144,7 +144,7 @@ impl Pipeline {
             arrived,
             deadline: arrived + self.slo,
             alone: false,
-            item: Ticket { memory, reply, deaths: 0 },
+            item: Ticket { memory: Arc::new(memory), reply, deaths: 0 },
         };
         drop(inputs);
         self.submit(entry)?;
@@ -152,7 +152,7 @@ impl Pipeline {
     }
 
     fn store(&self, inputs: &[Input]) -> Result<Reservation, Failure> {
-        let needed: u64 = inputs.iter().map(|input| input.data.len() as u64).sum();
+        let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.bytes();
         if needed > limit {
             let why = format!(

@@ -47,7 +47,7 @@ impl LaneReader {
                 Ok(length) => {
                     if let Err(why) = self.answered(&message[..length]) {
                         self.broken(why);
-                        break;
+                        return self.gone(&mut message).await;
                     }
                 }
                 Err(error) => {
@@ -56,12 +56,28 @@ impl LaneReader {
                 }
             }
         }
+        self.died();
+    }
+
+    fn died(&self) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| state.died(self.worker, now));
     }
 
+    /// The worker talks nonsense: it gets no more work, and what it has is served elsewhere.
     fn broken(&self, why: String) {
-        self.pipeline.state.lock().reporter.report(LaneFact::Broken(self.worker, why));
+        let now = self.pipeline.now();
+        self.pipeline.change(|state| {
+            state.reporter.report(LaneFact::Broken(self.worker, why));
+            state.condemn(self.worker, now);
+        });
+    }
+
+    /// Waits for the end of a worker that is not listened to any more. Until then it may still read its
+    /// requests, so their memory stays taken.
+    async fn gone(&self, message: &mut [u8]) {
+        while self.socket.receive(message).await.is_ok_and(|length| length > 0) {}
+        self.died();
     }
 
     /// Takes one message; an error says what was wrong with it.
@@ -85,6 +101,9 @@ impl LaneReader {
     }
 
     fn completed(&self, batch: InFlight, outputs: &[WireOutput], execution: Duration) -> Result<(), String> {
+        // A worker's word on its own speed is believed as far as our clock bears it out.
+        let longest = batch.executing_since.map_or(Duration::ZERO, |since| self.pipeline.now().since(since));
+        let execution = execution.min(longest);
         let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
             Ok(answers) => answers,
             Err(error) => {

@@ -105,7 +105,7 @@ impl State {
             }
             Err(SendFailure::TooLarge(batch, error)) => {
                 for request in batch {
-                    self.fail(request, Failure::Internal(error.to_string()), now);
+                    self.fail(request, Failure::Internal(error.clone()), now);
                 }
                 true
             }
@@ -214,22 +214,27 @@ impl State {
     /// Takes back what `worker` has, without blaming anybody.
     pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
         let Some(lane) = self.lane_mut(worker) else { return };
-        let requests = lane.abandon();
-        self.put_back(requests, now);
+        let (mut executing, behind) = lane.abandon();
+        executing.extend(behind);
+        self.put_back(executing, now);
         self.dispatch(now);
     }
 
-    /// A worker is gone: what it executed is blamed and, if it may, tried again; what stood behind
-    /// that is simply tried again.
+    /// A worker is gone, and its lane with it.
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
-        let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else { return };
-        let mut lane = self.lanes.swap_remove(index);
-        let mut back = Vec::new();
-        if let Some(front) = lane.in_flight.pop_front() {
-            back = self.blamed(front.requests, now);
-        }
-        back.extend(lane.abandon());
-        if lane.duty == Duty::Serving || !back.is_empty() {
+        self.condemn(worker, now);
+        self.lanes.retain(|lane| lane.worker != worker);
+    }
+
+    /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what
+    /// stood behind that is simply tried again. Nothing more is sent to it.
+    pub(crate) fn condemn(&mut self, worker: WorkerId, now: Moment) {
+        let Some(lane) = self.lane_mut(worker) else { return };
+        let served = std::mem::replace(&mut lane.duty, Duty::Standing) == Duty::Serving;
+        let (executing, behind) = lane.abandon();
+        let mut back = self.blamed(executing, now);
+        back.extend(behind);
+        if served || !back.is_empty() {
             self.disturbed();
         }
         self.put_back(back, now);

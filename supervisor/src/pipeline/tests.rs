@@ -106,7 +106,8 @@ impl Stage {
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let arrival = Arrival { worker: WorkerId(worker), sms, times: Vec::new() };
+        let arrival =
+            Arrival { worker: WorkerId(worker), sms, times: Vec::new(), crowding: Crowding::default() };
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
         tokio::spawn(reader.run());

@@ -31,10 +31,11 @@ impl BatchSocket {
         self.0.async_io(Interest::READABLE, receive).await
     }
 
-    /// Tells the worker that there is no more work. It finishes what it has and exits.
+    /// Tells the worker that there is no more work. It finishes what it has, answers, and exits, which
+    /// is when this end reads its end of file.
     pub fn close(&self) {
         // An error means that the worker is gone already.
-        shutdown(self.0.as_raw_fd(), Shutdown::Both).ok();
+        shutdown(self.0.as_raw_fd(), Shutdown::Write).ok();
     }
 }
 

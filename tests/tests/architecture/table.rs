@@ -99,7 +99,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         part: "supervisor/src/partition.rs",
-        may: &["crate::process::Inherited", "shadowslice_shared"],
+        may: &["crate::pipeline::Crowding", "crate::process::Inherited", "shadowslice_shared"],
         never: NO_GPU,
     },
     // What people see and say. They know control's reports and orders, and not what it does.
