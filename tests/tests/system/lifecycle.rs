@@ -62,7 +62,13 @@ async fn a_strict_start_can_be_stopped_before_its_models_are_loaded() {
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
     home.write("config.yaml", format!("start: strict\n{yaml}")).unwrap();
     let server = Server::start(home, None).unwrap();
-    server.wait_status("echo", "a worker", |model| !model.workers.is_empty()).await.unwrap();
+    let starts = async {
+        let mut look = interval(Duration::from_millis(10));
+        while !server.model("echo").await.is_ok_and(|model| !model.workers.is_empty()) {
+            look.tick().await;
+        }
+    };
+    timeout(Duration::from_secs(30), starts).await.unwrap();
     server.stop().await.unwrap();
 }
 
