@@ -1,13 +1,16 @@
 //! Accepting connections.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_io_timeout::TimeoutStream;
 
 use super::authority::AuthorityRepair;
 use super::listen::Bound;
@@ -25,6 +28,9 @@ pub(super) enum Service {
     Grpc(Arc<Frontend>),
     Metrics(Render),
 }
+
+/// How long a peer may read nothing of an answer.
+const UNREAD: Duration = Duration::from_secs(30);
 
 /// An accepted connection.
 enum Stream {
@@ -90,23 +96,56 @@ async fn accept(bound: &Bound) -> io::Result<Stream> {
     }
 }
 
+/// A stream that fails when its peer reads nothing for too long: answers that nobody takes are memory
+/// that nobody gets.
+fn impatient<S: AsyncRead + AsyncWrite>(stream: S, unread: Duration) -> Pin<Box<TimeoutStream<S>>> {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(unread));
+    Box::pin(stream)
+}
+
 /// Serves one connection; cuts it when it is overdue.
 async fn serve(service: Service, stream: Stream, stop: Stop) {
     let overdue = stop.clone().overdue();
     let serving = async {
         match (service, stream) {
-            (Service::Http(front), Stream::Unix(stream)) => http::serve(stream, front, stop).await,
-            (Service::Http(front), Stream::Tcp(stream)) => http::serve(stream, front, stop).await,
-            (Service::Grpc(front), Stream::Unix(stream)) => {
-                grpc::serve(AuthorityRepair::new(stream), front, stop).await;
+            (Service::Http(front), Stream::Unix(stream)) => {
+                http::serve(impatient(stream, UNREAD), front, stop).await
             }
-            (Service::Grpc(front), Stream::Tcp(stream)) => grpc::serve(stream, front, stop).await,
-            (Service::Metrics(render), Stream::Unix(stream)) => metrics::serve(stream, render, stop).await,
-            (Service::Metrics(render), Stream::Tcp(stream)) => metrics::serve(stream, render, stop).await,
+            (Service::Http(front), Stream::Tcp(stream)) => {
+                http::serve(impatient(stream, UNREAD), front, stop).await
+            }
+            (Service::Grpc(front), Stream::Unix(stream)) => {
+                grpc::serve(AuthorityRepair::new(impatient(stream, UNREAD)), front, stop).await;
+            }
+            (Service::Grpc(front), Stream::Tcp(stream)) => {
+                grpc::serve(impatient(stream, UNREAD), front, stop).await
+            }
+            (Service::Metrics(render), Stream::Unix(stream)) => {
+                metrics::serve(impatient(stream, UNREAD), render, stop).await
+            }
+            (Service::Metrics(render), Stream::Tcp(stream)) => {
+                metrics::serve(impatient(stream, UNREAD), render, stop).await
+            }
         }
     };
     tokio::select! {
         () = serving => {}
         () = overdue => tracing::warn!("cut a connection that did not end"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_reads_nothing_is_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut ours = impatient(ours, Duration::from_millis(20));
+        let failed = ours.write_all(&vec![0; 16 << 20]).await.unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::TimedOut);
     }
 }
