@@ -260,3 +260,22 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
     let missing = refused(onnxruntime("/nowhere/model.onnx".into()));
     assert!(matches!(&missing, Refusal::Model(why) if why.contains("/nowhere/model.onnx")), "{missing:?}");
 }
+
+#[test]
+fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
+    // One divides by its input, the other looks it up in a table of one row.
+    let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::INT32, &[-1, 2]));
+    let divides = model(&[Node("Div", &["x", "x"], &["y"])], &[], from_ref(&x), from_ref(&y));
+    let table = weights("table", &[1], &[7.0]);
+    let floats = Value::tensor("y", element::FLOAT, &[-1, 2]);
+    let looks_up = model(&[Node("Gather", &["table", "x"], &["y"])], &[table], from_ref(&x), &[floats]);
+    for bytes in [divides, looks_up] {
+        let model = file(&bytes);
+        let engine = onnxruntime(model.path.clone());
+        let answers = reference(&engine, &warm_up(&[&[2]]));
+        let worker = Worker::start(Setup::new(engine), &answers);
+        worker.load().unwrap();
+        worker.warm(warm_up(&[&[2]])).unwrap();
+        assert!(worker.stop().success());
+    }
+}

@@ -1,16 +1,36 @@
 //! Inputs that every worker of a model makes up alike.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// The tensor of input number `input` at a batch size: floats uniform in -1 to 1; all else 0 or 1,
-/// which are tokens of every vocabulary and indices into every table.
-pub(super) fn tensor(datatype: Datatype, count: usize, size: u32, input: usize) -> Vec<u8> {
+/// What is put where no float goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Fill {
+    /// 0 or 1, which are tokens of every vocabulary and indices into nearly every table.
+    Bits,
+    /// 1, by which every model can divide.
+    Ones,
+    /// 0, which is an index even where there is only one row.
+    Zeros,
+}
+
+impl Fill {
+    /// In the order in which they are tried.
+    pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
+}
+
+/// The tensor of input number `input` at a batch size: floats uniform in -1 to 1, all else as `fill` says.
+pub(super) fn tensor(datatype: Datatype, count: usize, size: u32, (input, fill): (usize, Fill)) -> Vec<u8> {
     let mut random = SplitMix64((u64::from(size) << 32) ^ input as u64);
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for _ in 0..count {
         let float = random.float();
-        let bit = u8::from(float > 0.0);
+        let bit = match fill {
+            Fill::Bits => u8::from(float > 0.0),
+            Fill::Ones => 1,
+            Fill::Zeros => 0,
+        };
         match datatype {
             Datatype::Fp16 => bytes.extend(f16::from_f64(float).to_le_bytes()),
             Datatype::Bf16 => bytes.extend(bf16::from_f64(float).to_le_bytes()),
@@ -57,15 +77,21 @@ mod tests {
     #[test]
     fn every_datatype_has_its_bytes_and_bits_of_both_kinds() {
         for datatype in Datatype::ALL {
-            let bytes = tensor(datatype, 64, 8, 1);
+            let bytes = tensor(datatype, 64, 8, (1, Fill::Bits));
             match datatype.size() {
                 Some(size) => assert_eq!(bytes.len(), 64 * size, "{datatype}"),
                 None => assert_eq!(byte_strings(&bytes).unwrap().len(), 64),
             }
         }
-        let booleans = tensor(Datatype::Bool, 64, 8, 1);
+        let booleans = tensor(Datatype::Bool, 64, 8, (1, Fill::Bits));
         assert!(booleans.contains(&0) && booleans.contains(&1) && booleans.iter().all(|&bit| bit < 2));
-        assert!(tensor(Datatype::Fp32, 4, 8, 1) != tensor(Datatype::Fp32, 4, 8, 2));
-        assert!(tensor(Datatype::Fp32, 4, 8, 1) != tensor(Datatype::Fp32, 4, 4, 1));
+        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Ones)), [1, 1, 1]);
+        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Zeros)), [0, 0, 0]);
+        assert!(
+            tensor(Datatype::Fp32, 4, 8, (1, Fill::Bits)) != tensor(Datatype::Fp32, 4, 8, (2, Fill::Bits))
+        );
+        assert!(
+            tensor(Datatype::Fp32, 4, 8, (1, Fill::Bits)) != tensor(Datatype::Fp32, 4, 4, (1, Fill::Bits))
+        );
     }
 }

@@ -20,6 +20,7 @@ use crate::answer::AnswerSlots;
 use crate::clock::now_ns;
 use crate::engine::{Engine, Signature};
 use crate::inputs::Inputs;
+use made_up::Fill;
 use reference::{Answer, Reference, SizeAnswers};
 
 /// A model on trial. It answers as it does in service, into the first slot.
@@ -39,14 +40,28 @@ pub struct Trial<'a> {
     pub times: Vec<WarmTime>,
 }
 
-/// Runs every size, and writes the answers for others to be held against.
+/// Runs every size, and writes the answers for others to be held against. A model that cannot run on
+/// some made-up inputs, as one that divides by them, is tried on others.
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
+    let mut refusals = Vec::new();
+    for fill in Fill::ALL {
+        match reference_of(trial, fill) {
+            Ok(reference) => {
+                return reference.write(file).map_err(|fault| Refusal::Setup(reference::said(&fault)));
+            }
+            Err(refusal) => refusals.push(refusal),
+        }
+    }
+    Err(refusals.swap_remove(0))
+}
+
+fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, Refusal> {
+    trial.times.clear();
     let sizes = trial.warm_up.sizes.iter().map(|&size| {
-        let answers = trial.run(size)?;
+        let answers = trial.run(size, fill)?;
         Ok(SizeAnswers { size, answers })
     });
-    let reference = Reference { sizes: sizes.collect::<Result<_, Refusal>>()? };
-    reference.write(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))
+    Ok(Reference { fill, sizes: sizes.collect::<Result<_, Refusal>>()? })
 }
 
 /// Runs every size, and compares the answers with those that were written.
@@ -57,7 +72,7 @@ pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
         let expected = expected.ok_or_else(|| {
             Refusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
-        let answers = trial.run(size)?;
+        let answers = trial.run(size, reference.fill)?;
         for ((spec, expected), answer) in trial.signature.outputs.iter().zip(expected).zip(&answers) {
             compare::compare(spec.datatype, expected, answer)
                 .map_err(|wrong| Refusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
@@ -68,8 +83,8 @@ pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
 
 impl Trial<'_> {
     /// Runs one batch of a single request of `size` rows.
-    fn run(&mut self, size: u32) -> Result<Vec<Answer>, Refusal> {
-        let (slab, batch) = self.batch(size)?;
+    fn run(&mut self, size: u32, fill: Fill) -> Result<Vec<Answer>, Refusal> {
+        let (slab, batch) = self.batch(size, fill)?;
         let failed = |failure: RunFailure| Refusal::WarmUp { size, why: failure.to_string() };
         let inputs =
             Inputs::check(&batch, &slab, &self.signature.inputs, self.warm_up.batched).map_err(failed)?;
@@ -87,7 +102,7 @@ impl Trial<'_> {
     }
 
     /// A batch of made-up inputs, and the slab in which they lie.
-    fn batch(&self, size: u32) -> Result<(ReadableSlab, Batch), Refusal> {
+    fn batch(&self, size: u32, fill: Fill) -> Result<(ReadableSlab, Batch), Refusal> {
         let setup =
             |why: &str| Refusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
         let WarmUp { shapes, .. } = self.warm_up;
@@ -103,7 +118,7 @@ impl Trial<'_> {
                     spec.name
                 ))
             })?;
-            let tensor = made_up::tensor(spec.datatype, count, size, index);
+            let tensor = made_up::tensor(spec.datatype, count, size, (index, fill));
             bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
             extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
             bytes.extend(tensor);

@@ -7,9 +7,13 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
+use super::made_up::Fill;
+
 /// The answers at every batch size.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
+    /// What the inputs were made up from.
+    pub(super) fill: Fill,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
@@ -75,7 +79,7 @@ mod tests {
 
     fn reference() -> Reference {
         let answer = Answer { shape: vec![2], bytes: vec![1, 2, 3, 250] };
-        Reference { sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
+        Reference { fill: Fill::Ones, sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
     }
 
     #[test]
