@@ -16,3 +16,4 @@ pub mod late;
 pub mod latency;
 pub mod queue;
 pub mod restart;
+pub mod sharing;

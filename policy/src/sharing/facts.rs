@@ -1,0 +1,95 @@
+//! What a policy is told.
+
+use std::time::Duration;
+
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Moment, Sms};
+
+/// What does not change while a model is served.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Terms {
+    /// Its name, for reports.
+    pub name: String,
+    /// The index of its GPU.
+    pub gpu: usize,
+    /// The share that its configuration starts it with.
+    pub initial: Sms,
+    /// The least it may get.
+    pub min: Sms,
+    /// The most it may get.
+    pub max: Sms,
+    /// The latency that it promises, from arrival to answer.
+    pub slo: Duration,
+    /// How many percent of its requests keep that; above 0, at most 100.
+    pub percentile: f64,
+    /// 1 is the highest.
+    pub priority: u32,
+    /// The largest batch, in rows; at least 1.
+    pub max_batch: u32,
+    /// What it costs, as far as that is known beforehand.
+    pub profile: Option<Profile>,
+}
+
+/// Everything as it stands now. Immutable, and possibly stale by the time a decision is carried out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// Now.
+    pub now: Moment,
+    /// The SMs of each GPU.
+    pub gpus: Vec<Sms>,
+    /// The models, in the order of their [`Terms`].
+    pub models: Vec<Live>,
+}
+
+/// One model as it stands now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Live {
+    /// The share in force.
+    pub share: Sms,
+    /// Since when.
+    pub since: Moment,
+    /// The share that a hand-over under way will bring.
+    pub coming: Option<Sms>,
+    /// The share of a worker that stands ready: one that was parked, or was kept warm.
+    pub standing: Option<Sms>,
+    /// Whether people hold its share.
+    pub held: bool,
+    /// What was seen since the last decision.
+    pub seen: Seen,
+}
+
+/// What was seen of a model over a span of time.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Seen {
+    /// How long.
+    pub span: Duration,
+    /// Requests that came, refused ones included.
+    pub arrived: u64,
+    /// Requests answered.
+    pub answered: u64,
+    /// Requests answered within the SLO.
+    pub in_time: u64,
+    /// Requests turned away.
+    pub refused: u64,
+    /// Requests that wait now.
+    pub queued: usize,
+    /// Mean latency of the answers; zero without any.
+    pub mean_latency: Duration,
+    /// 99th percentile of the answers' latency; zero without any.
+    pub p99_latency: Duration,
+    /// The part of the span in which a batch executed, 0 to 1.
+    pub busy: f64,
+    /// Batches by their size. All executed at the share in force, beside whoever was there.
+    pub executed: Vec<Executed>,
+}
+
+/// Batches of one size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Executed {
+    /// Rows of the batch.
+    pub rows: u32,
+    /// How many.
+    pub count: u64,
+    /// Their mean execution time.
+    pub mean: Duration,
+}

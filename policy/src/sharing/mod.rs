@@ -1,0 +1,15 @@
+//! Sharing: who gets how many SMs.
+//!
+//! ```text
+//! facts (what was seen since the last time) ─▶ Policy::decide ─▶ Decision {plan, doors, report}
+//! ```
+//!
+//! A policy is asked once an interval. It sees what any executor can tell it, the supervisor or a
+//! simulated world, and nothing else; it answers with all that is to change and with a reason for each
+//! model. It has no clock and acts on nothing.
+
+mod facts;
+mod plan;
+
+pub use facts::{Executed, Facts, Live, Seen, Terms};
+pub use plan::{Change, Decision, Door, Plan, Pressure, Verdict, Waiting};
