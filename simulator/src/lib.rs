@@ -1,0 +1,7 @@
+//! A world with a virtual clock, in which shadowslice's policies are judged.
+//!
+//! The code that decides here is the code that serves: the `policy` crate's queue, batcher and
+//! sharing policies. What this crate adds is what they decide about: arrivals, execution, hand-overs;
+//! and what they are held against: the ideal and the bound, which use none of their code.
+
+pub mod scenario;
