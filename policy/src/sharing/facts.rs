@@ -30,6 +30,13 @@ pub struct Terms {
     pub profile: Option<Profile>,
 }
 
+impl Terms {
+    /// The nearest share to `sms` that the model may have.
+    pub fn within(&self, sms: Sms) -> Sms {
+        sms.min(self.max).max(self.min)
+    }
+}
+
 /// Everything as it stands now. Immutable, and possibly stale by the time a decision is carried out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {

@@ -8,8 +8,15 @@
 //! simulated world, and nothing else; it answers with all that is to change and with a reason for each
 //! model. It has no clock and acts on nothing.
 
+mod baselines;
+mod carry_out;
+mod door;
 mod facts;
+#[cfg(test)]
+mod fixtures;
 mod plan;
+mod policy;
 
 pub use facts::{Executed, Facts, Live, Seen, Terms};
 pub use plan::{Change, Decision, Door, Plan, Pressure, Verdict, Waiting};
+pub use policy::{Kind, Policy, UnknownPolicy};

@@ -46,6 +46,13 @@ pub struct Door {
     pub refuse_late: bool,
 }
 
+impl Door {
+    /// A door that turns nobody away.
+    pub const fn open(max_batch: u32) -> Self {
+        Self { max_batch, refuse_late: false }
+    }
+}
+
 /// What a policy finds about a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -85,6 +92,8 @@ pub enum Pressure {
     Throughput,
     /// More will come than can be answered, by the forecast.
     Forecast,
+    /// Its policy gives the share without asking for more.
+    Policy,
 }
 
 /// What a change waits for.

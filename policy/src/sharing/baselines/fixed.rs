@@ -1,0 +1,55 @@
+//! Shares that never change.
+
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::super::carry_out::Target;
+use super::super::{Door, Terms};
+
+/// Shares decided once.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Fixed {
+    shares: Vec<Sms>,
+}
+
+impl Fixed {
+    /// Every model may use the whole GPU: MPS as it is without configuration.
+    pub(in super::super) fn unpartitioned(gpus: &[Sms], terms: &[Terms]) -> Self {
+        Self { shares: terms.iter().map(|terms| gpus[terms.gpu]).collect() }
+    }
+
+    /// The shares of the configuration.
+    pub(in super::super) fn as_configured(terms: &[Terms]) -> Self {
+        Self { shares: terms.iter().map(|terms| terms.initial).collect() }
+    }
+
+    /// Each of n models gets 100 %/n: NVIDIA's MPS documentation, "Volta MPS Execution Resource
+    /// Provisioning", calls it the common strategy.
+    pub(in super::super) fn equal(gpus: &[Sms], terms: &[Terms]) -> Self {
+        Self::divided(gpus, terms, 100)
+    }
+
+    /// Each of n models gets 100 %/(0.5 n): the same page's more optimal strategy, which leaves the
+    /// hardware the freedom to overlap what its clients do.
+    pub(in super::super) fn half(gpus: &[Sms], terms: &[Terms]) -> Self {
+        Self::divided(gpus, terms, 200)
+    }
+
+    /// `sum` percent divided by the models of a GPU, rounded down.
+    fn divided(gpus: &[Sms], terms: &[Terms], sum: u32) -> Self {
+        let share = |model: &Terms| {
+            let sharing = terms.iter().filter(|other| other.gpu == model.gpu).count() as u32;
+            let percent = Percent::new((sum / sharing).clamp(1, 100)).expect("clamped to 1..=100");
+            percent.sms_of(gpus[model.gpu])
+        };
+        Self { shares: terms.iter().map(share).collect() }
+    }
+
+    pub(in super::super) fn shares(&self) -> &[Sms] {
+        &self.shares
+    }
+
+    pub(in super::super) fn decide(&self, terms: &[Terms]) -> Vec<Target> {
+        let target = |(&sms, terms): (&Sms, &Terms)| Target { sms, door: Door::open(terms.max_batch) };
+        self.shares.iter().zip(terms).map(target).collect()
+    }
+}

@@ -1,0 +1,242 @@
+//! gpulet's scheduling (Choi et al., USENIX ATC 2022), as in the artifact (casys-kaist/glet,
+//! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed sizes, at most
+//! two partitions to a GPU, demand with head-room, the smallest partition that the profile's saturation
+//! table finds sufficient.
+//!
+//! Models that share a partition take turns there; here they are workers with the same cap beside each
+//! other, and the device divides it. A model without a profile is taken to need a whole partition.
+
+use std::time::Duration;
+
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+use super::super::carry_out::Target;
+use super::super::{Door, Facts, Seen, Terms};
+
+/// How long a partitioning stands.
+const EPOCH: Duration = Duration::from_secs(20);
+
+/// The ways to part a GPU, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
+const PARTINGS: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
+
+/// The largest batch.
+const MAX_BATCH: u32 = 32;
+
+/// What a new rate weighs against the earlier ones.
+const RATE_WEIGHT: f64 = 0.5;
+
+/// Below this many requests a second the head-room is larger.
+const SLOW: f64 = 125.0;
+const HEADROOM: f64 = 1.2;
+const HEADROOM_SLOW: f64 = 1.5;
+
+/// Changes of a rate that are worth a new partitioning: up by a part or by requests a second, down by a part.
+const RISE: f64 = 1.05;
+const RISE_RPS: f64 = 10.0;
+const FALL: f64 = 0.9;
+
+/// What gpulet remembers.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Gpulet {
+    rates: Vec<Rate>,
+    planned: Option<Moment>,
+    targets: Vec<Target>,
+}
+
+/// A model's arrivals, in requests a second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rate {
+    mean: f64,
+    /// The highest mean of this epoch.
+    highest: f64,
+    /// What the partitioning in force was made for.
+    planned: f64,
+}
+
+impl Gpulet {
+    pub(in super::super) fn new(terms: &[Terms]) -> Self {
+        let target = |terms: &Terms| Target { sms: terms.initial, door: Door::open(terms.max_batch) };
+        Self {
+            rates: vec![Rate::default(); terms.len()],
+            planned: None,
+            targets: terms.iter().map(target).collect(),
+        }
+    }
+
+    pub(in super::super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
+        for (rate, live) in self.rates.iter_mut().zip(&facts.models) {
+            rate.observe(&live.seen);
+        }
+        let over = self.planned.is_none_or(|planned| facts.now.since(planned) >= EPOCH);
+        if over {
+            self.planned = Some(facts.now);
+            if self.rates.iter().any(Rate::moved) {
+                self.partition(terms, &facts.gpus);
+            }
+            self.rates.iter_mut().for_each(|rate| rate.highest = rate.mean);
+        }
+        self.targets.clone()
+    }
+
+    fn partition(&mut self, terms: &[Terms], gpus: &[Sms]) {
+        for rate in &mut self.rates {
+            rate.planned = rate.target();
+        }
+        for (gpu, &sms) in gpus.iter().enumerate() {
+            let mut here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
+            let load = |model: usize| self.rates[model].planned * terms[model].slo.as_secs_f64();
+            here.sort_by(|&a, &b| load(a).total_cmp(&load(b)));
+            let needs = |percent: u32| -> Vec<Need> {
+                let need = |&model: &usize| Need::of(&terms[model], self.rates[model].planned, percent, sms);
+                here.iter().map(need).collect()
+            };
+            let parting = PARTINGS.iter().map(|sizes| Parting::fill(*sizes, needs)).min_by(Parting::compare);
+            let Some(parting) = parting else { continue };
+            for (&model, (percent, batch)) in here.iter().zip(parting.places) {
+                let share = Percent::new(percent).expect("sizes are from 20 to 100").sms_of(sms);
+                self.targets[model] = Target { sms: share, door: Door::open(batch) };
+            }
+        }
+    }
+}
+
+impl Rate {
+    fn observe(&mut self, seen: &Seen) {
+        if !seen.span.is_zero() {
+            let rate = seen.arrived as f64 / seen.span.as_secs_f64();
+            self.mean += RATE_WEIGHT * (rate - self.mean);
+            self.highest = self.highest.max(self.mean);
+        }
+    }
+
+    fn target(&self) -> f64 {
+        self.highest * if self.highest < SLOW { HEADROOM_SLOW } else { HEADROOM }
+    }
+
+    fn moved(&self) -> bool {
+        let target = self.target();
+        target > self.planned * RISE || target > self.planned + RISE_RPS || target < self.planned * FALL
+    }
+}
+
+/// What a model needs of a partition of one size.
+#[derive(Debug, Clone, Copy)]
+struct Need {
+    /// The part of the time.
+    duty: f64,
+    /// Rows of a batch.
+    batch: u32,
+}
+
+impl Need {
+    /// The best batch is the one of the highest rate whose execution takes half of the SLO at most.
+    fn of(terms: &Terms, rate: f64, percent: u32, gpu: Sms) -> Self {
+        let limit = MAX_BATCH.min(terms.max_batch);
+        let (Some(profile), Ok(percent)) = (&terms.profile, Percent::new(percent)) else {
+            return Self { duty: 1.0, batch: limit };
+        };
+        let sms = percent.sms_of(gpu);
+        let capacity = |batch: u32| f64::from(batch) / seconds(profile, batch, sms);
+        let fits = |&batch: &u32| 2.0 * seconds(profile, batch, sms) <= terms.slo.as_secs_f64();
+        let best = (1..=limit).filter(fits).max_by(|&a, &b| capacity(a).total_cmp(&capacity(b)));
+        best.map_or(Self { duty: f64::INFINITY, batch: 1 }, |batch| Self {
+            duty: rate / capacity(batch),
+            batch,
+        })
+    }
+}
+
+fn seconds(profile: &Profile, batch: u32, sms: Sms) -> f64 {
+    profile.execution.time(batch, f64::from(sms.0)).as_secs_f64().max(1e-9)
+}
+
+/// One way to part a GPU and to place its models.
+#[derive(Debug)]
+struct Parting {
+    /// Size and batch for each model.
+    places: Vec<(u32, u32)>,
+    /// Models that find no room.
+    homeless: usize,
+    /// Whether all take turns on the whole GPU.
+    whole: bool,
+    /// The fuller partition's duty.
+    fullest: f64,
+}
+
+impl Parting {
+    /// Each model goes to the smallest partition that still has time for it, else to the emptier one.
+    fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<Need>) -> Self {
+        let by_size = sizes.map(&needs);
+        let mut duties = [0.0, if sizes[1] == 0 { f64::INFINITY } else { 0.0 }];
+        let mut parting = Self { places: Vec::new(), homeless: 0, whole: sizes[1] == 0, fullest: 0.0 };
+        for (small, large) in by_size[1].iter().zip(&by_size[0]) {
+            let need = [*large, *small];
+            let fits = |partition: &usize| duties[*partition] + need[*partition].duty <= 1.0;
+            let chosen = [1, 0].into_iter().find(fits).unwrap_or_else(|| {
+                parting.homeless += 1;
+                usize::from(duties[1] < duties[0])
+            });
+            duties[chosen] += need[chosen].duty;
+            parting.places.push((sizes[chosen], need[chosen].batch));
+        }
+        parting.fullest = duties.into_iter().filter(|duty| duty.is_finite()).fold(0.0, f64::max);
+        parting
+    }
+
+    /// Less is better: first all must have room, then beside each other goes before in turns.
+    fn compare(&self, other: &Self) -> std::cmp::Ordering {
+        let in_turns = self.whole.cmp(&other.whole);
+        self.homeless.cmp(&other.homeless).then(in_turns).then(self.fullest.total_cmp(&other.fullest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::fixtures::{live, profile, terms};
+    use super::*;
+
+    fn two() -> Vec<Terms> {
+        let model = |name, work| Terms { profile: Some(profile(1.0, work, 132)), ..terms(name, 100) };
+        vec![model("light", 30.0), model("heavy", 300.0)]
+    }
+
+    fn facts(seconds: u64, rates: [u64; 2]) -> Facts {
+        let model = |rate: u64| {
+            let mut live = live(Sms(40));
+            live.seen.arrived = rate / 2;
+            live
+        };
+        Facts {
+            now: Moment::after_origin(Duration::from_secs(seconds)),
+            gpus: vec![Sms(132)],
+            models: rates.map(model).to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_heavy_and_a_light_model_get_a_large_and_a_small_partition() {
+        let terms = two();
+        let targets = Gpulet::new(&terms).decide(&terms, &facts(0, [400, 400]));
+        assert!(targets[0].sms < targets[1].sms, "{targets:?}");
+        assert!(targets[0].sms.0 + targets[1].sms.0 <= 132, "{targets:?}");
+    }
+
+    #[test]
+    fn nothing_changes_within_an_epoch() {
+        let terms = two();
+        let mut gpulet = Gpulet::new(&terms);
+        let first = gpulet.decide(&terms, &facts(0, [400, 100]));
+        assert_eq!(gpulet.decide(&terms, &facts(19, [10, 900])), first);
+        assert_ne!(gpulet.decide(&terms, &facts(20, [10, 900])), first);
+    }
+
+    #[test]
+    fn absurd_facts_are_survived() {
+        let mut terms = two();
+        terms[0].profile = None;
+        terms[1].slo = Duration::from_nanos(1);
+        let targets = Gpulet::new(&terms).decide(&terms, &facts(0, [0, u64::MAX / 4]));
+        assert!(targets.iter().all(|target| target.sms >= Sms(2) && target.door.max_batch >= 1));
+    }
+}

@@ -1,0 +1,12 @@
+//! What others do, as published: what the adaptive policy is held against.
+//!
+//! Each takes its numbers from where it was published, says so, and is no better than it was there. A baseline keeps
+//! `min` and `max` of the configuration as every policy does.
+
+mod fixed;
+mod gpulet;
+mod gslice;
+
+pub(super) use fixed::Fixed;
+pub(super) use gpulet::Gpulet;
+pub(super) use gslice::Gslice;

@@ -1,0 +1,51 @@
+//! From the shares that are wanted to the changes that lead there.
+
+use shadowslice_shared::units::Sms;
+
+use super::{Change, Decision, Door, Facts, Live, Plan, Pressure, Terms, Verdict, Waiting};
+
+/// What a policy wants of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The share that it should have.
+    pub(super) sms: Sms,
+    /// Its door.
+    pub(super) door: Door,
+}
+
+/// The decision that leads to the targets without further thought: nobody's share changes while people
+/// hold it or while it is already changing, and what makes room goes first.
+pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts, epoch: &mut u64) -> Decision {
+    let mut changes = Vec::new();
+    let mut report = Vec::new();
+    for (model, ((target, terms), live)) in targets.iter().zip(terms).zip(&facts.models).enumerate() {
+        let to = terms.within(target.sms);
+        let verdict = verdict(to, live);
+        if let Verdict::Grow { .. } | Verdict::Shrink { .. } = verdict {
+            changes.push(Change { model, from: live.share, to, at_once: live.standing == Some(to) });
+        }
+        report.push(verdict);
+    }
+    Decision { plan: plan(changes, epoch), doors: targets.iter().map(|target| target.door).collect(), report }
+}
+
+fn verdict(to: Sms, live: &Live) -> Verdict {
+    let from = live.share;
+    match (live.held, live.coming) {
+        _ if from == to && live.coming.is_none() => Verdict::Keep,
+        (true, _) => Verdict::Wait { to, waiting: Waiting::Held },
+        (_, Some(_)) => Verdict::Wait { to, waiting: Waiting::Handover },
+        (_, None) if from < to => Verdict::Grow { from, to, because: Pressure::Policy },
+        (_, None) => Verdict::Shrink { from, to },
+    }
+}
+
+/// A plan of these changes, those that make room first.
+pub(super) fn plan(mut changes: Vec<Change>, epoch: &mut u64) -> Option<Plan> {
+    if changes.is_empty() {
+        return None;
+    }
+    changes.sort_by_key(|change| (change.to > change.from, change.model));
+    *epoch += 1;
+    Some(Plan { epoch: *epoch, changes })
+}

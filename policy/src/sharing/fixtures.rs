@@ -1,0 +1,56 @@
+//! Models and facts for tests.
+
+use std::time::Duration;
+
+use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::units::{Moment, Sms};
+
+use super::{Live, Seen, Terms};
+
+/// A model with an SLO and no profile.
+pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
+    Terms {
+        name: name.to_owned(),
+        gpu: 0,
+        initial: Sms(40),
+        min: Sms(2),
+        max: Sms(132),
+        slo: Duration::from_millis(slo_ms),
+        percentile: 99.0,
+        priority: 1,
+        max_batch: 16,
+        profile: None,
+    }
+}
+
+/// A profile of a model that takes `fixed` ms plus `work` ms·SM a row, and gains from SMs up to `knee`.
+pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
+    let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
+    let row = |batch: u32| {
+        let ms = |sms: &Sms| fixed + work * f64::from(batch) / f64::from(sms.0.min(knee));
+        Row { batch, ms: sms.iter().map(ms).collect() }
+    };
+    Profile {
+        source: Source::Illustrative,
+        memory: Memory::default(),
+        start: Start {
+            process: Duration::from_millis(300),
+            load: Duration::from_millis(700),
+            warm: Duration::from_millis(500),
+        },
+        bandwidth: 0.1,
+        execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
+    }
+}
+
+/// A model of which nothing was seen.
+pub(super) fn live(share: Sms) -> Live {
+    Live {
+        share,
+        since: Moment::default(),
+        coming: None,
+        standing: None,
+        held: false,
+        seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
+    }
+}

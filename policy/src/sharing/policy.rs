@@ -1,0 +1,166 @@
+//! The policies behind one interface.
+
+use std::fmt;
+use std::str::FromStr;
+
+use shadowslice_shared::units::Sms;
+
+use super::baselines::{Fixed, Gpulet, Gslice};
+use super::carry_out::{Target, towards};
+use super::door;
+use super::{Change, Decision, Facts, Terms};
+
+/// Which policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Ours.
+    Adaptive,
+    /// Every model may use the whole GPU.
+    Unpartitioned,
+    /// As configured.
+    Static,
+    /// The GPU divided by the number of its models.
+    Equal,
+    /// Twice that, as NVIDIA advises.
+    Half,
+    /// GSLICE's self-tuning.
+    Gslice,
+    /// gpulet's epochs.
+    Gpulet,
+}
+
+impl Kind {
+    /// All of them, the one that is judged first.
+    pub const ALL: [Self; 7] = [
+        Self::Adaptive,
+        Self::Unpartitioned,
+        Self::Static,
+        Self::Equal,
+        Self::Half,
+        Self::Gslice,
+        Self::Gpulet,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Unpartitioned => "unpartitioned",
+            Self::Static => "static",
+            Self::Equal => "equal",
+            Self::Half => "half",
+            Self::Gslice => "gslice",
+            Self::Gpulet => "gpulet",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Why a word names no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, gslice or gpulet")]
+pub struct UnknownPolicy(pub String);
+
+impl FromStr for Kind {
+    type Err = UnknownPolicy;
+
+    fn from_str(word: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == word);
+        found.ok_or_else(|| UnknownPolicy(word.to_owned()))
+    }
+}
+
+/// A policy and what it remembers.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    kind: Kind,
+    terms: Vec<Terms>,
+    epoch: u64,
+    rule: Rule,
+    our_doors: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Rule {
+    Fixed(Fixed),
+    Gslice(Gslice),
+    Gpulet(Gpulet),
+}
+
+impl Policy {
+    /// A policy of this kind for these models on these GPUs.
+    ///
+    /// # Panics
+    ///
+    /// If a model's GPU is not among `gpus`.
+    pub fn new(kind: Kind, gpus: &[Sms], terms: &[Terms]) -> Self {
+        assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
+        let rule = match kind {
+            Kind::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
+            Kind::Static | Kind::Adaptive => Rule::Fixed(Fixed::as_configured(terms)),
+            Kind::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
+            Kind::Half => Rule::Fixed(Fixed::half(gpus, terms)),
+            Kind::Gslice => Rule::Gslice(Gslice::new(terms)),
+            Kind::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
+        };
+        Self { kind, terms: terms.to_vec(), epoch: 0, rule, our_doors: false }
+    }
+
+    /// The same policy for the shares, with our batching and admission in place of its own.
+    #[must_use]
+    pub fn with_our_doors(mut self) -> Self {
+        self.our_doors = true;
+        self
+    }
+
+    /// Which policy it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The shares to start the models' first workers with, in the models' order.
+    pub fn initial(&self) -> Vec<Sms> {
+        let wanted: Vec<Sms> = match &self.rule {
+            Rule::Fixed(fixed) => fixed.shares().to_vec(),
+            Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
+        };
+        wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
+    }
+
+    /// What should change, and why. To be asked once an interval.
+    pub fn decide(&mut self, facts: &Facts) -> Decision {
+        let mut targets: Vec<Target> = match &mut self.rule {
+            Rule::Fixed(fixed) => fixed.decide(&self.terms),
+            Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
+            Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
+        };
+        if self.our_doors {
+            for ((target, terms), live) in targets.iter_mut().zip(&self.terms).zip(&facts.models) {
+                target.door = door::of(terms, live.share);
+            }
+        }
+        towards(&targets, &self.terms, facts, &mut self.epoch)
+    }
+
+    /// Whether `model`, whose queue runs out of slack, should take over its standing worker at once.
+    pub fn pressure(&mut self, _model: usize, _facts: &Facts) -> Option<Change> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_is_found_by_its_name() {
+        for kind in Kind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert!("Adaptive".parse::<Kind>().is_err());
+    }
+}
