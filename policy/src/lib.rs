@@ -4,13 +4,14 @@
 //! [`Moment`](shadowslice_shared::units::Moment)s, facts as values, and decisions go out as values
 //! that someone else carries out. So tests and simulations run exactly what serves.
 //!
-//! On the way of a request: [`queue`] holds it, [`batcher`] says when it runs and with whom,
-//! [`late`] whether it still runs when its deadline has passed, [`latency`] how long that should
-//! take, [`blame`] what becomes of it when its worker dies, and [`restart`] when the next worker
-//! starts. [`handover`] replaces a worker by its shadow.
+//! On the way of a request: [`door`] says whether it can still be answered in time, [`queue`] holds it,
+//! [`batcher`] says when it runs and with whom, [`late`] whether it still runs when its deadline has
+//! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
+//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow.
 
 pub mod batcher;
 pub mod blame;
+pub mod door;
 pub mod handover;
 pub mod late;
 pub mod latency;

@@ -1,0 +1,90 @@
+//! Whether a request can still be answered in time: asked at the door, as it comes, and once more when
+//! its batch is sent. What cannot be is not worth the SMs, and is refused while refusing is cheap.
+//!
+//! The predictions are the mean of what is seen, so this turns away what is more likely late than not.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+/// What stands before a request that comes now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ahead {
+    /// When the lane should be through with what it has; not in the past.
+    pub lane_free: Moment,
+    /// Rows that wait and go first.
+    pub rows: u64,
+    /// The largest batch in rows, at least 1.
+    pub max_batch: u32,
+}
+
+impl Ahead {
+    /// When a request of one row should be answered, if a batch of so many rows takes that `time`: full
+    /// batches go before it, then the one that it would be the last of now.
+    pub fn answered_at(&self, mut time: impl FnMut(u32) -> Duration) -> Moment {
+        let max = self.max_batch.max(1);
+        let (full, part) = (self.rows / u64::from(max), self.rows % u64::from(max));
+        let own = u32::try_from(part).map_or(max, |part| part + 1);
+        let mut answered = self.lane_free + time(own);
+        if full > 0 {
+            let full = u32::try_from(full).unwrap_or(u32::MAX);
+            answered = answered + time(max).saturating_mul(full);
+        }
+        answered
+    }
+}
+
+/// How many requests, from the first, a batch should go without, so that the others are in time: all of
+/// them, where nothing helps. `deadlines` ascend, of requests of one row each.
+pub fn too_late(
+    deadlines: impl ExactSizeIterator<Item = Moment>,
+    starts: Moment,
+    mut time: impl FnMut(u32) -> Duration,
+) -> usize {
+    let requests = deadlines.len();
+    let in_time = |(dropped, deadline): (usize, Moment)| {
+        let rows = u32::try_from(requests - dropped).unwrap_or(u32::MAX);
+        starts + time(rows) <= deadline
+    };
+    deadlines.enumerate().map(in_time).position(|in_time| in_time).unwrap_or(requests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    /// 10 ms, and one more for each row.
+    fn time(rows: u32) -> Duration {
+        Duration::from_millis(10 + u64::from(rows))
+    }
+
+    #[test]
+    fn full_batches_go_first_and_then_ones_own() {
+        let answered = |rows| Ahead { lane_free: ms(100), rows, max_batch: 4 }.answered_at(time);
+        assert_eq!(answered(0), ms(111));
+        assert_eq!(answered(3), ms(114));
+        assert_eq!(answered(4), ms(114 + 11));
+        assert_eq!(answered(9), ms(2 * 14 + 100 + 12));
+        assert!(answered(u64::MAX) > ms(1 << 30), "bounded by saturation");
+    }
+
+    #[test]
+    fn no_batch_at_all_counts_as_one_row() {
+        assert_eq!(Ahead { lane_free: ms(0), rows: 2, max_batch: 0 }.answered_at(time), ms(33));
+    }
+
+    #[test]
+    fn a_batch_goes_without_as_few_as_help_the_others() {
+        let late =
+            |deadlines: &[u64]| too_late(deadlines.iter().map(|&deadline| ms(deadline)), ms(100), time);
+        assert_eq!(late(&[]), 0);
+        assert_eq!(late(&[113, 113, 113]), 0);
+        assert_eq!(late(&[112, 113, 113]), 1);
+        assert_eq!(late(&[112, 112, 112]), 1, "without one of them the others are in time");
+        assert_eq!(late(&[50, 60, 110]), 3, "nothing helps");
+    }
+}
