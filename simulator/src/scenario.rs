@@ -1,5 +1,7 @@
 //! What is simulated.
 
+use std::time::Duration;
+
 use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
@@ -24,6 +26,8 @@ pub struct Served {
     pub max_queued: usize,
     /// Whether late requests are served all the same.
     pub serve_late: bool,
+    /// How long a batch that is not full waits for more.
+    pub max_delay: Duration,
 }
 
 /// A request of a load, of one row.
@@ -33,4 +37,44 @@ pub struct Arrival {
     pub at: Moment,
     /// The model's index.
     pub model: usize,
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
+
+    use super::*;
+
+    /// A profile of one row: `ms` a request on 50 SMs, in inverse proportion below, flat above.
+    pub(crate) fn profile(ms: f64) -> Profile {
+        let seconds = Duration::from_secs;
+        Profile {
+            source: Source::Illustrative,
+            memory: Memory::default(),
+            start: Start { process: seconds(1), load: seconds(1), warm: seconds(1) },
+            bandwidth: 0.0,
+            execution: Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap(),
+        }
+    }
+
+    /// A model with 50 SMs whose requests take `ms`, one by one, and may take a second.
+    pub(crate) fn model(name: &str, ms: f64) -> Served {
+        let terms = Terms {
+            name: name.to_owned(),
+            gpu: 0,
+            initial: Sms(50),
+            min: Sms(2),
+            max: Sms(100),
+            slo: Duration::from_secs(1),
+            percentile: 99.0,
+            priority: 1,
+            max_batch: 1,
+            profile: Some(profile(ms)),
+        };
+        Served { terms, truth: profile(ms), max_queued: 1024, serve_late: true, max_delay: Duration::ZERO }
+    }
+
+    pub(crate) fn on_one_gpu(sms: u32, models: Vec<Served>) -> Scenario {
+        Scenario { gpus: vec![Sms(sms)], models }
+    }
 }

@@ -1,0 +1,108 @@
+//! How a rate changes over a run: in steps, each a factor on the mean rate.
+
+use std::f64::consts::TAU;
+
+use crate::random::Random;
+
+/// Steps of a wave in a run.
+const WAVE_STEPS: u32 = 192;
+
+/// Periods of a wave in a run; whole ones, so that its mean is 1.
+const WAVE_PERIODS: f64 = 2.0;
+
+/// How far a wave swings.
+const WAVE_SWING: f64 = 0.8;
+
+/// Factor and mean duration in seconds of the switching rate's two states. Their mean is 1.
+const LOW: (f64, f64) = (0.6, 6.0);
+const HIGH: (f64, f64) = (2.2, 2.0);
+
+/// A span of constant rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Step {
+    /// When it ends, in seconds.
+    pub(crate) until: f64,
+    /// The rate as a multiple of the mean.
+    pub(crate) factor: f64,
+}
+
+/// The steps of one model's rate. Their mean over the run is 1.
+#[derive(Debug, Clone)]
+pub(crate) enum Course {
+    Steps(std::vec::IntoIter<Step>),
+    Wave { phase: f64, seconds: f64, passed: u32 },
+    Switching { random: Random, high: bool, until: f64 },
+}
+
+impl Course {
+    /// Steps as (end as a part of the run, factor); the factors are scaled to a mean of 1.
+    pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
+        let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
+        let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();
+        let scaled = steps.iter().map(|(end, factor)| Step { until: end * seconds, factor: factor / mean });
+        Self::Steps(scaled.collect::<Vec<_>>().into_iter())
+    }
+
+    /// A wave that begins at this part of its period.
+    pub(crate) fn wave(phase: f64, seconds: f64) -> Self {
+        Self::Wave { phase, seconds, passed: 0 }
+    }
+
+    /// Switches at random between a low and a high rate.
+    pub(crate) fn switching(mut random: Random) -> Self {
+        let high = random.fraction() < HIGH.1 / (HIGH.1 + LOW.1);
+        Self::Switching { random, high: !high, until: 0.0 }
+    }
+}
+
+impl Iterator for Course {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        match self {
+            Self::Steps(steps) => steps.next(),
+            Self::Wave { phase, seconds, passed } => {
+                let middle = (f64::from(*passed) + 0.5) / f64::from(WAVE_STEPS);
+                *passed += 1;
+                let until = *seconds * f64::from(*passed) / f64::from(WAVE_STEPS);
+                let factor = 1.0 + WAVE_SWING * (TAU * (WAVE_PERIODS * middle + *phase)).sin();
+                Some(Step { until, factor })
+            }
+            Self::Switching { random, high, until } => {
+                *high = !*high;
+                let (factor, mean) = if *high { HIGH } else { LOW };
+                *until += mean * random.exponential();
+                Some(Step { until: *until, factor })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Purpose;
+
+    /// The mean factor of the first `seconds`.
+    fn mean(course: Course, seconds: f64) -> f64 {
+        let (mut at, mut sum) = (0.0, 0.0);
+        for step in course {
+            let until = step.until.min(seconds);
+            sum += (until - at) * step.factor;
+            at = until;
+            if at >= seconds {
+                break;
+            }
+        }
+        sum / seconds
+    }
+
+    #[test]
+    fn the_mean_of_a_course_is_one() {
+        let steps = Course::steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)], 120.0);
+        assert!((mean(steps, 120.0) - 1.0).abs() < 1e-9);
+        assert!((mean(Course::wave(0.3, 60.0), 60.0) - 1.0).abs() < 1e-9);
+        let switching = Course::switching(Random::new(5, Purpose::Course, 0));
+        assert!((mean(switching, 1e6) - 1.0).abs() < 0.02);
+    }
+}

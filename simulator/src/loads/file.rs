@@ -1,0 +1,101 @@
+//! A load from a file: one arrival per line, `seconds,model`.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use crate::scenario::Arrival;
+
+/// No arrival is later, in seconds: some eleven days.
+pub const MAX_SECONDS: f64 = 1e6;
+
+/// The arrivals that a file may hold.
+pub const MAX_ARRIVALS: usize = 50_000_000;
+
+/// Where a file is wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("line {line}: {wrong}")]
+pub struct BadLine {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong there. Part of this error's text, and no cause of it.
+    pub wrong: Wrong,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Wrong {
+    /// No comma.
+    #[error("{0:?} is no arrival; give `seconds,model`, as in `0.25,digits`")]
+    NoArrival(String),
+    /// A time that is no number.
+    #[error("{0:?} is no number of seconds; give one, as in `0.25,digits`")]
+    NotANumber(String),
+    /// A time before the start.
+    #[error("an arrival at {0} s lies before the start; give 0 or more")]
+    Negative(f64),
+    /// A time too far ahead.
+    #[error("an arrival at {0} s is too late; a load lasts at most {MAX_SECONDS} s")]
+    TooLate(f64),
+    /// A time before that of the line above.
+    #[error("time goes back from {before} s to {seconds} s; sort the lines by time")]
+    Backwards {
+        /// The line's time.
+        seconds: f64,
+        /// The one before it.
+        before: f64,
+    },
+    /// A model that is not served.
+    #[error("{0:?} is no model of the configuration")]
+    UnknownModel(String),
+    /// Too many lines.
+    #[error("a load has at most {MAX_ARRIVALS} arrivals; give fewer")]
+    TooLong,
+}
+
+/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`.
+pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
+    let models: HashMap<&str, usize> =
+        names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
+    let (mut arrivals, mut before) = (Vec::new(), 0.0);
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || (index == 0 && line == "seconds,model") {
+            continue;
+        }
+        let bad = |wrong| BadLine { line: index + 1, wrong };
+        if arrivals.len() == MAX_ARRIVALS {
+            return Err(bad(Wrong::TooLong));
+        }
+        let (seconds, model) = arrival(line, &models).map_err(bad)?;
+        if seconds < before {
+            return Err(bad(Wrong::Backwards { seconds, before }));
+        }
+        before = seconds;
+        arrivals.push(Arrival { at: Moment::after_origin(Duration::from_secs_f64(seconds)), model });
+    }
+    Ok(arrivals)
+}
+
+fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wrong> {
+    let (seconds, model) = line.split_once(',').ok_or_else(|| Wrong::NoArrival(shortened(line)))?;
+    let (seconds, model) = (seconds.trim(), model.trim());
+    let number: f64 = seconds.parse().map_err(|_| Wrong::NotANumber(shortened(seconds)))?;
+    if number.is_nan() {
+        return Err(Wrong::NotANumber(shortened(seconds)));
+    }
+    if number < 0.0 {
+        return Err(Wrong::Negative(number));
+    }
+    if number > MAX_SECONDS {
+        return Err(Wrong::TooLate(number));
+    }
+    let model = models.get(model).ok_or_else(|| Wrong::UnknownModel(shortened(model)))?;
+    Ok((number, *model))
+}
+
+/// Enough of it to be found again.
+fn shortened(text: &str) -> String {
+    text.chars().take(80).collect()
+}

@@ -1,0 +1,128 @@
+//! Loads: which request comes when.
+
+mod course;
+mod file;
+mod rates;
+mod stream;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use file::{BadLine, MAX_ARRIVALS, MAX_SECONDS, Wrong, read};
+pub use rates::cheapest;
+pub use stream::Arrivals;
+
+use course::Course;
+use stream::{Gaps, Stream};
+
+use crate::random::{Purpose, Random};
+use crate::scenario::Scenario;
+
+/// A named load. Each model's rate is such that its requests, each at its cheapest within the SLO,
+/// take the same part of its GPU on average over the run; [`Named::Zipf`] alone divides it unequally.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// Constant rates, independent arrivals.
+    Poisson,
+    /// Constant rates, bursts: gaps vary twice as much as independent ones (coefficient of variation 2).
+    Gamma,
+    /// Each model switches at random between 0.6 of its rate, for 6 s on average, and 2.2 times that, for 2 s.
+    Mmpp,
+    /// Each model's rate swings by 0.8 of its mean, two periods in a run, each model at a phase of its own.
+    Diurnal,
+    /// One model, chosen by the seed, at 1x, 3x, 1x for a third of the run each.
+    Step,
+    /// One model, chosen by the seed, at five times its rate for a tenth of the run.
+    Flash,
+    /// Two models, chosen by the seed, in turns at 1.75 and 0.25 of their rates, six turns in a run.
+    Anti,
+    /// All models at three times their rates for a fifth of the run.
+    Surge,
+    /// Constant rates, as 1/rank of the model, ranks by the seed.
+    Zipf,
+}
+
+impl Named {
+    /// All of them, with the names that they go by.
+    pub const ALL: [(&'static str, Self); 9] = [
+        ("poisson", Self::Poisson),
+        ("gamma", Self::Gamma),
+        ("mmpp", Self::Mmpp),
+        ("diurnal", Self::Diurnal),
+        ("step", Self::Step),
+        ("flash", Self::Flash),
+        ("anti", Self::Anti),
+        ("surge", Self::Surge),
+        ("zipf", Self::Zipf),
+    ];
+
+    /// Its arrivals in these seconds. They are drawn as they are asked for.
+    pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> Arrivals {
+        let count = scenario.models.len();
+        let chosen = Random::new(seed, Purpose::Choice, 0).order(count);
+        let rates = rates::rates(scenario, utilisation, &self.weights(&chosen));
+        let gaps = if self == Self::Gamma { Gaps::Gamma { shape: 0.25 } } else { Gaps::Exponential };
+        let stream = |(model, rate): (usize, f64)| {
+            let course = self.course(model, &chosen, seed, seconds);
+            Stream::new(Random::new(seed, Purpose::Gaps, model), gaps, course, rate, seconds)
+        };
+        Arrivals::new(rates.into_iter().enumerate().map(stream).collect())
+    }
+
+    /// How much of its GPU's load each model has, in proportion.
+    fn weights(self, chosen: &[usize]) -> Vec<f64> {
+        let mut weights = vec![1.0; chosen.len()];
+        if self == Self::Zipf {
+            for (rank, &model) in chosen.iter().enumerate() {
+                weights[model] = 1.0 / (rank + 1) as f64;
+            }
+        }
+        weights
+    }
+
+    fn course(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> Course {
+        let steps = |steps: &[(f64, f64)]| Course::steps(steps, seconds);
+        let random = || Random::new(seed, Purpose::Course, model);
+        let turn = chosen.iter().position(|&other| other == model).unwrap_or(chosen.len());
+        let six = |factors: [f64; 2]| {
+            let turns = (1..=6_u8).map(|end| (f64::from(end) / 6.0, factors[usize::from(end % 2)]));
+            steps(&turns.collect::<Vec<_>>())
+        };
+        match (self, turn) {
+            (Self::Mmpp, _) => Course::switching(random()),
+            (Self::Diurnal, _) => Course::wave(random().fraction(), seconds),
+            (Self::Step, 0) => steps(&[(1.0 / 3.0, 1.0), (2.0 / 3.0, 3.0), (1.0, 1.0)]),
+            (Self::Flash, 0) => steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)]),
+            (Self::Anti, 0) => six([0.25, 1.75]),
+            (Self::Anti, 1) => six([1.75, 0.25]),
+            (Self::Surge, _) => steps(&[(0.4, 1.0), (0.6, 3.0), (1.0, 1.0)]),
+            _ => steps(&[(1.0, 1.0)]),
+        }
+    }
+}
+
+/// Text that names no load.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no load; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"
+)]
+pub struct NoSuchLoad(String);
+
+impl FromStr for Named {
+    type Err = NoSuchLoad;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchLoad> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, named)| *named).ok_or_else(|| NoSuchLoad(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = Self::ALL.iter().find(|(_, named)| named == self);
+        f.write_str(found.map_or("", |(name, _)| name))
+    }
+}
+
+#[cfg(test)]
+mod tests;

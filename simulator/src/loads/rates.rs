@@ -1,0 +1,43 @@
+//! The rates of named loads.
+
+use std::time::Duration;
+
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::Sms;
+
+use crate::scenario::Scenario;
+
+/// Larger batches are not tried: by then a row costs what it costs.
+const LARGEST_BATCH: u32 = 1024;
+
+/// The SM·s that a request takes at least if its batch is to keep the SLO, over all batches and shares of
+/// a GPU. Where none keeps it, over those that do not.
+pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f64 {
+    let batches = 1..=max_batch.clamp(1, LARGEST_BATCH);
+    let shares = || (Sms::STEP.min(gpu.0)..=gpu.0).step_by(Sms::STEP as usize);
+    let points = batches.flat_map(|batch| shares().map(move |sms| (batch, f64::from(sms))));
+    let (mut within, mut beyond) = (f64::INFINITY, f64::INFINITY);
+    for (batch, sms) in points {
+        let time = profile.execution.time(batch, sms);
+        let cost = sms * time.as_secs_f64() / f64::from(batch);
+        let least = if time <= slo { &mut within } else { &mut beyond };
+        *least = least.min(cost);
+    }
+    if within.is_finite() { within } else { beyond }
+}
+
+/// Requests per second of each model, such that at their cheapest they take `utilisation` of each GPU,
+/// divided among its models by weight.
+pub(crate) fn rates(scenario: &Scenario, utilisation: f64, weights: &[f64]) -> Vec<f64> {
+    let mut totals = vec![0.0; scenario.gpus.len()];
+    for (served, weight) in scenario.models.iter().zip(weights) {
+        totals[served.terms.gpu] += weight;
+    }
+    let rate = |(served, weight): (&crate::scenario::Served, &f64)| {
+        let terms = &served.terms;
+        let gpu = scenario.gpus[terms.gpu];
+        let sms = utilisation * f64::from(gpu.0) * weight / totals[terms.gpu];
+        sms / cheapest(&served.truth, gpu, terms.slo, terms.max_batch)
+    };
+    scenario.models.iter().zip(weights).map(rate).collect()
+}

@@ -1,0 +1,86 @@
+//! Arrivals of all models in the order of time, drawn one by one.
+
+use super::course::{Course, Step};
+use crate::random::Random;
+use crate::scenario::Arrival;
+use crate::time::{NEVER, moment, seconds_to_ns};
+use crate::timers::Timers;
+
+/// How gaps between arrivals are spread; their mean is 1 over the rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Gaps {
+    Exponential,
+    Gamma { shape: f64 },
+}
+
+/// One model's arrivals: gaps drawn at a rate of 1, stretched by the rate in force.
+#[derive(Debug, Clone)]
+pub(crate) struct Stream {
+    random: Random,
+    gaps: Gaps,
+    course: Course,
+    /// Requests per second on average.
+    rate: f64,
+    at: f64,
+    step: Step,
+    end: f64,
+}
+
+impl Stream {
+    pub(crate) fn new(random: Random, gaps: Gaps, course: Course, rate: f64, end: f64) -> Self {
+        Self { random, gaps, course, rate, at: 0.0, step: Step { until: 0.0, factor: 0.0 }, end }
+    }
+
+    /// The next arrival in nanoseconds; [`NEVER`] past the end.
+    fn draw(&mut self) -> u64 {
+        let mut gap = match self.gaps {
+            Gaps::Exponential => self.random.exponential(),
+            Gaps::Gamma { shape } => self.random.gamma(shape),
+        };
+        loop {
+            let rate = self.rate * self.step.factor;
+            let room = (self.step.until - self.at) * rate;
+            if gap < room {
+                self.at += gap / rate;
+                return if self.at < self.end { seconds_to_ns(self.at) } else { NEVER };
+            }
+            gap -= room;
+            self.at = self.step.until;
+            match self.course.next() {
+                Some(step) if self.at < self.end => self.step = step,
+                _ => return NEVER,
+            }
+        }
+    }
+}
+
+/// The arrivals of all models, in the order of time.
+#[derive(Debug)]
+pub struct Arrivals {
+    streams: Vec<Stream>,
+    next: Timers,
+}
+
+impl Arrivals {
+    pub(crate) fn new(mut streams: Vec<Stream>) -> Self {
+        let mut next = Timers::new(streams.len());
+        for (model, stream) in streams.iter_mut().enumerate() {
+            next.set(model, stream.draw());
+        }
+        Self { streams, next }
+    }
+}
+
+impl Iterator for Arrivals {
+    type Item = Arrival;
+
+    fn next(&mut self) -> Option<Arrival> {
+        let at = self.next.due();
+        if at == NEVER {
+            return None;
+        }
+        let model = self.next.first();
+        self.next.set(model, self.streams[model].draw());
+        Some(Arrival { at: moment(at), model })
+    }
+}

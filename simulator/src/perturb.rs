@@ -1,0 +1,252 @@
+//! How the world differs from the profiles, and how what a policy is told does.
+//!
+//! ```text
+//! --truth  profile | LIST          LIST: form, scale, noise, starts, joined by commas
+//! --belief profile | truth | none | LIST without noise
+//! ```
+//!
+//! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
+//!   the last point of each row of the profile: no knee where the profile has one, and less of a gain
+//!   below its first column.
+//! * `scale`: all execution times of a model by one factor, uniform from 0.7 to 1.3, by the seed.
+//! * `noise`: each batch by a factor of its own, normal with a deviation of 10 %.
+//! * `starts`: the start times of a model by one factor from 0.5 to 2, by the seed; a half is as likely as
+//!   a double.
+//!
+//! So `--truth form,noise --belief profile` is a world of another form, with noise, whose policy is told
+//! the profiles as they stand; `--truth profile --belief scale` tells it wrong times instead, and
+//! `--belief none` nothing at all. Truth and belief draw their factors apart.
+
+use std::str::FromStr;
+
+use shadowslice_shared::profile::{Execution, Profile, Row};
+use shadowslice_shared::units::Sms;
+
+use crate::random::{Purpose, Random};
+use crate::scenario::Scenario;
+
+/// The deviation that `noise` stands for.
+const NOISE: f64 = 0.1;
+
+/// How far `scale` goes, either way.
+const SCALE: f64 = 0.3;
+
+/// How far `starts` goes, either way, as a factor.
+const STARTS: f64 = 2.0;
+
+/// Ways in which something differs from the profiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Difference {
+    form: bool,
+    scale: bool,
+    noise: bool,
+    starts: bool,
+}
+
+/// What a policy is told of what models cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Belief {
+    /// The truth, whatever that is.
+    Truth,
+    /// Nothing.
+    Nothing,
+    /// The profiles, with these differences.
+    Profile(Difference),
+}
+
+/// Text that names no difference.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadDifference {
+    /// An unknown word.
+    #[error(
+        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, joined by commas"
+    )]
+    Unknown(String),
+    /// Noise in a belief.
+    #[error("noise is nothing that a policy could be told; give --truth noise")]
+    NoiseBelieved,
+}
+
+impl FromStr for Difference {
+    type Err = BadDifference;
+
+    fn from_str(text: &str) -> Result<Self, BadDifference> {
+        let mut difference = Self::default();
+        if text == "profile" {
+            return Ok(difference);
+        }
+        for word in text.split(',') {
+            match word.trim() {
+                "form" => difference.form = true,
+                "scale" => difference.scale = true,
+                "noise" => difference.noise = true,
+                "starts" => difference.starts = true,
+                other => return Err(BadDifference::Unknown(other.to_owned())),
+            }
+        }
+        Ok(difference)
+    }
+}
+
+impl FromStr for Belief {
+    type Err = BadDifference;
+
+    fn from_str(text: &str) -> Result<Self, BadDifference> {
+        match text {
+            "truth" => Ok(Self::Truth),
+            "none" => Ok(Self::Nothing),
+            list => match list.parse::<Difference>()? {
+                Difference { noise: true, .. } => Err(BadDifference::NoiseBelieved),
+                difference => Ok(Self::Profile(difference)),
+            },
+        }
+    }
+}
+
+impl Difference {
+    /// The deviation of execution times from batch to batch, as a part of them.
+    pub fn noise(&self) -> f64 {
+        if self.noise { NOISE } else { 0.0 }
+    }
+
+    fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
+        let mut differs = profile.clone();
+        // Drawn whether needed or not, so that one difference does not depend on another.
+        let scale = 1.0 + SCALE * (2.0 * random.fraction() - 1.0);
+        let starts = STARTS.powf(2.0 * random.fraction() - 1.0);
+        if self.form {
+            differs.execution = table(&amdahl_columns(gpu), &profile.execution, amdahl);
+        }
+        if self.scale {
+            let columns = differs.execution.sms().to_vec();
+            differs.execution =
+                table(&columns, &differs.execution, |row, columns, sms| scale * at(row, columns, sms));
+        }
+        if self.starts {
+            let start = &mut differs.start;
+            for span in [&mut start.process, &mut start.load, &mut start.warm] {
+                *span = span.mul_f64(starts);
+            }
+        }
+        differs
+    }
+}
+
+/// A scenario whose models cost and are told what these say, by a seed. As it comes, `terms.profile` of each
+/// model is what its configuration says; models without one keep their truth.
+pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
+    let mut changed = scenario.clone();
+    for (index, model) in changed.models.iter_mut().enumerate() {
+        let Some(profile) = model.terms.profile.clone() else { continue };
+        let gpu = scenario.gpus[model.terms.gpu];
+        model.truth = truth.of(&profile, gpu, Random::new(seed, Purpose::Truth, index));
+        model.terms.profile = match belief {
+            Belief::Truth => Some(model.truth.clone()),
+            Belief::Nothing => None,
+            Belief::Profile(differs) => {
+                Some(differs.of(&profile, gpu, Random::new(seed, Purpose::Belief, index)))
+            }
+        };
+    }
+    changed
+}
+
+/// Another table of the same batch sizes, its times by a function of the old row, its columns, and the SMs.
+fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
+    let row = |row: &Row| {
+        let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
+        Row { batch: row.batch, ms: ms.collect() }
+    };
+    Execution::new(columns.to_vec(), old.rows().iter().map(row).collect())
+        .expect("batch sizes and columns ascend, and times are bounded")
+}
+
+/// A column for each step at first, then for every eighth SM.
+fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
+    let fine = (Sms::STEP..16).step_by(Sms::STEP as usize);
+    let mut columns: Vec<u32> = fine.chain((16..gpu.0).step_by(8)).filter(|&sms| sms < gpu.0).collect();
+    columns.push(gpu.0);
+    columns.into_iter().map(Sms).collect()
+}
+
+/// Through the first and the last point of a row; with nothing serial, where the row gains more than that.
+fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+    let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
+    let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));
+    let (slow, fast) = (row.ms[0], row.ms[row.ms.len() - 1]);
+    let parallel = if first > last { (slow - fast) / (first - last) } else { slow / first };
+    let parallel = parallel.clamp(0.0, slow / first);
+    slow + parallel * (inverse(sms) - first)
+}
+
+/// The time of a column that the row has.
+fn at(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+    row.ms[columns.iter().position(|&column| column == sms).unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::scenario::fixtures::{model, on_one_gpu};
+
+    fn scenario() -> Scenario {
+        let mut model = model("a", 1.0);
+        let row = |batch| Row { batch, ms: vec![8.0, 4.0, 4.0] };
+        let execution = Execution::new(vec![Sms(10), Sms(20), Sms(100)], vec![row(1), row(4)]).unwrap();
+        model.terms.profile.as_mut().unwrap().execution = execution;
+        on_one_gpu(100, vec![model])
+    }
+
+    fn applied(truth: &str, belief: &str, seed: u64) -> Scenario {
+        apply(&scenario(), truth.parse().unwrap(), belief.parse().unwrap(), seed)
+    }
+
+    fn time(profile: &Profile, sms: f64) -> f64 {
+        profile.execution.time(1, sms).as_secs_f64() * 1e3
+    }
+
+    #[test]
+    fn the_profile_is_the_truth_and_what_is_told_unless_asked_otherwise() {
+        let same = applied("profile", "profile", 1);
+        assert_eq!(Some(&same.models[0].truth), scenario().models[0].terms.profile.as_ref());
+        assert_eq!(same.models[0].terms, scenario().models[0].terms);
+        let told = applied("form,scale,starts", "truth", 1);
+        assert_eq!(Some(&told.models[0].truth), told.models[0].terms.profile.as_ref());
+        assert_ne!(told.models[0].truth, same.models[0].truth);
+        assert_eq!(applied("profile", "none", 1).models[0].terms.profile, None);
+    }
+
+    #[test]
+    fn another_form_has_no_knee_and_the_same_ends() {
+        let truth = &applied("form", "profile", 1).models[0].truth;
+        assert!((time(truth, 10.0) - 8.0).abs() < 0.2);
+        assert!((time(truth, 100.0) - 4.0).abs() < 1e-9);
+        assert!(time(truth, 20.0) > 5.0 && time(truth, 20.0) < 6.5, "the knee at 20 SMs is gone");
+        assert!(time(truth, 2.0) < 40.0, "less than in inverse proportion");
+    }
+
+    #[test]
+    fn factors_stay_in_their_bounds_and_differ_by_seed_and_by_what_they_are_for() {
+        let factor = |seed| time(&applied("scale", "profile", seed).models[0].truth, 20.0) / 4.0;
+        let factors: Vec<f64> = (0..200).map(factor).collect();
+        assert!(factors.iter().all(|factor| (0.7..=1.3).contains(factor)));
+        assert!(factors.iter().any(|&factor| factor < 0.75) && factors.iter().any(|&factor| factor > 1.25));
+        let both = applied("scale", "scale", 1);
+        assert_ne!(Some(&both.models[0].truth), both.models[0].terms.profile.as_ref());
+        let start = |seed| applied("starts", "profile", seed).models[0].truth.start.load;
+        let starts: Vec<Duration> = (0..200).map(start).collect();
+        let (least, most) = (starts.iter().min().unwrap(), starts.iter().max().unwrap());
+        assert!(*least >= Duration::from_millis(500) && *least < Duration::from_millis(550));
+        assert!(*most <= Duration::from_millis(2000) && *most > Duration::from_millis(1900));
+    }
+
+    #[test]
+    fn noise_is_the_worlds_and_words_are_checked() {
+        assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
+        assert_eq!("noise".parse::<Belief>(), Err(BadDifference::NoiseBelieved));
+        assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));
+        "".parse::<Difference>().unwrap_err();
+    }
+}

@@ -1,0 +1,113 @@
+//! What a run amounts to, as people and scripts read it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::scenario::Scenario;
+use crate::time::{ms, ns};
+use crate::world::{Outcome, Tally};
+
+/// One run of one policy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Run {
+    /// What decided.
+    pub policy: String,
+    /// What came.
+    pub load: String,
+    /// What decided what was random.
+    pub seed: u64,
+    /// Requests per second.
+    pub offered_rps: f64,
+    /// Requests answered within their SLOs per second.
+    pub goodput_rps: f64,
+    /// Requests answered within their SLOs, of those offered; 1 when nothing was.
+    pub attainment: f64,
+    /// 99th percentile of the answers' latency; 0 without any.
+    pub p99_ms: f64,
+    /// Hand-overs that came to effect.
+    pub repartitions: u64,
+    /// The models, by name.
+    pub per_model: BTreeMap<String, ModelRun>,
+}
+
+/// One model's part of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelRun {
+    /// 1 is the highest.
+    pub priority: u32,
+    /// What it promises.
+    pub slo_ms: f64,
+    /// Requests per second.
+    pub offered_rps: f64,
+    /// Requests answered within the SLO per second.
+    pub goodput_rps: f64,
+    /// Requests answered within the SLO, of those offered; 1 when nothing was.
+    pub attainment: f64,
+    /// Mean latency of the answers; 0 without any.
+    pub mean_ms: f64,
+    /// 99th percentile of it.
+    pub p99_ms: f64,
+    /// Requests.
+    pub offered: u64,
+    /// Requests answered, late or not.
+    pub answered: u64,
+    /// Requests turned away.
+    pub refused: u64,
+    /// Requests that still waited at the end.
+    pub pending: u64,
+    /// Hand-overs that came to effect.
+    pub repartitions: u64,
+    /// The share in force at the end.
+    pub sms: u32,
+}
+
+impl Run {
+    /// What became of a scenario in these seconds.
+    pub fn new(
+        policy: &str,
+        load: &str,
+        seed: u64,
+        seconds: f64,
+        scenario: &Scenario,
+        outcome: &Outcome,
+    ) -> Self {
+        let mut all = Tally::new();
+        let mut per_model = BTreeMap::new();
+        for (served, model) in scenario.models.iter().zip(&outcome.models) {
+            let tally = &model.tally;
+            all.add(tally);
+            let run = ModelRun {
+                priority: served.terms.priority,
+                slo_ms: ms(ns(served.terms.slo)),
+                offered_rps: tally.arrived as f64 / seconds,
+                goodput_rps: tally.in_time as f64 / seconds,
+                attainment: attainment(tally),
+                mean_ms: ms(tally.mean_ns()),
+                p99_ms: ms(tally.latency.quantile(0.99)),
+                offered: tally.arrived,
+                answered: tally.answered,
+                refused: tally.refused,
+                pending: model.pending,
+                repartitions: model.repartitions,
+                sms: model.share,
+            };
+            per_model.insert(served.terms.name.clone(), run);
+        }
+        Self {
+            policy: policy.to_owned(),
+            load: load.to_owned(),
+            seed,
+            offered_rps: all.arrived as f64 / seconds,
+            goodput_rps: all.in_time as f64 / seconds,
+            attainment: attainment(&all),
+            p99_ms: ms(all.latency.quantile(0.99)),
+            repartitions: outcome.models.iter().map(|model| model.repartitions).sum(),
+            per_model,
+        }
+    }
+}
+
+fn attainment(tally: &Tally) -> f64 {
+    if tally.arrived == 0 { 1.0 } else { tally.in_time as f64 / tally.arrived as f64 }
+}

@@ -1,0 +1,273 @@
+//! Who executes how fast.
+//!
+//! **Contention**, as on the emulated device: each worker has its own cap of SMs; while the caps of those
+//! that execute on a GPU sum to more than it has, each has its proportion of the GPU.
+//!
+//! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
+//! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
+//! does not depend on its share. Where the parts sum to `D > 1`, the `d` of its time in which a batch
+//! waits for memory is stretched by `D`: it takes `t · (1 + d·(D − 1))`. The emulated device knows
+//! nothing of this, so that it can be turned off.
+
+use std::time::Duration;
+
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::Sms;
+
+use crate::timers::Timers;
+
+/// All GPUs and the workers' seats on them.
+#[derive(Debug)]
+pub(super) struct Gpus<'a> {
+    gpus: Vec<Gpu>,
+    seats: Vec<Seat<'a>>,
+    interference: bool,
+}
+
+#[derive(Debug)]
+struct Gpu {
+    sms: Sms,
+    /// The caps of those who execute, summed.
+    in_use: u64,
+    /// The parts of the bandwidth that they ask for, summed.
+    demand: f64,
+    /// Their seats.
+    occupied: Vec<usize>,
+    pressure: Pressure,
+}
+
+/// What slows down everybody on a GPU. Both are 1 if nothing does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Pressure {
+    /// The part of its cap that each worker has.
+    fits: f64,
+    /// How often the bandwidth would be needed.
+    crowding: f64,
+}
+
+/// One worker's place.
+#[derive(Debug)]
+struct Seat<'a> {
+    gpu: usize,
+    profile: &'a Profile,
+    sms: Sms,
+    /// The timer that fires when its batch is through.
+    timer: usize,
+    occupied: bool,
+    running: Option<Running>,
+}
+
+/// A batch that executes.
+#[derive(Debug)]
+struct Running {
+    rows: u32,
+    /// A factor on its time.
+    noise: f64,
+    started: u64,
+    /// Up to when the part done was counted.
+    at: u64,
+    /// The part done, 0 to 1.
+    done: f64,
+    /// What the whole batch takes at the present speed, in ns.
+    whole: f64,
+    /// The part of the bandwidth that it asks for.
+    demand: f64,
+}
+
+impl<'a> Gpus<'a> {
+    pub(super) fn new(sms: &[Sms], interference: bool) -> Self {
+        let calm = Pressure { fits: 1.0, crowding: 1.0 };
+        let gpu = |&sms| Gpu { sms, in_use: 0, demand: 0.0, occupied: Vec::new(), pressure: calm };
+        Self { gpus: sms.iter().map(gpu).collect(), seats: Vec::new(), interference }
+    }
+
+    /// A new seat; `timer` will say when its batches are through.
+    pub(super) fn add_seat(&mut self, gpu: usize, profile: &'a Profile, sms: Sms, timer: usize) -> usize {
+        self.seats.push(Seat { gpu, profile, sms, timer, occupied: false, running: None });
+        self.seats.len() - 1
+    }
+
+    /// Another worker takes the seat, with that share. Nothing executes there.
+    pub(super) fn grant(&mut self, seat: usize, sms: Sms) {
+        debug_assert!(!self.seats[seat].occupied, "a share changes only with the worker");
+        self.seats[seat].sms = sms;
+    }
+
+    /// A batch starts at a seat where none executes.
+    pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
+        let Self { gpus, seats, interference } = self;
+        let Seat { gpu, sms, ref mut occupied, ref mut running, .. } = seats[seat];
+        let gpu = &mut gpus[gpu];
+        let batch = Running { rows, noise, started: now, at: now, done: 0.0, whole: 1.0, demand: 0.0 };
+        *running = Some(batch);
+        if !*occupied {
+            *occupied = true;
+            gpu.in_use += u64::from(sms.0);
+            gpu.occupied.push(seat);
+        }
+        let (base, demand) = seats[seat].needs(gpu.sms, gpu.fits(), *interference);
+        gpu.demand += demand;
+        seats[seat].proceed(base, demand, gpu.crowding(), now, timers);
+        gpu.settle(seats, *interference, now, timers);
+    }
+
+    /// The batch at that seat is through; says how long it executed. The seat is kept for the next one.
+    pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
+        let seat = &mut self.seats[seat];
+        timers.set(seat.timer, crate::time::NEVER);
+        let Some(batch) = seat.running.take() else { return Duration::ZERO };
+        self.gpus[seat.gpu].demand -= batch.demand;
+        Duration::from_nanos(now - batch.started)
+    }
+
+    /// Nothing follows the batch that was through: the SMs are left to others.
+    pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
+        let Self { gpus, seats, interference } = self;
+        let gpu = &mut gpus[seats[seat].gpu];
+        seats[seat].occupied = false;
+        gpu.in_use -= u64::from(seats[seat].sms.0);
+        gpu.occupied.retain(|&other| other != seat);
+        gpu.settle(seats, *interference, now, timers);
+    }
+}
+
+impl Gpu {
+    fn fits(&self) -> f64 {
+        (f64::from(self.sms.0) / self.in_use.max(1) as f64).min(1.0)
+    }
+
+    fn crowding(&self) -> f64 {
+        self.demand.max(1.0)
+    }
+
+    /// Passes a change of the pressure on to all who execute.
+    fn settle(&mut self, seats: &mut [Seat<'_>], interference: bool, now: u64, timers: &mut Timers) {
+        let pressure = Pressure { fits: self.fits(), crowding: self.crowding() };
+        if pressure == self.pressure {
+            return;
+        }
+        // What they ask for depends on their speeds without the crowding, so it is summed up first.
+        let needs = |&seat: &usize| seats[seat].needs(self.sms, pressure.fits, interference).1;
+        self.demand = self.occupied.iter().map(needs).sum();
+        let crowding = self.crowding();
+        for &seat in &self.occupied {
+            let (base, demand) = seats[seat].needs(self.sms, pressure.fits, interference);
+            seats[seat].proceed(base, demand, crowding, now, timers);
+        }
+        self.pressure = Pressure { crowding, ..pressure };
+    }
+}
+
+impl Seat<'_> {
+    /// The time in ns that its batch takes at this part of its cap, and the bandwidth it then asks for.
+    fn needs(&self, gpu: Sms, fits: f64, interference: bool) -> (f64, f64) {
+        let Some(batch) = &self.running else { return (1.0, 0.0) };
+        let time = |sms: f64| self.profile.execution.time(batch.rows, sms).as_nanos().max(1) as f64;
+        let base = time(f64::from(self.sms.0) * fits);
+        let demand = if interference { self.profile.bandwidth * time(f64::from(gpu.0)) / base } else { 0.0 };
+        (base, demand)
+    }
+
+    /// Goes on at another speed.
+    fn proceed(&mut self, base: f64, demand: f64, crowding: f64, now: u64, timers: &mut Timers) {
+        let Some(batch) = &mut self.running else { return };
+        let whole = base * batch.noise * (1.0 + demand * (crowding - 1.0));
+        batch.demand = demand;
+        // As long as the speed stays, nothing is rounded.
+        if whole != batch.whole {
+            batch.done += (now - batch.at) as f64 / batch.whole;
+            batch.at = now;
+            batch.whole = whole;
+            timers.set(self.timer, now + ((1.0 - batch.done).max(0.0) * whole).round() as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::fixtures::profile;
+
+    const MS: u64 = 1_000_000;
+
+    /// Seats on a GPU of 100 SMs, with a timer each.
+    fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
+        let mut gpus = Gpus::new(&[Sms(100)], interference);
+        for (timer, &(profile, sms)) in profiles.iter().enumerate() {
+            gpus.add_seat(0, profile, Sms(sms), timer);
+        }
+        (gpus, Timers::new(profiles.len()))
+    }
+
+    #[test]
+    fn caps_that_fit_slow_nobody() {
+        let profile = profile(10.0);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 25)], false);
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        gpus.start(1, 1, 1.0, 0, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (0, 10 * MS));
+        assert_eq!(gpus.finish(0, 10 * MS, &mut timers), Duration::from_millis(10));
+        gpus.leave(0, 10 * MS, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (1, 20 * MS));
+    }
+
+    #[test]
+    fn contention_slows_in_proportion_and_only_while_it_lasts() {
+        let profile = profile(10.0);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 75)], false);
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        // From 4 ms on there are 40 SMs for its 50: the other 6 ms take 7.5.
+        gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
+        gpus.finish(0, 11_500_000, &mut timers);
+        gpus.leave(0, 11_500_000, &mut timers);
+        // 60 of 75 SMs were enough for the other one.
+        assert_eq!((timers.first(), timers.due()), (1, 14 * MS));
+    }
+
+    #[test]
+    fn a_seat_is_kept_between_batches() {
+        let profile = profile(10.0);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 100)], false);
+        gpus.start(1, 1, 1.0, 0, &mut timers);
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        // A third and two thirds of the GPU: 15 and 10 ms.
+        assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
+        gpus.finish(1, 10 * MS, &mut timers);
+        gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (0, 15 * MS));
+    }
+
+    #[test]
+    fn too_much_bandwidth_stretches_the_part_that_waits_for_it() {
+        let mut profile = profile(10.0);
+        profile.bandwidth = 0.8;
+        let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 50)], true);
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        assert_eq!(timers.due(), 10 * MS);
+        // Together they ask for 1.6 of the bandwidth: 0.8 of each one's time takes 1.6 times as long.
+        gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
+        gpus.finish(0, 12_400_000, &mut timers);
+        gpus.leave(0, 12_400_000, &mut timers);
+        assert_eq!((timers.first(), timers.due()), (1, 17_400_000));
+    }
+
+    #[test]
+    fn half_the_speed_asks_for_half_the_bandwidth() {
+        let mut profile = profile(10.0);
+        profile.bandwidth = 0.8;
+        let (mut gpus, mut timers) = seats(&[(&profile, 25), (&profile, 25)], true);
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        gpus.start(1, 1, 1.0, 0, &mut timers);
+        assert_eq!(timers.due(), 20 * MS, "0.4 and 0.4: enough for both");
+    }
+
+    #[test]
+    fn noise_is_a_factor() {
+        let profile = profile(10.0);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50)], false);
+        gpus.start(0, 2, 1.1, 0, &mut timers);
+        assert_eq!(timers.due(), 22 * MS);
+    }
+}

@@ -1,0 +1,100 @@
+//! A model's hand-overs: the other lane's life beside the one that serves.
+
+use shadowslice_policy::sharing::Change;
+use shadowslice_shared::units::Sms;
+
+use super::model::Model;
+use super::{Stage, Timer, timer};
+use crate::time::{NEVER, moment, ns};
+
+/// What the lane is for that does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Other {
+    /// There is none.
+    Gone,
+    /// A shadow at this share starts, loads and warms up. It takes nothing from others.
+    Warming(Sms),
+    /// It was relieved, and finishes what it has.
+    Draining,
+    /// It was relieved, and stands ready to take over again.
+    Parked,
+}
+
+impl Model<'_> {
+    /// The share in force.
+    pub(super) fn share(&self) -> Sms {
+        self.lanes[self.serving].sms
+    }
+
+    /// The share that a hand-over under way brings, or has just brought.
+    pub(super) fn coming(&self) -> Option<Sms> {
+        match self.other {
+            Other::Warming(sms) => Some(sms),
+            Other::Draining => Some(self.share()),
+            Other::Gone | Other::Parked => None,
+        }
+    }
+
+    /// The share of the worker that stands ready.
+    pub(super) fn standing(&self) -> Option<Sms> {
+        (self.other == Other::Parked).then(|| self.lanes[1 - self.serving].sms)
+    }
+
+    /// Begins a hand-over, unless one is under way. Like the supervisor it retires a parked worker first,
+    /// if that is not the one to take over.
+    pub(super) fn change(&mut self, change: &Change, gpu: Sms, now: u64, stage: &mut Stage<'_>) {
+        let to = Sms(change.to.0.clamp(Sms::STEP.min(gpu.0), gpu.0));
+        if self.coming().is_some() || to == self.share() {
+            return;
+        }
+        stage.timers.set(timer(self.index, Timer::Dwell), NEVER);
+        if change.at_once && self.standing() == Some(to) {
+            self.cut_over(now, stage);
+            return;
+        }
+        self.other = Other::Warming(to);
+        let start = self.served.truth.start;
+        let ready = now + ns(start.process) + ns(start.load) + ns(start.warm);
+        stage.timers.set(timer(self.index, Timer::Warm), ready);
+    }
+
+    /// The shadow is warm.
+    pub(super) fn warmed(&mut self, now: u64, stage: &mut Stage<'_>) {
+        stage.timers.set(timer(self.index, Timer::Warm), NEVER);
+        if let Other::Warming(sms) = self.other {
+            let lane = &mut self.lanes[1 - self.serving];
+            lane.sms = sms;
+            stage.gpus.grant(lane.seat, sms);
+            self.cut_over(now, stage);
+        }
+    }
+
+    /// From the next batch on the other lane serves.
+    fn cut_over(&mut self, now: u64, stage: &mut Stage<'_>) {
+        self.serving = 1 - self.serving;
+        self.since = now;
+        self.repartitions += 1;
+        self.observer.share_changed();
+        self.forecast.reset_to(self.share());
+        self.other = Other::Draining;
+        if self.lanes[1 - self.serving].is_empty() {
+            self.drained(now, stage);
+        }
+        self.dispatch(now, stage);
+    }
+
+    /// The relieved lane has nothing left.
+    pub(super) fn drained(&mut self, now: u64, stage: &mut Stage<'_>) {
+        self.other = Other::Parked;
+        let until = moment(now) + stage.dwell;
+        stage.timers.set(timer(self.index, Timer::Dwell), crate::time::at_ns(until));
+    }
+
+    /// The parked worker has stood for long enough.
+    pub(super) fn retire(&mut self, stage: &mut Stage<'_>) {
+        stage.timers.set(timer(self.index, Timer::Dwell), NEVER);
+        if self.other == Other::Parked {
+            self.other = Other::Gone;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The world: models, GPUs and hand-overs under a virtual clock.
+//!
+//! ```text
+//! arrivals ─▶ door, queue, batcher ─▶ lane (two batches in flight) ─▶ seat on a GPU
+//!                 ▲                        ▲
+//!                 └── doors ── policy ── changes (a shadow warms up, then takes over between batches)
+//! ```
+//!
+//! It moves from event to event: the next arrival, or the first of a few timers per model. What it
+//! tells a policy is what the supervisor can tell, and no more. All changes of a plan begin at once, in
+//! its order; each takes effect when its shadow is warm.
+
+mod forecast;
+mod gpus;
+mod handover;
+mod model;
+mod observe;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use shadowslice_policy::sharing::{Decision, Facts};
+
+pub(crate) use observe::Tally;
+
+use gpus::Gpus;
+use model::Model;
+
+use crate::random::{Purpose, Random};
+use crate::scenario::{Arrival, Scenario};
+use crate::time::{NEVER, at_ns, moment, ns};
+use crate::timers::Timers;
+
+/// What a world is like besides its scenario.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// How often the policy is asked; above zero.
+    pub interval: Duration,
+    /// How long a relieved worker stands ready.
+    pub dwell: Duration,
+    /// Whether models that need much memory bandwidth slow each other down.
+    pub interference: bool,
+    /// The deviation of execution times from batch to batch, as a part of them.
+    pub noise: f64,
+    /// Decides that noise.
+    pub seed: u64,
+}
+
+/// What became of a run.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// For each model.
+    pub(crate) models: Vec<ModelOutcome>,
+}
+
+/// What became of one model.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelOutcome {
+    pub(crate) tally: Tally,
+    /// Requests without an answer when the run ended.
+    pub(crate) pending: u64,
+    pub(crate) repartitions: u64,
+    pub(crate) share: u32,
+}
+
+/// What the models share.
+#[derive(Debug)]
+struct Stage<'a> {
+    gpus: Gpus<'a>,
+    timers: Timers,
+    dwell: Duration,
+    deviation: f64,
+    random: Random,
+}
+
+impl Stage<'_> {
+    /// The factor on the time of the next batch. Nothing takes less than a tenth of its time.
+    fn noise(&mut self) -> f64 {
+        if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
+    }
+}
+
+/// A model's timers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Timer {
+    /// The batch of one of its lanes is through.
+    FirstLane,
+    SecondLane,
+    /// A batch need not wait for company any more.
+    Alarm,
+    /// The shadow is warm.
+    Warm,
+    /// The parked worker has stood for long enough.
+    Dwell,
+}
+
+const TIMERS: [Timer; 5] = [Timer::FirstLane, Timer::SecondLane, Timer::Alarm, Timer::Warm, Timer::Dwell];
+
+/// The number of a model's timer.
+fn timer(model: usize, timer: Timer) -> usize {
+    model * TIMERS.len() + timer as usize
+}
+
+/// Runs a scenario through arrivals, which come in the order of time and for its models only. Requests
+/// that are still unanswered when the last one's SLO is over are left so.
+pub fn run(
+    scenario: &Scenario,
+    settings: &Settings,
+    arrivals: impl IntoIterator<Item = Arrival>,
+    decide: &mut dyn FnMut(&Facts) -> Decision,
+) -> Outcome {
+    let mut world = World::new(scenario, settings);
+    let mut last = 0;
+    for arrival in arrivals {
+        last = at_ns(arrival.at);
+        world.advance(last, decide);
+        world.models[arrival.model].arrive(last, &mut world.stage);
+    }
+    let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
+    world.advance(last.saturating_add(longest), decide);
+    world.finish()
+}
+
+#[derive(Debug)]
+struct World<'a> {
+    scenario: &'a Scenario,
+    models: Vec<Model<'a>>,
+    stage: Stage<'a>,
+    now: u64,
+    interval: u64,
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario, settings: &Settings) -> Self {
+        let count = scenario.models.len();
+        let mut stage = Stage {
+            gpus: Gpus::new(&scenario.gpus, settings.interference),
+            timers: Timers::new(count * TIMERS.len() + 1),
+            dwell: settings.dwell,
+            deviation: settings.noise,
+            random: Random::new(settings.seed, Purpose::Noise, 0),
+        };
+        let served = scenario.models.iter().enumerate();
+        let models = served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
+        let interval = ns(settings.interval).max(1);
+        stage.timers.set(count * TIMERS.len(), interval);
+        Self { scenario, models, stage, now: 0, interval }
+    }
+
+    /// Lets everything happen up to then.
+    fn advance(&mut self, until: u64, decide: &mut dyn FnMut(&Facts) -> Decision) {
+        while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
+            self.now = self.stage.timers.due();
+            let due = self.stage.timers.first();
+            let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
+            match self.models.get_mut(model) {
+                Some(model) => fire(model, timer, self.now, &mut self.stage),
+                None => self.ask(decide),
+            }
+        }
+        self.now = until;
+    }
+
+    /// Asks the policy, and does as it says.
+    fn ask(&mut self, decide: &mut dyn FnMut(&Facts) -> Decision) {
+        let Self { scenario, models, stage, now, interval } = self;
+        stage.timers.set(models.len() * TIMERS.len(), now.saturating_add(*interval));
+        let live = models.iter_mut().map(|model| model.live(*now)).collect();
+        let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+        for (model, door) in models.iter_mut().zip(decision.doors) {
+            model.set_door(door, *now, stage);
+        }
+        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+            if let Some(model) = models.get_mut(change.model) {
+                model.change(change, scenario.gpus[model.served.terms.gpu], *now, stage);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Outcome {
+        let now = self.now;
+        let outcome = |model: &mut Model<'_>| {
+            // Also adds up what came since the policy was last asked.
+            let share = model.live(now).share.0;
+            ModelOutcome {
+                tally: model.observer.total.clone(),
+                pending: model.pending(),
+                repartitions: model.repartitions,
+                share,
+            }
+        };
+        Outcome { models: self.models.iter_mut().map(outcome).collect() }
+    }
+}
+
+fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
+    match timer {
+        Timer::FirstLane => model.completed(0, now, stage),
+        Timer::SecondLane => model.completed(1, now, stage),
+        Timer::Alarm => model.dispatch(now, stage),
+        Timer::Warm => model.warmed(now, stage),
+        Timer::Dwell => model.retire(stage),
+    }
+}
