@@ -60,16 +60,18 @@ impl Predictor {
     /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
+        if let Some(&mean) = self.observed.get(&rows) {
+            return Some(span(mean));
+        }
         let profiled = |rows| Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64());
         let nearest = self.observed.iter().min_by_key(|(seen, _)| seen.abs_diff(rows));
         let seconds = match (nearest, profiled(rows)) {
-            (Some((&seen, &mean)), _) if seen == rows => mean,
             (Some((&seen, &mean)), Some(time)) => mean * time / profiled(seen)?.max(1e-9),
             (Some((&seen, &mean)), None) => mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0),
             (None, Some(time)) => time,
             (None, None) => return None,
         };
-        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        Some(span(seconds))
     }
 
     /// The time after which a batch of so many rows counts as hung.
@@ -79,6 +81,10 @@ impl Predictor {
             None => BLIND_HANG_LIMIT,
         }
     }
+}
+
+fn span(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 #[cfg(test)]

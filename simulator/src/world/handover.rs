@@ -5,7 +5,7 @@ use shadowslice_shared::units::Sms;
 
 use super::model::Model;
 use super::{Stage, Timer, timer};
-use crate::time::{NEVER, moment, ns};
+use crate::time::{NEVER, at_ns, moment, ns};
 
 /// What the lane is for that does not serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Model<'_> {
         self.since = now;
         self.repartitions += 1;
         self.observer.share_changed();
-        self.forecast.reset_to(self.share());
+        self.predictor.reset_to(self.share());
         self.other = Other::Draining;
         if self.lanes[1 - self.serving].is_empty() {
             self.drained(now, stage);
@@ -87,7 +87,7 @@ impl Model<'_> {
     pub(super) fn drained(&mut self, now: u64, stage: &mut Stage<'_>) {
         self.other = Other::Parked;
         let until = moment(now) + stage.dwell;
-        stage.timers.set(timer(self.index, Timer::Dwell), crate::time::at_ns(until));
+        stage.timers.set(timer(self.index, Timer::Dwell), at_ns(until));
     }
 
     /// The parked worker has stood for long enough.

@@ -10,7 +10,6 @@
 //! tells a policy is what the supervisor can tell, and no more. All changes of a plan begin at once, in
 //! its order; each takes effect when its shadow is warm.
 
-mod forecast;
 mod gpus;
 mod handover;
 mod model;
@@ -20,7 +19,7 @@ mod tests;
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Decision, Facts};
+use shadowslice_policy::sharing::{Decision, Facts, Plan, Policy};
 
 pub(crate) use observe::Tally;
 
@@ -102,20 +101,45 @@ fn timer(model: usize, timer: Timer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
+/// Why a policy is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// An interval is over.
+    Interval,
+    /// This model runs out of slack, and a larger worker of its own stands ready.
+    Pressure(usize),
+}
+
+/// What decides in a world.
+pub type Decide<'d> = dyn FnMut(Ask, &Facts) -> Decision + 'd;
+
+/// Lets a policy decide.
+pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
+    |ask, facts| match ask {
+        Ask::Interval => policy.decide(facts),
+        Ask::Pressure(model) => {
+            let plan = policy.pressure(model, facts).map(|change| Plan { epoch: 0, changes: vec![change] });
+            Decision { plan, ..Decision::default() }
+        }
+    }
+}
+
 /// Runs a scenario through arrivals, which come in the order of time and for its models only. Requests
 /// that are still unanswered when the last one's SLO is over are left so.
 pub fn run(
     scenario: &Scenario,
     settings: &Settings,
     arrivals: impl IntoIterator<Item = Arrival>,
-    decide: &mut dyn FnMut(&Facts) -> Decision,
+    decide: &mut Decide<'_>,
 ) -> Outcome {
     let mut world = World::new(scenario, settings);
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
         world.advance(last, decide);
-        world.models[arrival.model].arrive(last, &mut world.stage);
+        if world.models[arrival.model].arrive(last, &mut world.stage) {
+            world.ask(Ask::Pressure(arrival.model), decide);
+        }
     }
     let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
@@ -149,25 +173,30 @@ impl<'a> World<'a> {
     }
 
     /// Lets everything happen up to then.
-    fn advance(&mut self, until: u64, decide: &mut dyn FnMut(&Facts) -> Decision) {
+    fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
             self.now = self.stage.timers.due();
             let due = self.stage.timers.first();
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.stage),
-                None => self.ask(decide),
+                None => {
+                    self.stage.timers.set(due, self.now.saturating_add(self.interval));
+                    self.ask(Ask::Interval, decide);
+                }
             }
         }
         self.now = until;
     }
 
     /// Asks the policy, and does as it says.
-    fn ask(&mut self, decide: &mut dyn FnMut(&Facts) -> Decision) {
-        let Self { scenario, models, stage, now, interval } = self;
-        stage.timers.set(models.len() * TIMERS.len(), now.saturating_add(*interval));
-        let live = models.iter_mut().map(|model| model.live(*now)).collect();
-        let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+    fn ask(&mut self, ask: Ask, decide: &mut Decide<'_>) {
+        let Self { scenario, models, stage, now, .. } = self;
+        let live = models.iter().map(|model| model.live(*now)).collect();
+        let decision = decide(ask, &Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+        if ask == Ask::Interval {
+            models.iter_mut().for_each(|model| model.observer.decided(*now));
+        }
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
@@ -181,13 +210,13 @@ impl<'a> World<'a> {
     fn finish(mut self) -> Outcome {
         let now = self.now;
         let outcome = |model: &mut Model<'_>| {
-            // Also adds up what came since the policy was last asked.
-            let share = model.live(now).share.0;
+            // What came since the policy was last asked counts too.
+            model.observer.decided(now);
             ModelOutcome {
                 tally: model.observer.total.clone(),
                 pending: model.pending(),
                 repartitions: model.repartitions,
-                share,
+                share: model.share().0,
             }
         };
         Outcome { models: self.models.iter_mut().map(outcome).collect() }

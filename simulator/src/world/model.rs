@@ -13,12 +13,14 @@ use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::units::{Moment, Sms};
 
-use super::forecast::Forecast;
 use super::handover::Other;
 use super::observe::Observer;
 use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
+
+/// How long a model that runs out of slack is not heard again.
+const PRESSURE_PAUSE: Duration = Duration::from_millis(10);
 
 type Request = Entry<(), ()>;
 
@@ -59,7 +61,9 @@ pub(super) struct Model<'a> {
     limits: Limits,
     door: Door,
     lateness: Option<Lateness>,
-    pub(super) forecast: Forecast,
+    pub(super) predictor: Predictor,
+    /// Until when running out of slack is no news.
+    pressed_until: u64,
     pub(super) observer: Observer,
     /// The one that serves, and the one that did or is about to.
     pub(super) lanes: [Lane; 2],
@@ -87,7 +91,8 @@ impl<'a> Model<'a> {
             limits: Limits { max_rows, max_requests: MAX_REQUESTS, max_delay: served.max_delay },
             door: Door { max_batch: max_rows, refuse_late: false },
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
-            forecast: Forecast::new(Predictor::new(terms.profile.as_ref(), sms)),
+            predictor: Predictor::new(terms.profile.as_ref(), sms),
+            pressed_until: 0,
             observer: Observer::new(),
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
@@ -98,40 +103,51 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A request comes.
-    pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) {
+    /// A request comes. True if slack runs out for it and a larger worker stands ready.
+    pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) -> bool {
         self.observer.arrived();
         let arrived = moment(now);
         let deadline = arrived + self.served.terms.slo;
-        let refused = self.refuses_late() && self.answered_at(arrived) > deadline;
+        let relief = now >= self.pressed_until && self.standing().is_some_and(|sms| sms > self.share());
+        let late = (relief || self.refuses_late()) && self.answered_at(arrived) > deadline;
+        let refused = late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
         if refused || self.queue.push(request).is_err() {
             self.observer.refused(1);
         } else {
             self.dispatch(now, stage);
         }
+        if relief && late {
+            self.pressed_until = now + ns(PRESSURE_PAUSE);
+        }
+        relief && late
     }
 
     fn refuses_late(&self) -> bool {
         self.door.refuse_late && !self.served.serve_late
     }
 
+    /// How long a batch should take, as far as is known.
+    fn time(&self, rows: u32) -> Duration {
+        self.predictor.predict(rows).unwrap_or(Duration::ZERO)
+    }
+
     /// When a request that comes now should be answered.
-    fn answered_at(&mut self, now: Moment) -> Moment {
+    fn answered_at(&self, now: Moment) -> Moment {
         let ahead = Ahead {
             lane_free: self.lane_free(now),
             rows: self.queue.len() as u64,
             max_batch: self.limits.max_rows,
         };
-        ahead.answered_at(|rows| self.forecast.time(rows))
+        ahead.answered_at(|rows| self.time(rows))
     }
 
     /// When the serving lane should be through with what it has.
-    fn lane_free(&mut self, now: Moment) -> Moment {
+    fn lane_free(&self, now: Moment) -> Moment {
         let mut batches = self.lanes[self.serving].in_flight.iter();
         let Some(front) = batches.next() else { return now };
-        let front_ends = moment(front.front_since) + self.forecast.time(front.rows());
-        let behind: Duration = batches.map(|batch| self.forecast.time(batch.rows())).sum();
+        let front_ends = moment(front.front_since) + self.time(front.rows());
+        let behind: Duration = batches.map(|batch| self.time(batch.rows())).sum();
         front_ends.max(now) + behind
     }
 
@@ -177,7 +193,7 @@ impl<'a> Model<'a> {
         if self.refuses_late() {
             let starts = self.lane_free(now);
             let deadlines = requests.iter().map(|request| request.deadline);
-            let late = door::too_late(deadlines, starts, |rows| self.forecast.time(rows));
+            let late = door::too_late(deadlines, starts, |rows| self.time(rows));
             requests.drain(..late);
         } else if let Some(lateness) = &self.lateness {
             requests.retain(|request| !lateness.refuses(request.deadline, now));
@@ -210,7 +226,7 @@ impl<'a> Model<'a> {
         }
         if lane == self.serving {
             self.observer.executed(batch.rows(), took);
-            self.forecast.observe(batch.rows(), took);
+            self.predictor.observe(batch.rows(), took);
             self.dispatch(now, stage);
         } else if self.lanes[lane].is_empty() {
             self.drained(now, stage);
@@ -226,14 +242,14 @@ impl<'a> Model<'a> {
     }
 
     /// The model as its policy sees it.
-    pub(super) fn live(&mut self, now: u64) -> Live {
+    pub(super) fn live(&self, now: u64) -> Live {
         Live {
             share: self.share(),
             since: moment(self.since),
             coming: self.coming(),
             standing: self.standing(),
             held: false,
-            seen: self.observer.take(self.queue.len(), now),
+            seen: self.observer.seen(self.queue.len(), now),
         }
     }
 

@@ -122,17 +122,13 @@ impl Observer {
         self.executed.clear();
     }
 
-    /// What was seen since the last time.
-    pub(super) fn take(&mut self, queued: usize, now: u64) -> Seen {
-        if self.busy.running > 0 {
-            self.busy.total += now - self.busy.since;
-            self.busy.since = now;
-        }
+    /// What was seen since the last decision.
+    pub(super) fn seen(&self, queued: usize, now: u64) -> Seen {
         let span = now - self.since;
         let mean = |(count, sum): (u64, Duration)| sum / u32::try_from(count).unwrap_or(u32::MAX);
-        let executed = std::mem::take(&mut self.executed).into_iter();
+        let executed = self.executed.iter();
         let recent = &self.recent;
-        let seen = Seen {
+        Seen {
             span: Duration::from_nanos(span),
             arrived: recent.arrived,
             answered: recent.answered,
@@ -141,14 +137,26 @@ impl Observer {
             queued,
             mean_latency: Duration::from_nanos(recent.mean_ns()),
             p99_latency: Duration::from_nanos(recent.latency.quantile(0.99)),
-            busy: self.busy.total as f64 / span.max(1) as f64,
-            executed: executed.map(|(rows, sum)| Executed { rows, count: sum.0, mean: mean(sum) }).collect(),
-        };
-        self.total.add(recent);
+            busy: self.busy.until(now) as f64 / span.max(1) as f64,
+            executed: executed
+                .map(|(&rows, &sum)| Executed { rows, count: sum.0, mean: mean(sum) })
+                .collect(),
+        }
+    }
+
+    /// A decision was made: what comes is seen afresh.
+    pub(super) fn decided(&mut self, now: u64) {
+        self.total.add(&self.recent);
         self.recent.clear();
+        self.executed.clear();
+        self.busy = Busy { running: self.busy.running, since: now, total: 0 };
         self.since = now;
-        self.busy.total = 0;
-        seen
+    }
+}
+
+impl Busy {
+    fn until(&self, now: u64) -> u64 {
+        self.total + if self.running > 0 { now - self.since } else { 0 }
     }
 }
 
@@ -168,13 +176,15 @@ mod tests {
         observer.answered(30_000_000, 20_000_000);
         observer.executed(2, Duration::from_millis(4));
         observer.executed(2, Duration::from_millis(8));
-        let seen = observer.take(7, 1_000);
+        let seen = observer.seen(7, 1_000);
+        assert_eq!(seen, observer.seen(7, 1_000), "looking changes nothing");
+        observer.decided(1_000);
         assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (3, 2, 1, 1, 7));
         assert_eq!(seen.mean_latency, Duration::from_millis(20));
         assert!(seen.p99_latency.abs_diff(Duration::from_millis(30)) < Duration::from_micros(300));
         assert_eq!(seen.executed, [Executed { rows: 2, count: 2, mean: Duration::from_millis(6) }]);
         assert!((seen.busy - 0.9).abs() < 1e-9);
-        let next = observer.take(0, 2_000);
+        let next = observer.seen(0, 2_000);
         assert_eq!((next.arrived, next.answered, next.span), (0, 0, Duration::from_nanos(1_000)));
         assert!((next.busy - 1.0).abs() < 1e-9, "the first batch still runs");
         assert_eq!((observer.total.arrived, observer.total.answered), (3, 2));

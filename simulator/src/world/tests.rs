@@ -21,7 +21,7 @@ fn at(ms: u64) -> Arrival {
     Arrival { at: moment(ms * MS), model: 0 }
 }
 
-fn keep(_: &Facts) -> Decision {
+fn keep(_: Ask, _: &Facts) -> Decision {
     Decision::default()
 }
 
@@ -37,7 +37,7 @@ impl Script {
     }
 
     fn run(&mut self, scenario: &Scenario, arrivals: Vec<Arrival>) -> Outcome {
-        run(scenario, &SETTINGS, arrivals, &mut |facts| {
+        run(scenario, &SETTINGS, arrivals, &mut |_, facts| {
             self.seen.push(facts.clone());
             let tick = self.seen.len();
             let due = self.changes.iter().filter(|(at, _)| *at == tick).map(|(_, change)| change.clone());
@@ -74,7 +74,7 @@ fn batches_form_while_two_are_in_flight() {
     served.terms.max_batch = 8;
     let scenario = on_one_gpu(100, vec![served]);
     let mut sizes = Vec::new();
-    let mut ask = |facts: &Facts| {
+    let mut ask = |_: Ask, facts: &Facts| {
         sizes.extend(facts.models[0].seen.executed.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
@@ -138,7 +138,7 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
         let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
         let doors = vec![Door { max_batch: 1, refuse_late }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
-        let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
+        let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_, _| Decision {
             doors: doors.clone(),
             ..Decision::default()
         });
@@ -148,6 +148,32 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     assert_eq!(in_time(false, true), (3, 3, 97));
     assert_eq!(in_time(true, true).2, 0, "asked to serve late ones all the same");
     assert_eq!(in_time(false, false).2, 0);
+}
+
+#[test]
+fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
+    let mut served = model("a", 100.0);
+    served.terms.slo = Duration::from_millis(350);
+    let scenario = on_one_gpu(100, vec![served]);
+    let mut heard = Vec::new();
+    let mut decide = |ask, facts: &Facts| {
+        let change = match ask {
+            Ask::Interval => change(25, false),
+            Ask::Pressure(0) => change(50, true),
+            Ask::Pressure(other) => panic!("there is no model {other}"),
+        };
+        if ask != Ask::Interval {
+            heard.push(facts.now);
+        }
+        // The first interval alone shrinks it.
+        let due = ask != Ask::Interval || facts.now == moment(500 * MS);
+        Decision { plan: due.then(|| Plan { epoch: 1, changes: vec![change] }), ..Decision::default() }
+    };
+    // At 25 SMs a request takes 200 ms, so the second one of two is late.
+    let outcome = run(&scenario, &SETTINGS, [at(4_000), at(4_001), at(4_002)], &mut decide);
+    assert_eq!(heard, [moment(4_001 * MS)]);
+    assert_eq!(outcome.models[0].repartitions, 2);
+    assert_eq!(outcome.models[0].tally.in_time, 2, "the third one went to the larger worker");
 }
 
 #[test]
@@ -206,7 +232,7 @@ proptest! {
         let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;
-            run(&scenario, &settings, arrivals(), &mut |_| {
+            run(&scenario, &settings, arrivals(), &mut |_, _| {
                 let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once });
                 tick += 1;
                 let doors = vec![Door { max_batch: 4, refuse_late }; 3];
