@@ -8,6 +8,7 @@
 //! simulated world, and nothing else; it answers with all that is to change and with a reason for each
 //! model. It has no clock and acts on nothing.
 
+mod adaptive;
 mod baselines;
 mod carry_out;
 mod door;

@@ -108,6 +108,8 @@ pub enum Waiting {
     Handover,
     /// It would cost more than it brings.
     TooDear,
+    /// Too little was seen yet.
+    Observations,
     /// People hold the share.
     Held,
 }

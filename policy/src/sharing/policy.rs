@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use shadowslice_shared::units::Sms;
 
+use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
 use super::door;
@@ -86,6 +87,7 @@ pub struct Policy {
 
 #[derive(Debug, Clone)]
 enum Rule {
+    Adaptive(Adaptive),
     Fixed(Fixed),
     Gslice(Gslice),
     Gpulet(Gpulet),
@@ -101,7 +103,8 @@ impl Policy {
         assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
         let rule = match kind {
             Kind::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
-            Kind::Static | Kind::Adaptive => Rule::Fixed(Fixed::as_configured(terms)),
+            Kind::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
+            Kind::Static => Rule::Fixed(Fixed::as_configured(terms)),
             Kind::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
             Kind::Half => Rule::Fixed(Fixed::half(gpus, terms)),
             Kind::Gslice => Rule::Gslice(Gslice::new(terms)),
@@ -126,7 +129,9 @@ impl Policy {
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
-            Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
+            Rule::Adaptive(_) | Rule::Gslice(_) | Rule::Gpulet(_) => {
+                self.terms.iter().map(|terms| terms.initial).collect()
+            }
         };
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
     }
@@ -134,6 +139,7 @@ impl Policy {
     /// What should change, and why. To be asked once an interval.
     pub fn decide(&mut self, facts: &Facts) -> Decision {
         let mut targets: Vec<Target> = match &mut self.rule {
+            Rule::Adaptive(adaptive) => return adaptive.decide(&self.terms, facts),
             Rule::Fixed(fixed) => fixed.decide(&self.terms),
             Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
             Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
@@ -147,8 +153,11 @@ impl Policy {
     }
 
     /// Whether `model`, whose queue runs out of slack, should take over its standing worker at once.
-    pub fn pressure(&mut self, _model: usize, _facts: &Facts) -> Option<Change> {
-        None
+    pub fn pressure(&mut self, model: usize, facts: &Facts) -> Option<Change> {
+        match &mut self.rule {
+            Rule::Adaptive(adaptive) => adaptive.pressure(model, &self.terms, facts),
+            Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
+        }
     }
 }
 

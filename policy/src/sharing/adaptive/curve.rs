@@ -1,0 +1,174 @@
+//! How long a model's batches take at a share, without what its neighbours cost.
+
+use shadowslice_shared::profile::Execution;
+
+use super::learnt::Learnt;
+
+/// What an interval with this many batches weighs as much as all that was known before.
+const CONFIDENT: f64 = 200.0;
+
+/// Bounds of the scalar: a profile that is further off describes another model.
+const SCALE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
+
+/// The execution time at one share as a line over the batch: `fixed + each * rows`, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Line {
+    pub(super) fixed: f64,
+    pub(super) each: f64,
+}
+
+impl Line {
+    /// The line through the times of one row and of `rows` rows. Never falls.
+    pub(super) fn through(one: f64, rows: f64, many: f64) -> Self {
+        let each = if rows > 1.0 { ((many - one) / (rows - 1.0)).clamp(0.0, one) } else { one };
+        Self { fixed: one - each, each }
+    }
+
+    /// The time of so many rows.
+    pub(super) fn at(self, rows: f64) -> f64 {
+        self.fixed + self.each * rows
+    }
+}
+
+/// Batches of one size, seen at a share that its neighbours left the model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    /// Rows.
+    pub(super) rows: f64,
+    /// How many batches.
+    pub(super) count: f64,
+    /// Their mean time in seconds.
+    pub(super) seconds: f64,
+}
+
+/// A model's execution times.
+#[derive(Debug, Clone)]
+pub(super) enum Curve {
+    /// As its profile says, times one scalar that is corrected by what is seen.
+    Profiled {
+        /// The profile's times.
+        execution: Execution,
+        /// What they are multiplied by.
+        scale: f64,
+        /// Batches that speak for the scalar, up to a limit.
+        seen: f64,
+    },
+    /// As far as it was learnt.
+    Learnt(Learnt),
+}
+
+impl Curve {
+    pub(super) fn new(execution: Option<&Execution>) -> Self {
+        match execution {
+            Some(execution) => {
+                Self::Profiled { execution: execution.clone(), scale: 1.0, seen: CONFIDENT / 4.0 }
+            }
+            None => Self::Learnt(Learnt::default()),
+        }
+    }
+
+    /// Whether it can say anything.
+    pub(super) fn known(&self) -> bool {
+        match self {
+            Self::Profiled { .. } => true,
+            Self::Learnt(learnt) => learnt.known(),
+        }
+    }
+
+    /// The time of a batch in seconds.
+    pub(super) fn time(&self, rows: f64, sms: f64) -> f64 {
+        match self {
+            Self::Profiled { execution, scale, .. } => {
+                scale * execution.time(rows.max(1.0).round() as u32, sms).as_secs_f64()
+            }
+            Self::Learnt(learnt) => learnt.line(sms).at(rows),
+        }
+    }
+
+    /// The line that is true for one row and for `rows`.
+    pub(super) fn line(&self, rows: f64, sms: f64) -> Line {
+        match self {
+            Self::Profiled { .. } if rows > 1.0 => {
+                Line::through(self.time(1.0, sms), rows, self.time(rows, sms))
+            }
+            Self::Profiled { .. } => Line::through(self.time(1.0, sms), 1.0, 0.0),
+            Self::Learnt(learnt) => learnt.line(sms),
+        }
+    }
+
+    /// Learns from what was seen while the model had about `sms` SMs; `share` is its cap.
+    pub(super) fn observe(&mut self, samples: &[Sample], share: u32, sms: f64) {
+        match self {
+            Self::Learnt(learnt) => learnt.observe(samples, share, sms),
+            Self::Profiled { execution, scale, seen } => {
+                let (mut logs, mut count) = (0.0, 0.0);
+                for sample in samples {
+                    let rows = sample.rows.max(1.0).round() as u32;
+                    let ratio = sample.seconds / execution.time(rows, sms).as_secs_f64().max(1e-9);
+                    logs += sample.count * ratio.max(1e-6).ln();
+                    count += sample.count;
+                }
+                if count > 0.0 {
+                    let weight = count / (count + *seen);
+                    let log = (1.0 - weight) * scale.ln() + weight * logs / count;
+                    *scale = log.exp().clamp(*SCALE.start(), *SCALE.end());
+                    *seen = (*seen + count).min(CONFIDENT);
+                }
+            }
+        }
+    }
+
+    /// The share past which a batch of `rows` gains less than a part of `gain` from all the rest of the GPU.
+    pub(super) fn knee(&self, rows: f64, gpu: u32, gain: f64) -> u32 {
+        let best = self.time(rows, f64::from(gpu)) * (1.0 + gain);
+        let (mut below, mut enough) = (0, gpu / 2);
+        while enough - below > 1 {
+            let middle = (below + enough) / 2;
+            if self.time(rows, f64::from(middle * 2)) <= best { enough = middle } else { below = middle }
+        }
+        enough * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::fixtures::profile;
+    use super::*;
+
+    fn profiled() -> Curve {
+        Curve::new(Some(&profile(2.0, 100.0, 40).execution))
+    }
+
+    #[test]
+    fn a_profile_speaks_until_it_is_corrected() {
+        let mut curve = profiled();
+        assert!((curve.time(4.0, 40.0) - 0.012).abs() < 1e-6);
+        for _ in 0..20 {
+            curve.observe(&[Sample { rows: 4.0, count: 100.0, seconds: 0.018 }], 40, 40.0);
+        }
+        assert!((curve.time(4.0, 40.0) - 0.018).abs() < 1e-4);
+        assert!((curve.time(1.0, 20.0) - 1.5 * 0.007).abs() < 1e-3, "one scalar for all");
+    }
+
+    #[test]
+    fn a_single_slow_batch_hardly_moves_it() {
+        let mut curve = profiled();
+        curve.observe(&[Sample { rows: 1.0, count: 500.0, seconds: 0.0045 }], 40, 40.0);
+        curve.observe(&[Sample { rows: 1.0, count: 1.0, seconds: 1.0 }], 40, 40.0);
+        assert!(curve.time(1.0, 40.0) < 0.005);
+    }
+
+    #[test]
+    fn lines_are_true_at_both_ends_and_never_fall() {
+        let line = profiled().line(8.0, 20.0);
+        assert!((line.at(1.0) - 0.007).abs() < 1e-6 && (line.at(8.0) - 0.042).abs() < 1e-6);
+        assert_eq!(Line::through(5.0, 4.0, 3.0), Line { fixed: 5.0, each: 0.0 });
+        assert_eq!(Line::through(5.0, 1.0, 0.0), Line { fixed: 0.0, each: 5.0 });
+    }
+
+    #[test]
+    fn the_knee_is_where_more_no_longer_helps() {
+        assert_eq!(profiled().knee(4.0, 132, 0.02), 40);
+        assert_eq!(profiled().knee(4.0, 2, 0.02), 2);
+    }
+}
