@@ -49,6 +49,12 @@ pub fn too_late(
     deadlines.enumerate().map(in_time).position(|in_time| in_time).unwrap_or(requests)
 }
 
+/// When the next batch may be sent to a lane that should be through with what it has then: this long
+/// before. A batch that goes early is closed early: who comes while it waits there cannot join it.
+pub fn send_at(lane_free: Moment, lead: Duration) -> Moment {
+    Moment::after_origin(lane_free.since_origin().saturating_sub(lead))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +76,12 @@ mod tests {
         assert_eq!(answered(4), ms(114 + 11));
         assert_eq!(answered(9), ms(2 * 14 + 100 + 12));
         assert!(answered(u64::MAX) > ms(1 << 30), "bounded by saturation");
+    }
+
+    #[test]
+    fn a_lead_ends_the_wait_for_the_lane_early() {
+        assert_eq!(send_at(ms(100), Duration::from_millis(1)), ms(99));
+        assert_eq!(send_at(ms(100), Duration::MAX), ms(0));
     }
 
     #[test]

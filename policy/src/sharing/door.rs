@@ -1,17 +1,23 @@
 //! Doors: how a model batches, and whom it turns away.
 
+use std::time::Duration;
+
 use shadowslice_shared::units::Sms;
 
 use super::{Door, Terms};
+
+/// A batch is on its way this long before the one before it should end. That is several times what the way
+/// takes, and a small part of an execution.
+pub(super) const LEAD: Duration = Duration::from_micros(500);
 
 /// The door of a model at a share, by its profile: the largest batch that executes within half of the
 /// SLO, because a request may come when one has just started. Late requests are refused.
 pub(super) fn of(terms: &Terms, share: Sms) -> Door {
     let Some(profile) = &terms.profile else {
-        return Door { max_batch: terms.max_batch, refuse_late: true };
+        return Door { max_batch: terms.max_batch, refuse_late: true, lead: LEAD };
     };
     let fits = |batch: u32| profile.execution.time(batch, f64::from(share.0)) <= terms.slo / 2;
-    Door { max_batch: largest(terms.max_batch, fits), refuse_late: true }
+    Door { max_batch: largest(terms.max_batch, fits), refuse_late: true, lead: LEAD }
 }
 
 /// The largest batch up to `limit` that fits, where smaller ones fit if larger ones do; at least 1.

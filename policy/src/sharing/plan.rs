@@ -1,5 +1,7 @@
 //! What a policy answers.
 
+use std::time::Duration;
+
 use shadowslice_shared::units::{Moment, Sms};
 
 /// All that is to happen, and why. Deciding again on the same facts after carrying it out changes nothing.
@@ -44,12 +46,15 @@ pub struct Door {
     pub max_batch: u32,
     /// Whether a request that cannot be answered in time is refused as it comes.
     pub refuse_late: bool,
+    /// How long before the batch that executes should end the next one may be sent. Until then
+    /// requests wait where they still join a larger batch, or are refused.
+    pub lead: Duration,
 }
 
 impl Door {
-    /// A door that turns nobody away.
+    /// A door that turns nobody away, and a lane that always has its next batch.
     pub const fn open(max_batch: u32) -> Self {
-        Self { max_batch, refuse_late: false }
+        Self { max_batch, refuse_late: false, lead: Duration::MAX }
     }
 }
 

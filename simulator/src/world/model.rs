@@ -89,7 +89,7 @@ impl<'a> Model<'a> {
             slo_ns: ns(terms.slo),
             queue: Queue::new(served.max_queued),
             limits: Limits { max_rows, max_requests: MAX_REQUESTS, max_delay: served.max_delay },
-            door: Door { max_batch: max_rows, refuse_late: false },
+            door: Door::open(max_rows),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
             pressed_until: 0,
@@ -155,6 +155,13 @@ impl<'a> Model<'a> {
     pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
         let mut alarm = NEVER;
         while !self.queue.is_empty() && self.lanes[self.serving].in_flight.len() < IN_FLIGHT {
+            if !self.lanes[self.serving].is_empty() {
+                let send_at = door::send_at(self.lane_free(moment(now)), self.door.lead);
+                if send_at > moment(now) {
+                    alarm = at_ns(send_at);
+                    break;
+                }
+            }
             match batcher::next(&mut self.queue, &self.limits, moment(now)) {
                 Next::Run(batch) => self.send(batch, now, stage),
                 Next::WaitUntil(until) => {

@@ -136,7 +136,7 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     served.terms.slo = Duration::from_millis(35);
     let in_time = |serve_late, refuse_late| {
         let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
-        let doors = vec![Door { max_batch: 1, refuse_late }];
+        let doors = vec![Door { refuse_late, ..Door::open(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
         let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_, _| Decision {
             doors: doors.clone(),
@@ -235,7 +235,7 @@ proptest! {
             run(&scenario, &settings, arrivals(), &mut |_, _| {
                 let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once });
                 tick += 1;
-                let doors = vec![Door { max_batch: 4, refuse_late }; 3];
+                let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
                 Decision { plan: Some(Plan { epoch: 0, changes: due.into_iter().collect() }), doors, report: vec![] }
             })
         };

@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn lines_are_true_at_both_ends_and_never_fall() {
-        let line = profiled().line(8.0, 20.0);
-        assert!((line.at(1.0) - 0.007).abs() < 1e-6 && (line.at(8.0) - 0.042).abs() < 1e-6);
+        let line = profiled().line(8.0, 40.0);
+        assert!((line.at(1.0) - 0.0045).abs() < 1e-6 && (line.at(8.0) - 0.022).abs() < 1e-6);
         assert_eq!(Line::through(5.0, 4.0, 3.0), Line { fixed: 5.0, each: 0.0 });
         assert_eq!(Line::through(5.0, 1.0, 0.0), Line { fixed: 0.0, each: 5.0 });
     }

@@ -27,6 +27,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Sms;
 
 use super::carry_out::plan;
+use super::door::LEAD;
 use super::{Change, Decision, Door, Facts, Live, Pressure, Terms, Verdict, Waiting};
 use model::Model;
 use outlook::Outlook;
@@ -112,6 +113,7 @@ impl Adaptive {
         let door = |((model, terms), live): ((&Model, &Terms), &Live)| Door {
             max_batch: model.max_batch(terms, live.share),
             refuse_late: true,
+            lead: LEAD,
         };
         self.models.iter().zip(terms).zip(&facts.models).map(door).collect()
     }
