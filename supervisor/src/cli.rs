@@ -11,6 +11,7 @@ use crate::control::HandoverReport;
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::serve;
+use crate::simulate;
 use crate::status;
 
 /// Shares a GPU among models: a worker process each, resized while it serves.
@@ -70,6 +71,10 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// See how policies would share the GPUs of a configuration, in simulated time.
+    ///
+    /// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
+    Simulate(Box<simulate::Options>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -100,6 +105,7 @@ pub fn run() -> ExitCode {
         Command::Resize { model, share, json, at } => {
             resize(Ask::Resize { model, share_percent: share }, json, at)
         }
+        Command::Simulate(options) => simulate::run(&options),
     };
     ExitCode::from(code)
 }

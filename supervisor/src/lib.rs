@@ -15,4 +15,5 @@ pub mod pipeline;
 pub mod process;
 pub mod router;
 pub mod serve;
+pub mod simulate;
 pub mod status;

@@ -4,11 +4,12 @@ use crate::source::{Manifest, Source};
 use crate::table::{Dependencies, MAX_LINES, Row};
 
 /// The roots of paths into the workspace.
-const OWN: [&str; 7] = [
+const OWN: [&str; 8] = [
     "crate",
     "shadowslice",
     "shadowslice_policy",
     "shadowslice_shared",
+    "shadowslice_simulator",
     "shadowslice_worker",
     "shadowslice_tests",
     "shadowslice_benches",

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use source::{Manifest, Source};
 
 /// The workspace's crates whose sources are read.
-const CRATES: [&str; 6] = ["shared", "policy", "worker", "supervisor", "tests", "benches"];
+const CRATES: [&str; 7] = ["shared", "policy", "simulator", "worker", "supervisor", "tests", "benches"];
 
 #[test]
 fn every_row_of_the_dependency_table_holds() {

@@ -42,6 +42,8 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate", "shadowslice_shared::units", "shadowslice_shared::profile"],
         never: PURE,
     },
+    // Simulated worlds around them, as pure as they are: files are read by who asks for a simulation.
+    Row { part: "simulator/src", may: &["crate", "shadowslice_policy", "shadowslice_shared"], never: PURE },
     // A worker. CUDA and ONNX Runtime only where the model runs; neither of those two knows the other.
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
     Row {
@@ -143,7 +145,31 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::errors",
             "crate::exit",
             "crate::serve",
+            "crate::simulate",
             "crate::status",
+        ],
+        never: NO_GPU,
+    },
+    // What-if. It serves nobody.
+    Row {
+        part: "supervisor/src/simulate",
+        may: &[
+            "crate::config",
+            "shadowslice_policy::sharing",
+            "shadowslice_shared::profile",
+            "shadowslice_shared::units",
+            "shadowslice_simulator",
+        ],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/simulate.rs",
+        may: &[
+            "crate::config",
+            "crate::errors",
+            "crate::exit",
+            "shadowslice_policy::sharing",
+            "shadowslice_simulator",
         ],
         never: NO_GPU,
     },
@@ -188,7 +214,17 @@ pub(crate) enum Dependencies {
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "serde", "thiserror"])),
     ("policy", Dependencies::Only(&["shadowslice-shared", "thiserror"])),
-    ("worker", Dependencies::Without(&["shadowslice", "shadowslice-policy", "tokio", "tracing"])),
+    ("simulator", Dependencies::Only(&["serde", "shadowslice-policy", "shadowslice-shared", "thiserror"])),
+    (
+        "worker",
+        Dependencies::Without(&[
+            "shadowslice",
+            "shadowslice-policy",
+            "shadowslice-simulator",
+            "tokio",
+            "tracing",
+        ]),
+    ),
     ("supervisor", Dependencies::Without(&["shadowslice-worker", "ort", "cudarc"])),
     (
         "tests",
@@ -196,6 +232,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
             "shadowslice",
             "shadowslice-policy",
             "shadowslice-shared",
+            "shadowslice-simulator",
             "shadowslice-worker",
         ]),
     ),

@@ -1,0 +1,184 @@
+//! `shadowslice simulate`: policies in a simulated world of the configuration's models.
+
+mod load;
+mod scenario;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Serialize;
+use shadowslice_policy::sharing::{Kind, Policy, UnknownPolicy};
+use shadowslice_simulator::loads::MAX_SECONDS;
+use shadowslice_simulator::perturb::{self, Belief, Difference};
+use shadowslice_simulator::results::Run;
+use shadowslice_simulator::scenario::Scenario;
+use shadowslice_simulator::world::{self, Settings};
+
+use crate::config::{self, Config, ConfigError};
+use crate::errors;
+use crate::exit::{self, fail};
+use load::{BadLoad, Load, Source};
+use scenario::NotSimulated;
+
+/// What is simulated, and how.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// The configuration: emulated GPUs, and a profile for every model.
+    config: PathBuf,
+    /// What comes: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv
+    /// with one arrival per line as `seconds,model`. Several are run one after the other.
+    #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
+    load: Vec<Source>,
+    /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it,
+    /// adaptive's batch limits and admission come with it.
+    #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
+    policy: Vec<Contender>,
+    /// Decides all that is random.
+    #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
+    seed: Vec<u64>,
+    /// How long named loads last, and how much is taken of those from files [default: 120 and all].
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
+    /// The part of each GPU that a named load takes on average if each request costs as little as it can.
+    #[arg(long, value_parser = utilisation, default_value = "0.7")]
+    utilisation: f64,
+    /// How the world differs from the profiles: some of form, scale, noise, starts, joined by commas.
+    #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
+    truth: Difference,
+    /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
+    #[arg(long, value_name = "BELIEF", default_value = "profile")]
+    belief: Belief,
+    /// Let nobody slow others down by the memory bandwidth it uses, as on emulated GPUs.
+    #[arg(long)]
+    no_interference: bool,
+    /// As JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A policy, with its own doors or ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Contender {
+    kind: Kind,
+    our_doors: bool,
+}
+
+impl FromStr for Contender {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        let bare = text.strip_suffix("+doors");
+        Ok(Self { kind: bare.unwrap_or(text).parse()?, our_doors: bare.is_some() })
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.kind, if self.our_doors { "+doors" } else { "" })
+    }
+}
+
+/// Why nothing was simulated.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Scenario(#[from] NotSimulated),
+    #[error(transparent)]
+    Load(#[from] BadLoad),
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    runs: Vec<Run>,
+}
+
+/// Simulates; returns the exit code.
+pub fn run(options: &Options) -> u8 {
+    let code = |fault: &Fault| match fault {
+        Fault::Config(_) | Fault::Scenario(_) => exit::CONFIG,
+        Fault::Load(_) => exit::USAGE,
+    };
+    match simulate(options) {
+        Ok(report) => {
+            show(&report, options.json);
+            0
+        }
+        Err(fault) => fail(&errors::chain(&fault), code(&fault)),
+    }
+}
+
+fn simulate(options: &Options) -> Result<Report, Fault> {
+    let config = config::load_here(&options.config)?;
+    let profiled = scenario::of(&config)?;
+    let mut runs = Vec::new();
+    for source in &options.load {
+        for &seed in &options.seed {
+            let scenario = perturb::apply(&profiled, options.truth, options.belief, seed);
+            let load = source.draw(&scenario, seed, options.seconds, options.utilisation)?;
+            for &contender in &options.policy {
+                let settings = settings(options, &config, seed);
+                runs.push(contend(contender, &scenario, &settings, source, &load));
+            }
+        }
+    }
+    Ok(Report { runs })
+}
+
+fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
+    Settings {
+        interval: config.controller.interval,
+        dwell: config.timeouts.dwell,
+        interference: !options.no_interference,
+        noise: options.truth.noise(),
+        seed,
+    }
+}
+
+fn contend(
+    contender: Contender,
+    scenario: &Scenario,
+    settings: &Settings,
+    source: &Source,
+    load: &Load,
+) -> Run {
+    let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
+    let mut policy = Policy::new(contender.kind, &scenario.gpus, &terms);
+    if contender.our_doors {
+        policy = policy.with_our_doors();
+    }
+    let mut started = scenario.clone();
+    for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
+        served.terms.initial = initial;
+    }
+    let arrivals = load.arrivals.iter().copied();
+    let outcome = world::run(&started, settings, arrivals, &mut world::by(&mut policy));
+    let (policy, source) = (contender.to_string(), source.to_string());
+    Run::new(&policy, &source, settings.seed, load.seconds, scenario, &outcome)
+}
+
+#[expect(clippy::print_stdout, reason = "the command line's own output")]
+fn show(report: &Report, json: bool) {
+    if json {
+        println!("{}", serde_json::to_string(report).expect("numbers and text are always JSON"));
+    } else {
+        print!("{}", table::of(&report.runs));
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let wrong = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(wrong()) }
+}
+
+fn utilisation(text: &str) -> Result<f64, String> {
+    let wrong = || "give a part of the GPU from 0 to 100, such as 0.7".to_owned();
+    let utilisation: f64 = text.parse().map_err(|_| wrong())?;
+    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(wrong()) }
+}

@@ -1,0 +1,109 @@
+//! Loads as the command line names them.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+use shadowslice_simulator::loads::{self, BadLine, MAX_ARRIVALS, Named, NoSuchLoad};
+use shadowslice_simulator::scenario::{Arrival, Scenario};
+
+/// How long a named load lasts, in seconds.
+const DEFAULT_SECONDS: f64 = 120.0;
+
+/// The longest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 4 << 30;
+
+/// Where arrivals come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    Named(Named),
+    File(PathBuf),
+}
+
+/// What comes.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub(super) arrivals: Vec<Arrival>,
+    /// How long it lasts.
+    pub(super) seconds: f64,
+}
+
+/// Why there is no load.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadLoad {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is not understood", path.display())]
+    Line { path: PathBuf, source: BadLine },
+    #[error("{} holds no arrival; give one per line, as in `0.25,digits`", path.display())]
+    Empty { path: PathBuf },
+    #[error("the load {0} has more than {MAX_ARRIVALS} arrivals; give fewer --seconds")]
+    TooMany(Named),
+}
+
+impl FromStr for Source {
+    type Err = NoSuchLoad;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchLoad> {
+        if text.ends_with(".csv") {
+            return Ok(Self::File(text.parse().unwrap_or_else(|never: Infallible| match never {})));
+        }
+        text.parse().map(Self::Named)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(named) => named.fmt(f),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Source {
+    pub(super) fn draw(
+        &self,
+        scenario: &Scenario,
+        seed: u64,
+        seconds: Option<f64>,
+        utilisation: f64,
+    ) -> Result<Load, BadLoad> {
+        match self {
+            Self::Named(named) => {
+                let seconds = seconds.unwrap_or(DEFAULT_SECONDS);
+                let arrivals = named.arrivals(scenario, seed, seconds, utilisation).take(MAX_ARRIVALS + 1);
+                let arrivals: Vec<_> = arrivals.collect();
+                if arrivals.len() > MAX_ARRIVALS {
+                    return Err(BadLoad::TooMany(*named));
+                }
+                Ok(Load { arrivals, seconds })
+            }
+            Self::File(path) => from_file(path, scenario, seconds),
+        }
+    }
+}
+
+fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Result<Load, BadLoad> {
+    let read = |source| BadLoad::Read { path: path.clone(), source };
+    if fs::metadata(path).map_err(read)?.len() > MAX_FILE_BYTES {
+        return Err(read(io::Error::other(format!("it is longer than {MAX_FILE_BYTES} bytes"))));
+    }
+    let text = fs::read_to_string(path).map_err(read)?;
+    let names = scenario.models.iter().map(|served| served.terms.name.as_str());
+    let mut arrivals =
+        loads::read(&text, names).map_err(|source| BadLoad::Line { path: path.clone(), source })?;
+    if let Some(seconds) = seconds {
+        let end = Moment::after_origin(Duration::from_secs_f64(seconds));
+        arrivals.retain(|arrival| arrival.at < end);
+    }
+    let last = arrivals.last().map(|last| last.at.since_origin().as_secs_f64());
+    let last = last.ok_or_else(|| BadLoad::Empty { path: path.clone() })?;
+    // A load that is over at once still has a rate.
+    Ok(Load { arrivals, seconds: seconds.unwrap_or(last.max(1e-3)) })
+}

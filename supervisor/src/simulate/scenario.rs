@@ -1,0 +1,79 @@
+//! From a configuration to what is simulated.
+
+use shadowslice_policy::sharing::Terms;
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_simulator::scenario::{Scenario, Served};
+
+use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
+
+/// Why a configuration cannot be simulated.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotSimulated {
+    #[error(
+        "GPU {0} is a real one, of which only it knows how many SMs it has; give `device: emulated, sms: 132`, say"
+    )]
+    RealGpu(usize),
+    #[error("model {0} has no profile, so nobody knows what it costs; give it one")]
+    NoProfile(String),
+    #[error("{}", Listing(.0))]
+    BadFiles(Vec<Fault>),
+    #[error(
+        "model {0} is resized by restarting it, which is not simulated; give `handover: shadow` or `never`"
+    )]
+    Restarts(String),
+}
+
+/// The scenario of a configuration. Models' own files are not needed for that, only their profiles.
+pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
+    let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
+        Gpu::Emulated { sms } => Ok(*sms),
+        Gpu::Cuda(_) => Err(NotSimulated::RealGpu(index)),
+    };
+    let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
+    let served = |model: &Model| {
+        let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
+        served(model, profile, gpus[model.gpu])
+    };
+    let models = config.models.iter().map(served).collect::<Result<_, _>>()?;
+    Ok(Scenario { gpus, models })
+}
+
+/// What is wrong with a profile's file, or that none was given.
+fn no_profile(config: &Config, model: &Model) -> NotSimulated {
+    let about = |fault: &&Fault| !fault.path.ends_with("].path");
+    let faults: Vec<Fault> = config.file_faults.iter().filter(about).cloned().collect();
+    if model.profile_path.is_none() || faults.is_empty() {
+        return NotSimulated::NoProfile(model.name.clone());
+    }
+    NotSimulated::BadFiles(faults)
+}
+
+fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
+    let sms = |share: Percent| share.sms_of(gpu);
+    let initial = sms(model.share.initial);
+    let (min, max) = match model.handover {
+        HandoverMode::Shadow => (sms(model.share.min), sms(model.share.max)),
+        HandoverMode::Never => (initial, initial),
+        HandoverMode::Restart => return Err(NotSimulated::Restarts(model.name.clone())),
+    };
+    let terms = Terms {
+        name: model.name.clone(),
+        gpu: model.gpu,
+        initial,
+        min,
+        max,
+        slo: model.slo.latency,
+        percentile: model.slo.percentile,
+        priority: model.priority,
+        max_batch: model.batch.resolve(true).0.max(1),
+        profile: Some(profile.clone()),
+    };
+    Ok(Served {
+        terms,
+        truth: profile.clone(),
+        max_queued: model.queue.max_requests,
+        serve_late: model.queue.on_late == OnLate::Serve,
+        max_delay: model.batch.max_delay,
+    })
+}

@@ -1,0 +1,131 @@
+use std::fs;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Command {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn parsed(arguments: &str) -> Result<Options, clap::Error> {
+    Command::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
+        .map(|command| command.options)
+}
+
+fn simulated(arguments: &str) -> Result<Report, Fault> {
+    simulate(&parsed(arguments).unwrap())
+}
+
+const MIX: &str = "../configs/mix.yaml";
+
+#[test]
+fn every_policy_runs_on_the_same_requests() {
+    let report = simulated(&format!(
+        "{MIX} --load poisson step --policy static half gslice+doors --seed 3 4 --seconds 5"
+    ))
+    .unwrap();
+    let runs: Vec<_> = report.runs.iter().map(|run| (&*run.load, run.seed, &*run.policy)).collect();
+    assert_eq!(runs.len(), 12);
+    assert_eq!(runs[0], ("poisson", 3, "static"));
+    assert_eq!(runs[11], ("step", 4, "gslice+doors"));
+    assert!(report.runs[..3].iter().all(|run| run.offered_rps == report.runs[0].offered_rps));
+    for run in &report.runs {
+        assert!(run.goodput_rps <= run.offered_rps && (0.0..=1.0).contains(&run.attainment));
+        assert_eq!(run.per_model.len(), 7);
+    }
+}
+
+#[test]
+fn scripts_find_the_names_they_hold_on_to() {
+    let report = simulated(&format!("{MIX} --load surge --policy equal --seconds 2")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+    let run = &json["runs"][0];
+    for name in
+        ["policy", "load", "seed", "offered_rps", "goodput_rps", "attainment", "p99_ms", "repartitions"]
+    {
+        assert!(!run[name].is_null(), "{name}");
+    }
+    assert_eq!(run["per_model"]["bert"]["priority"], 1);
+    let table = table::of(&report.runs);
+    assert!(table.starts_with("LOAD") && table.contains("\nbert "), "{table}");
+}
+
+#[test]
+fn another_truth_is_another_run() {
+    let mean_ms = |more: &str| {
+        let report =
+            simulated(&format!("{MIX} --load poisson --policy unpartitioned --seconds 10 {more}")).unwrap();
+        report.runs[0].per_model["bert"].mean_ms
+    };
+    let plain = mean_ms("");
+    assert_eq!(plain, mean_ms("--truth profile --belief profile"));
+    assert_ne!(plain, mean_ms("--truth noise"));
+    assert_ne!(plain, mean_ms("--truth form,scale"));
+    assert_ne!(plain, mean_ms("--no-interference"));
+}
+
+#[test]
+fn a_file_is_played_and_its_faults_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("load.csv");
+    let play = |text: &str, more: &str| {
+        fs::write(&path, text).unwrap();
+        simulated(&format!("{MIX} --policy static --load {} {more}", path.display()))
+    };
+    let run = |text, more| play(text, more).unwrap().runs[0].clone();
+    assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "").offered_rps, 1.5);
+    assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "--seconds 1").offered_rps, 1.0);
+    assert_eq!(run("0,bert\n", "").per_model["bert"].answered, 1);
+    let fault = |text| errors::chain(&play(text, "").unwrap_err());
+    let backwards = fault("1,bert\n0,bert");
+    assert!(
+        backwards.ends_with("line 2: time goes back from 1 s to 0 s; sort the lines by time"),
+        "{backwards}"
+    );
+    assert!(fault("1,berta").contains("\"berta\" is no model"));
+    assert!(fault("").contains("holds no arrival"));
+    let missing = simulated(&format!("{MIX} --load /nowhere/load.csv")).unwrap_err();
+    assert!(matches!(missing, Fault::Load(BadLoad::Read { .. })));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    let why = |gpu: &str, model: &str| {
+        let tensors = "tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
+        let text = format!(
+            "gpus: [{{{gpu}}}]\nmodels: [{{name: m, engine: emulated, {tensors}, slo: 20ms, {model}}}]"
+        );
+        fs::write(&path, text).unwrap();
+        errors::chain(&simulated(&format!("{} --load poisson", path.display())).unwrap_err())
+    };
+    let emulated = "device: emulated, sms: 132";
+    let profile =
+        format!("profile: {}", std::path::absolute("../configs/profiles/resnet50.yaml").unwrap().display());
+    assert!(why(emulated, "priority: 1").contains("has no profile"));
+    assert!(why(emulated, &format!("{profile}, handover: restart")).contains("not simulated"));
+    assert!(why(emulated, "profile: nowhere.yaml").contains("nowhere.yaml"));
+    assert!(why(emulated, "slo: 20").contains("slo"));
+}
+
+#[test]
+fn nonsense_on_the_command_line_is_refused() {
+    for nonsense in [
+        "",
+        "--load possion",
+        "--load poisson --policy best",
+        "--load poisson --seconds 0",
+        "--load poisson --seconds nan",
+        "--load poisson --utilisation -1",
+        "--load poisson --truth noises",
+        "--load poisson --belief noise",
+        "--load poisson --seed -1",
+    ] {
+        assert!(parsed(&format!("{MIX} {nonsense}")).is_err(), "{nonsense}");
+    }
+    assert_eq!(parsed(&format!("{MIX} --load poisson")).unwrap().policy[0].to_string(), "adaptive");
+}
