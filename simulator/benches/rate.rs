@@ -61,7 +61,7 @@ fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
 }
 
 fn main() {
-    let door = [Door { max_batch: 32, refuse_late: true }; 6];
+    let door = [Door { refuse_late: true, ..Door::open(32) }; 6];
     measure("partitioned, half loaded", Sms(22), &[], 0.5);
     measure("partitioned, half loaded, guarded doors", Sms(22), &door, 0.5);
     measure("unpartitioned, half loaded, guarded doors", Sms(132), &door, 0.5);
