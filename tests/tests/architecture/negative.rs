@@ -89,7 +89,8 @@ fn offending_manifests_are_caught() {
         ("worker", "[target.'cfg(unix)'.dependencies]\nshadowslice-policy = { path = \"../policy\" }\n"),
         ("supervisor", "[dependencies]\nshadowslice-worker.workspace = true\n"),
         ("tests", "[dependencies]\nshadowslice.workspace = true\n"),
-        ("simulator", ""),
+        ("simulator", "[dependencies]\ntokio.workspace = true\n"),
+        ("a-crate-that-no-row-is-about", ""),
     ];
     for (name, text) in offenders {
         let faults = check::manifests(MANIFESTS, &[Manifest::parse(name, text)]);
