@@ -1,5 +1,6 @@
 //! A model's hand-overs: the other lane's life beside the one that serves.
 
+use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::sharing::Change;
 use shadowslice_shared::units::Sms;
 
@@ -75,7 +76,7 @@ impl Model<'_> {
         self.since = now;
         self.repartitions += 1;
         self.observer.share_changed();
-        self.predictor.reset_to(self.share());
+        self.predictor = Predictor::new(self.served.terms.profile.as_ref(), self.share());
         self.other = Other::Draining;
         if self.lanes[1 - self.serving].is_empty() {
             self.drained(now, stage);
