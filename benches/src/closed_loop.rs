@@ -23,6 +23,9 @@ const LAST_ANSWERS: Duration = Duration::from_secs(10);
 /// The longest latency told apart, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 
+/// When others take more of the machine than this, a round is disturbed.
+const DISTURBED_PERCENT: f64 = 10.0;
+
 /// What one round showed.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Round {
@@ -44,6 +47,11 @@ impl Round {
     /// CPU time per request of all the server's processes.
     pub(crate) fn server_cpu_us(&self) -> f64 {
         self.supervisor_cpu_us + self.worker_cpu_us
+    }
+
+    /// Whether it had the machine nearly for itself.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.others_percent <= DISTURBED_PERCENT
     }
 }
 

@@ -33,8 +33,9 @@ type Failure = Box<dyn Error + Send + Sync>;
 ///
 /// Every connection sends a request, waits for its answer, compares each byte of it, and sends the next one
 /// (a closed loop). The settings take turns, so that noise of the machine falls on all of them alike; the
-/// table shows the median and the range of the rounds. A bare HTTP and a bare gRPC server, which do
-/// nothing but echo, are measured in the same rounds for scale.
+/// table shows the median and the range of the rounds, only those in which others took less than a tenth
+/// of the machine if there are any. A bare HTTP and a bare gRPC server, which do nothing but echo, are
+/// measured in the same rounds for scale.
 ///
 /// CPU times are what the kernel accounts to the processes, user and system. The load comes from this
 /// process, on one thread; its own CPU time is shown too, because it takes cores from the server.
@@ -50,9 +51,6 @@ struct Arguments {
 /// How long a setting runs where `cargo test` runs the benchmarks to see that they work.
 const GLIMPSE: Duration = Duration::from_millis(50);
 
-/// When others take more of the machine than this, a round is disturbed.
-const DISTURBED_PERCENT: f64 = 10.0;
-
 /// How long and how wide to measure.
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
@@ -62,7 +60,7 @@ struct Options {
     /// Rounds of every setting
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Seconds in all for repeating rounds in which others took more than a tenth of the machine
+    /// Seconds in all for further rounds where others took more than a tenth of the machine
     #[arg(long, env = "SHADOWSLICE_BENCH_PATIENCE", default_value = "60", value_parser = patience)]
     patience: Duration,
     /// Numbers of connections
@@ -158,49 +156,32 @@ async fn measure(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One round of one setting, repeated while others disturb it and there is patience. Which one counts
-/// is decided by what others took, not by how it went.
-async fn quiet_round(
-    setting: &Setting,
-    servers: &Servers,
-    span: Duration,
-    patience: &mut Duration,
-) -> Result<Round, Failure> {
-    let named = |error: Failure| Failure::from(format!("{setting}: {}", chain(&*error)));
-    let mut best = servers.round(setting, span).await.map_err(named)?;
-    while best.others_percent > DISTURBED_PERCENT && *patience >= span {
-        *patience -= span;
-        let again = servers.round(setting, span).await.map_err(named)?;
-        if again.others_percent < best.others_percent {
-            best = again;
-        }
-    }
-    Ok(best)
-}
-
-/// The rounds of each setting. Every other time the settings come in reverse.
+/// The rounds of each setting. Every other time the settings come in reverse. At the end those that
+/// others disturbed have further rounds, while there is patience.
 async fn all_rounds(
     options: &Options,
     settings: &[Setting],
     servers: &Servers,
 ) -> Result<Vec<Vec<Round>>, Failure> {
-    let mut rounds = vec![Vec::new(); settings.len()];
-    let mut patience = options.patience;
-    for round in 0..options.rounds {
-        eprintln!(
-            "round {} of {}: {} settings, {:?} each",
-            round + 1,
-            options.rounds,
-            settings.len(),
-            options.seconds
-        );
-        let mut order: Vec<usize> = (0..settings.len()).collect();
-        if round % 2 == 1 {
+    let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); settings.len()];
+    let mut spent = Duration::ZERO;
+    for pass in 0.. {
+        let quiet = |index: usize| rounds[index].iter().filter(|round| round.is_quiet()).count();
+        let wanting = |index: &usize| quiet(*index) < options.rounds as usize;
+        let mut order: Vec<usize> = (0..settings.len()).filter(wanting).collect();
+        let further = pass >= options.rounds;
+        if order.is_empty() || (further && spent >= options.patience) {
+            break;
+        }
+        eprintln!("round {}: {} settings, {:?} each", pass + 1, order.len(), options.seconds);
+        if pass % 2 == 1 {
             order.reverse();
         }
         for index in order {
-            let measured = quiet_round(&settings[index], servers, options.seconds, &mut patience);
-            rounds[index].push(measured.await?);
+            let setting = &settings[index];
+            let measured = servers.round(setting, options.seconds).await;
+            rounds[index].push(measured.map_err(|error| format!("{setting}: {}", chain(&*error)))?);
+            spent += if further { options.seconds } else { Duration::ZERO };
         }
     }
     Ok(rounds)

@@ -30,10 +30,12 @@ struct Row {
     supervisor_cpu_us: Spread,
     worker_cpu_us: Spread,
     server_cpu_us: Spread,
-    /// Server's CPU time over the bare server's of the same round.
-    times_bare: Option<Spread>,
+    /// Server's CPU time over the bare server's.
+    times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
+    /// Rounds that others did not disturb. If there are any, the figures above are theirs.
+    quiet: usize,
     rounds: Vec<Round>,
 }
 
@@ -65,11 +67,11 @@ impl Spread {
 
 impl Row {
     fn new(setting: Setting, rounds: Vec<Round>, bare: Option<&[Round]>) -> Self {
-        let spread = |figure: fn(&Round) -> f64| Spread::of(rounds.iter().map(figure));
-        let times_bare = bare.map(|bare| {
-            let pairs = rounds.iter().zip(bare);
-            Spread::of(pairs.map(|(ours, bare)| ours.server_cpu_us() / bare.server_cpu_us()))
-        });
+        let counted = counted(&rounds);
+        let spread = |figure: fn(&Round) -> f64| Spread::of(counted.iter().map(figure));
+        let server_cpu_us = spread(Round::server_cpu_us);
+        let bare_cpu_us =
+            bare.map(|bare| Spread::of(self::counted(bare).iter().map(Round::server_cpu_us)).median);
         Self {
             setting,
             requests_per_second: spread(|round| round.requests_per_second),
@@ -77,13 +79,20 @@ impl Row {
             p99_us: spread(|round| round.p99_us),
             supervisor_cpu_us: spread(|round| round.supervisor_cpu_us),
             worker_cpu_us: spread(|round| round.worker_cpu_us),
-            server_cpu_us: spread(Round::server_cpu_us),
-            times_bare,
+            server_cpu_us,
+            times_bare: bare_cpu_us.map(|bare| server_cpu_us.median / bare),
             client_cpu_us: spread(|round| round.client_cpu_us),
             others_percent: spread(|round| round.others_percent),
+            quiet: rounds.iter().filter(|round| round.is_quiet()).count(),
             rounds,
         }
     }
+}
+
+/// The quiet rounds, or all if none was quiet.
+fn counted(rounds: &[Round]) -> Vec<Round> {
+    let quiet: Vec<Round> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
+    if quiet.is_empty() { rounds.to_vec() } else { quiet }
 }
 
 impl Report {
@@ -112,7 +121,7 @@ impl Report {
     }
 }
 
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 10] = [
     "setting",
     "requests/s",
     "p50 us",
@@ -122,6 +131,7 @@ const COLUMNS: [&str; 9] = [
     "x bare",
     "client CPU us",
     "others %",
+    "quiet",
 ];
 
 fn cells(row: &Row) -> [String; COLUMNS.len()] {
@@ -138,21 +148,20 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         row.p99_us.whole(),
         row.server_cpu_us.tenths(),
         parts,
-        row.times_bare.map_or("-".into(), |ratio| format!("{:.2}", ratio.median)),
+        row.times_bare.map_or("-".into(), |ratio| format!("{ratio:.2}")),
         format!("{:.1}", row.client_cpu_us.median),
         format!("{:.0}", row.others_percent.median),
+        format!("{} of {}", row.quiet, row.rounds.len()),
     ]
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { cpu, cores, kernel, date, commit, .. } = &self.machine;
-        let rounds = self.settings.first().map_or(0, |row| row.rounds.len());
-        writeln!(f, "echo requests through the whole system, closed loop, every answer's bytes checked")?;
-        writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
-            "{rounds} rounds of {} s (SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON); median (min .. max)",
+            "rounds of {} s; median (min .. max) of the quiet ones, of all where none was quiet; \
+             SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON change it",
             self.seconds_per_round
         )?;
         let mut lines = vec![COLUMNS.map(String::from)];
@@ -171,6 +180,23 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disturbed_rounds_count_only_if_there_are_no_others() {
+        let round = |others_percent, p50_us| Round {
+            requests: 1,
+            requests_per_second: 1.0,
+            p50_us,
+            p99_us: 9.0,
+            supervisor_cpu_us: 1.0,
+            worker_cpu_us: 1.0,
+            client_cpu_us: 1.0,
+            others_percent,
+        };
+        let p50s = |rounds: &[Round]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
+        assert_eq!(p50s(&[round(50.0, 1.0), round(2.0, 2.0), round(9.0, 3.0)]), [2.0, 3.0]);
+        assert_eq!(p50s(&[round(50.0, 1.0), round(20.0, 2.0)]), [1.0, 2.0]);
+    }
 
     #[test]
     fn a_spread_is_the_median_and_the_range() {
