@@ -158,6 +158,8 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { cpu, cores, kernel, date, commit, .. } = &self.machine;
+        writeln!(f, "echo requests through the whole system, closed loop, every answer's bytes checked")?;
+        writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
             "rounds of {} s; median (min .. max) of the quiet ones, of all where none was quiet; \
