@@ -7,6 +7,7 @@
 //! [`loads`] says what comes, [`perturb`] how the world differs from what a policy is told,
 //! [`world`] what happens then, and [`results`] how good that was.
 
+pub mod bound;
 mod histogram;
 pub mod loads;
 pub mod perturb;
@@ -16,3 +17,5 @@ pub mod scenario;
 mod time;
 mod timers;
 pub mod world;
+#[cfg(test)]
+mod testing;
