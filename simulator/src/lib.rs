@@ -9,6 +9,7 @@
 
 pub mod bound;
 mod histogram;
+pub mod ideal;
 pub mod loads;
 pub mod perturb;
 mod random;
