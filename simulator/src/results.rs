@@ -1,12 +1,14 @@
 //! What a run amounts to, as people and scripts read it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::scenario::Scenario;
+use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
 use crate::world::{Outcome, Tally};
+use crate::{bound, ideal};
 
 /// One run of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -21,6 +23,10 @@ pub struct Run {
     pub offered_rps: f64,
     /// Requests answered within their SLOs per second.
     pub goodput_rps: f64,
+    /// What a clairvoyant reaches that divides the SMs anew, for free, at every slot.
+    pub ideal_goodput_rps: f64,
+    /// What nothing can exceed.
+    pub bound_goodput_rps: f64,
     /// Requests answered within their SLOs, of those offered; 1 when nothing was.
     pub attainment: f64,
     /// 99th percentile of the answers' latency; 0 without any.
@@ -62,16 +68,39 @@ pub struct ModelRun {
     pub sms: u32,
 }
 
+/// What was simulated, and what it is held against. The same for every policy that meets a load.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trial {
+    /// What came.
+    pub load: String,
+    /// What decided what was random.
+    pub seed: u64,
+    /// How long it came.
+    pub seconds: f64,
+    /// See [`Run::ideal_goodput_rps`].
+    pub ideal_goodput_rps: f64,
+    /// See [`Run::bound_goodput_rps`].
+    pub bound_goodput_rps: f64,
+}
+
+impl Trial {
+    /// A load on a scenario, and the goodput that could be had of it.
+    pub fn new(load: &str, seed: u64, seconds: f64, scenario: &Scenario, arrivals: &[Arrival]) -> Self {
+        let span = Duration::from_secs_f64(seconds);
+        Self {
+            load: load.to_owned(),
+            seed,
+            seconds,
+            ideal_goodput_rps: ideal::run(scenario, arrivals, span).total.goodput_rps,
+            bound_goodput_rps: bound::goodput(scenario, arrivals, span).goodput_rps,
+        }
+    }
+}
+
 impl Run {
-    /// What became of a scenario in these seconds.
-    pub fn new(
-        policy: &str,
-        load: &str,
-        seed: u64,
-        seconds: f64,
-        scenario: &Scenario,
-        outcome: &Outcome,
-    ) -> Self {
+    /// What became of a scenario under a policy.
+    pub fn new(policy: &str, trial: &Trial, scenario: &Scenario, outcome: &Outcome) -> Self {
+        let seconds = trial.seconds;
         let mut all = Tally::new();
         let mut per_model = BTreeMap::new();
         for (served, model) in scenario.models.iter().zip(&outcome.models) {
@@ -96,8 +125,10 @@ impl Run {
         }
         Self {
             policy: policy.to_owned(),
-            load: load.to_owned(),
-            seed,
+            load: trial.load.clone(),
+            seed: trial.seed,
+            ideal_goodput_rps: trial.ideal_goodput_rps,
+            bound_goodput_rps: trial.bound_goodput_rps,
             offered_rps: all.arrived as f64 / seconds,
             goodput_rps: all.in_time as f64 / seconds,
             attainment: attainment(&all),

@@ -14,7 +14,7 @@ use serde::Serialize;
 use shadowslice_policy::sharing::{Kind, Policy, UnknownPolicy};
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::{Run, Trial};
 use shadowslice_simulator::scenario::Scenario;
 use shadowslice_simulator::world::{self, Settings};
 
@@ -121,9 +121,10 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
         for &seed in &options.seed {
             let scenario = perturb::apply(&profiled, options.truth, options.belief, seed);
             let load = source.draw(&scenario, seed, options.seconds, options.utilisation)?;
+            let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
             for &contender in &options.policy {
                 let settings = settings(options, &config, seed);
-                runs.push(contend(contender, &scenario, &settings, source, &load));
+                runs.push(contend(contender, &scenario, &settings, &trial, &load));
             }
         }
     }
@@ -144,7 +145,7 @@ fn contend(
     contender: Contender,
     scenario: &Scenario,
     settings: &Settings,
-    source: &Source,
+    trial: &Trial,
     load: &Load,
 ) -> Run {
     let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
@@ -158,8 +159,7 @@ fn contend(
     }
     let arrivals = load.arrivals.iter().copied();
     let outcome = world::run(&started, settings, arrivals, &mut world::by(&mut policy));
-    let (policy, source) = (contender.to_string(), source.to_string());
-    Run::new(&policy, &source, settings.seed, load.seconds, scenario, &outcome)
+    Run::new(&contender.to_string(), trial, scenario, &outcome)
 }
 
 #[expect(clippy::print_stdout, reason = "the command line's own output")]
