@@ -33,6 +33,9 @@ pub fn run(path: &Path) -> u8 {
         Ok(config) => config,
         Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
     };
+    for note in &config.notes {
+        tracing::warn!("{note}");
+    }
     match start(&config) {
         Ok(code) => code,
         Err(error) => fail(&errors::chain(&*error), error.code()),

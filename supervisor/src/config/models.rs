@@ -177,7 +177,7 @@ fn priority(fields: &Fields<'_>, context: &Context<'_>) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
     if priority != 1 {
-        context.note(&value, "has no effect under `policy: static`, which decides nothing");
+        context.note(&value, "has no effect while no policy decides shares");
     }
     priority
 }

@@ -31,9 +31,16 @@ impl fmt::Display for Document<'_> {
         config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
         writeln!(f, "models:")?;
         config.models.iter().try_for_each(|one| model(f, one))?;
-        let Policy::Static = config.controller.policy;
+        let policy = match config.controller.policy {
+            Policy::Static => "static",
+            Policy::Adaptive => "adaptive",
+        };
         let interval = show_duration(config.controller.interval);
-        writeln!(f, "controller: {{policy: static, interval: {interval}, act: {}}}", config.controller.act)?;
+        writeln!(
+            f,
+            "controller: {{policy: {policy}, interval: {interval}, act: {}}}",
+            config.controller.act
+        )?;
         limits(f, &config.limits)?;
         timeouts(f, &config.timeouts)?;
         let start = match config.start {

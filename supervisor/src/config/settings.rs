@@ -56,15 +56,21 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 /// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act"]);
-    let later = ["adaptive", "unpartitioned", "equal", "half", "gslice", "gpulet"];
-    let policy =
-        fields.or("policy", Policy::Static, |value| value.one_of(&[("static", Policy::Static)], &later));
+    let words = [("static", Policy::Static), ("adaptive", Policy::Adaptive)];
+    let later = ["unpartitioned", "equal", "half", "gslice", "gpulet"];
+    let policy = fields.or("policy", Policy::Static, |value| value.one_of(&words, &later));
+    if let (Some(value), Policy::Adaptive) = (fields.get("policy"), policy) {
+        context.note(
+            &value,
+            "`adaptive` decides only in `shadowslice simulate` so far; served shares stay until somebody resizes by hand",
+        );
+    }
     let default = Duration::from_millis(500);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
         if let (Some(value), false) = (fields.get(key), is_default) {
-            context.note(&value, "has no effect under `policy: static`, which decides nothing");
+            context.note(&value, "has no effect while no policy decides shares");
         }
     }
     Controller { policy, interval, act }

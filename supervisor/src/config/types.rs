@@ -251,6 +251,8 @@ pub struct Controller {
 pub enum Policy {
     /// Nothing does: initial shares stay until somebody resizes by hand.
     Static,
+    /// Load and objectives shall. Not in this version, which then does as under `Static`.
+    Adaptive,
 }
 
 /// Bounds on what clients may ask for.
