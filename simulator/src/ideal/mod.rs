@@ -18,11 +18,12 @@
 //!   static partition, and slot by slot, with and without a guarantee of what the static shares would
 //!   answer.
 //!
-//! The static partition is one of the candidates, so the result is no worse than that, by attainments
-//! in whole percent. A lane was measured to be within 2 % of the optimum for its share, which dynamic
-//! programming finds when time is coarse; what better shares could still bring is not known, but no
-//! more than the [bound](crate::bound) says. Takes `O(slots · models · (steps · batches in the horizon +
-//! steps²))` where not everything can be answered, far less where it can.
+//! The static partition is one of the candidates, so the result is no worse than that, except by
+//! hundredths of an attainment that buy goodput, or what lower classes get. A lane was measured to be
+//! within 2 % of the optimum for its share, which dynamic programming finds when time is coarse; what
+//! better shares could still bring is not known, but no more than the [bound](crate::bound) says.
+//! Takes `O(slots · models · (steps · batches in the horizon + steps²))` where not everything can be
+//! answered, far less where it can.
 
 mod batching;
 mod divide;

@@ -33,7 +33,7 @@ pub(super) fn best(models: &[&Model], steps: usize) -> Vec<u64> {
     // To guarantee what the static shares bring lets attainments differ for a while, where to
     // equalise them at once wastes SMs.
     let guaranteed = foresee(models, steps, near, &shares);
-    let better = |a: Vec<u64>, b: Vec<u64>| if score(models, &b) > score(models, &a) { b } else { a };
+    let better = |a: Vec<u64>, b: Vec<u64>| if is_better(models, &b, &a) { b } else { a };
     [fixed, fair, far, guaranteed].into_iter().fold(eager, better)
 }
 
@@ -72,24 +72,32 @@ fn foresee(models: &[&Model], steps: usize, foresight: Foresight, guarantees: &[
     lanes.iter().map(|lane| lane.answered).collect()
 }
 
-/// How well the objective is met: for each class, the highest first, the least attainment and that of
-/// all together in percent, since finer differences must not outweigh what lower classes get; then
-/// all answers.
-type Score = (Vec<(u64, u64)>, u64);
+/// Attainments that differ by no more are equal, since finer differences must outweigh neither what
+/// lower classes get nor the goodput.
+const TOLERANCE: f64 = 0.01;
 
-fn score(models: &[&Model], answered: &[u64]) -> Score {
-    let mut classes: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
-    for (model, &answered) in models.iter().zip(answered) {
-        let (least, offers, answers) = classes.entry(model.priority).or_insert((100, 0, 0));
-        *least = percent(answered, model.answerable()).min(*least);
-        *offers += model.answerable();
-        *answers += answered;
+/// Whether `these` answers meet the objective better than `those`.
+fn is_better(models: &[&Model], these: &[u64], those: &[u64]) -> bool {
+    let decisive = |(a, b): &(f64, f64)| (a - b).abs() > TOLERANCE;
+    let pairs = attainments(models, these).into_iter().zip(attainments(models, those));
+    match pairs.into_iter().find(decisive) {
+        Some((a, b)) => a > b,
+        None => these.iter().sum::<u64>() > those.iter().sum(),
     }
-    let class = |(least, offers, answers)| (least, percent(answers, offers));
-    (classes.into_values().map(class).collect(), answered.iter().sum())
 }
 
-/// To the nearest; all of nothing is everything.
-fn percent(some: u64, all: u64) -> u64 {
-    (some * 100 + all / 2).checked_div(all).unwrap_or(100)
+/// For each class, the highest first, the least attainment and that of all together.
+fn attainments(models: &[&Model], answered: &[u64]) -> Vec<f64> {
+    let mut classes: BTreeMap<u32, (f64, u64, u64)> = BTreeMap::new();
+    for (model, &answered) in models.iter().zip(answered) {
+        let (least, answers, offers) = classes.entry(model.priority).or_insert((1.0, 0, 0));
+        *least = attainment(answered, model.answerable()).min(*least);
+        *answers += answered;
+        *offers += model.answerable();
+    }
+    classes.into_values().flat_map(|(least, answers, offers)| [least, attainment(answers, offers)]).collect()
+}
+
+fn attainment(answered: u64, offered: u64) -> f64 {
+    if offered == 0 { 1.0 } else { answered as f64 / offered as f64 }
 }
