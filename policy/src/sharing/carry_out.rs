@@ -2,10 +2,10 @@
 
 use shadowslice_shared::units::Sms;
 
-use super::{Change, Decision, Door, Facts, Live, Plan, Pressure, Terms, Verdict, Waiting};
+use super::{Change, Decision, Door, Facts, Live, Plan, Terms, Verdict, Waiting};
 
 /// What a policy wants of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Target {
     /// The share that it should have.
     pub(super) sms: Sms,
@@ -35,7 +35,7 @@ fn verdict(to: Sms, live: &Live) -> Verdict {
         _ if from == to && live.coming.is_none() => Verdict::Keep,
         (true, _) => Verdict::Wait { to, waiting: Waiting::Held },
         (_, Some(_)) => Verdict::Wait { to, waiting: Waiting::Handover },
-        (_, None) if from < to => Verdict::Grow { from, to, because: Pressure::Policy },
+        (_, None) if from < to => Verdict::Grow { from, to },
         (_, None) => Verdict::Shrink { from, to },
     }
 }

@@ -19,5 +19,5 @@ mod plan;
 mod policy;
 
 pub use facts::{Executed, Facts, Live, Seen, Terms};
-pub use plan::{Change, Decision, Door, Plan, Pressure, Verdict, Waiting};
+pub use plan::{Change, Decision, Door, Plan, Verdict, Waiting};
 pub use policy::{Kind, Policy, UnknownPolicy};

@@ -40,12 +40,19 @@ pub struct Change {
 }
 
 /// A model's batching and admission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Door {
     /// The largest batch, in rows.
     pub max_batch: u32,
-    /// Whether a request that cannot be answered in time is refused as it comes.
+    /// The part of its requests that is let in, 0 to 1. The others are refused, so that what is more
+    /// important has the SMs.
+    pub admit: f64,
+    /// Whether a request that cannot be answered in time is refused.
     pub refuse_late: bool,
+    /// Rows that a batch should have by the time it is sent, for those who ask whether they will be in time.
+    pub expected_batch: u32,
+    /// How long a batch that is not full waits for more, counted from its oldest arrival.
+    pub max_delay: Duration,
     /// How long before the batch that executes should end the next one may be sent. Until then
     /// requests wait where they still join a larger batch, or are refused.
     pub lead: Duration,
@@ -54,7 +61,14 @@ pub struct Door {
 impl Door {
     /// A door that turns nobody away, and a lane that always has its next batch.
     pub const fn open(max_batch: u32) -> Self {
-        Self { max_batch, refuse_late: false, lead: Duration::MAX }
+        Self {
+            max_batch,
+            expected_batch: 1,
+            admit: 1.0,
+            max_delay: Duration::ZERO,
+            refuse_late: false,
+            lead: Duration::MAX,
+        }
     }
 }
 
@@ -63,16 +77,21 @@ impl Door {
 pub enum Verdict {
     /// Its share is right.
     Keep,
-    /// It needs more.
+    /// Its share is right, but there is no room for all of its requests beside higher priorities.
+    Crowded {
+        /// How many percent of them are let in.
+        percent: u32,
+    },
+    /// Its share is right, but even with the whole GPU a single request takes longer than its SLO allows.
+    Hopeless,
+    /// It should have more.
     Grow {
         /// The share in force.
         from: Sms,
         /// The share to come.
         to: Sms,
-        /// What shows it.
-        because: Pressure,
     },
-    /// Others need what it does not.
+    /// It should have less.
     Shrink {
         /// The share in force.
         from: Sms,
@@ -88,19 +107,6 @@ pub enum Verdict {
     },
 }
 
-/// What shows that a model needs more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pressure {
-    /// Answers come too late.
-    Latency,
-    /// More comes than can be answered.
-    Throughput,
-    /// More will come than can be answered, by the forecast.
-    Forecast,
-    /// Its policy gives the share without asking for more.
-    Policy,
-}
-
 /// What a change waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
@@ -111,10 +117,6 @@ pub enum Waiting {
     },
     /// A hand-over of this model is under way.
     Handover,
-    /// It would cost more than it brings.
-    TooDear,
-    /// Too little was seen yet.
-    Observations,
     /// People hold the share.
     Held,
 }

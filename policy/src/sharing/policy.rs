@@ -8,7 +8,6 @@ use shadowslice_shared::units::Sms;
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
-use super::door;
 use super::{Change, Decision, Facts, Terms};
 
 /// Which policy.
@@ -79,10 +78,12 @@ impl FromStr for Kind {
 #[derive(Debug, Clone)]
 pub struct Policy {
     kind: Kind,
+    gpus: Vec<Sms>,
     terms: Vec<Terms>,
     epoch: u64,
     rule: Rule,
-    our_doors: bool,
+    /// What decides batching and admission in its place.
+    our_doors: Option<Adaptive>,
 }
 
 #[derive(Debug, Clone)]
@@ -110,13 +111,13 @@ impl Policy {
             Kind::Gslice => Rule::Gslice(Gslice::new(terms)),
             Kind::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
         };
-        Self { kind, terms: terms.to_vec(), epoch: 0, rule, our_doors: false }
+        Self { kind, terms: terms.to_vec(), epoch: 0, rule, our_doors: None, gpus: gpus.to_vec() }
     }
 
     /// The same policy for the shares, with our batching and admission in place of its own.
     #[must_use]
     pub fn with_our_doors(mut self) -> Self {
-        self.our_doors = true;
+        self.our_doors = Some(Adaptive::new(&self.gpus, &self.terms));
         self
     }
 
@@ -129,9 +130,8 @@ impl Policy {
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
-            Rule::Adaptive(_) | Rule::Gslice(_) | Rule::Gpulet(_) => {
-                self.terms.iter().map(|terms| terms.initial).collect()
-            }
+            Rule::Adaptive(adaptive) => adaptive.shares().to_vec(),
+            Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
         };
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
     }
@@ -144,9 +144,10 @@ impl Policy {
             Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
             Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
         };
-        if self.our_doors {
-            for ((target, terms), live) in targets.iter_mut().zip(&self.terms).zip(&facts.models) {
-                target.door = door::of(terms, live.share);
+        if let Some(ours) = &mut self.our_doors {
+            ours.observe(&self.terms, facts);
+            for (target, door) in targets.iter_mut().zip(ours.doors(&self.terms, facts).0) {
+                target.door = door;
             }
         }
         towards(&targets, &self.terms, facts, &mut self.epoch)
@@ -155,7 +156,7 @@ impl Policy {
     /// Whether `model`, whose queue runs out of slack, should take over its standing worker at once.
     pub fn pressure(&mut self, model: usize, facts: &Facts) -> Option<Change> {
         match &mut self.rule {
-            Rule::Adaptive(adaptive) => adaptive.pressure(model, &self.terms, facts),
+            Rule::Adaptive(adaptive) => adaptive.pressure(model, facts),
             Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::batcher::{self, Limits, Next};
-use shadowslice_policy::door::{self, Ahead};
+use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::{Entry, Queue};
@@ -60,6 +60,7 @@ pub(super) struct Model<'a> {
     queue: Queue<(), ()>,
     limits: Limits,
     door: Door,
+    admission: Admission,
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
     /// Until when running out of slack is no news.
@@ -90,6 +91,7 @@ impl<'a> Model<'a> {
             queue: Queue::new(served.max_queued),
             limits: Limits { max_rows, max_requests: MAX_REQUESTS, max_delay: served.max_delay },
             door: Door::open(max_rows),
+            admission: Admission::default(),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
             pressed_until: 0,
@@ -110,7 +112,8 @@ impl<'a> Model<'a> {
         let deadline = arrived + self.served.terms.slo;
         let relief = now >= self.pressed_until && self.standing().is_some_and(|sms| sms > self.share());
         let late = (relief || self.refuses_late()) && self.answered_at(arrived) > deadline;
-        let refused = late && self.refuses_late();
+        let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
+        let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
         if refused || self.queue.push(request).is_err() {
             self.observer.refused(1);
@@ -138,6 +141,7 @@ impl<'a> Model<'a> {
             lane_free: self.lane_free(now),
             rows: self.queue.len() as u64,
             max_batch: self.limits.max_rows,
+            expected_batch: self.door.expected_batch,
         };
         ahead.answered_at(|rows| self.time(rows))
     }
@@ -245,6 +249,7 @@ impl<'a> Model<'a> {
         let max_batch = door.max_batch.clamp(1, self.served.terms.max_batch.max(1));
         self.door = Door { max_batch, ..door };
         self.limits.max_rows = max_batch;
+        self.limits.max_delay = door.max_delay.max(self.served.max_delay);
         self.dispatch(now, stage);
     }
 

@@ -117,17 +117,6 @@ impl Curve {
             }
         }
     }
-
-    /// The share past which a batch of `rows` gains less than a part of `gain` from all the rest of the GPU.
-    pub(super) fn knee(&self, rows: f64, gpu: u32, gain: f64) -> u32 {
-        let best = self.time(rows, f64::from(gpu)) * (1.0 + gain);
-        let (mut below, mut enough) = (0, gpu / 2);
-        while enough - below > 1 {
-            let middle = (below + enough) / 2;
-            if self.time(rows, f64::from(middle * 2)) <= best { enough = middle } else { below = middle }
-        }
-        enough * 2
-    }
 }
 
 #[cfg(test)]
@@ -164,11 +153,5 @@ mod tests {
         assert!((line.at(1.0) - 0.0045).abs() < 1e-6 && (line.at(8.0) - 0.022).abs() < 1e-6);
         assert_eq!(Line::through(5.0, 4.0, 3.0), Line { fixed: 5.0, each: 0.0 });
         assert_eq!(Line::through(5.0, 1.0, 0.0), Line { fixed: 0.0, each: 5.0 });
-    }
-
-    #[test]
-    fn the_knee_is_where_more_no_longer_helps() {
-        assert_eq!(profiled().knee(4.0, 132, 0.02), 40);
-        assert_eq!(profiled().knee(4.0, 2, 0.02), 2);
     }
 }

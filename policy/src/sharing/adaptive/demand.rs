@@ -1,45 +1,42 @@
 //! How many requests will come.
+//!
+//! The rate is the mean over as many of the last intervals as agree with each other: when the newest few
+//! differ from those before them by more than chance explains, the older ones are forgotten (adaptive
+//! windowing, after Bifet and Gavalda, 2007). So a steady rate is known ever better, and a new one at once.
 
-use std::time::Duration;
+use std::collections::VecDeque;
 
 use super::super::Seen;
 
-/// What a new interval of [`REFERENCE`] weighs against the smoothed level, and against the smoothed trend.
-const LEVEL_WEIGHT: f64 = 0.5;
-const TREND_WEIGHT: f64 = 0.2;
-const REFERENCE: Duration = Duration::from_millis(500);
+/// Intervals remembered.
+const WINDOW: usize = 64;
 
-/// How far ahead: what a hand-over takes, about.
-const AHEAD: f64 = 1.5;
+/// How many of the newest intervals are held against those before them.
+const RECENT: [usize; 4] = [1, 2, 4, 8];
 
-/// A peak counts less and less, by a factor of e in this many seconds: who came so often once will
-/// again, and a cap that waits for it costs nothing while nothing executes under it.
-const PEAK_SECONDS: f64 = 30.0;
+/// Standard deviations that chance explains. Four comparisons an interval, twice a second: one false
+/// alarm in some minutes, which costs precision for a while and nothing else.
+const CHANCE: f64 = 3.5;
 
-/// What the newest interval weighs in the variance of arrivals.
-const VARIANCE_WEIGHT: f64 = 0.1;
+/// Intervals of independent arrivals that speak for a dispersion of 1 before anything was seen.
+const CALM: f64 = 8.0;
 
-/// Arrivals that vary more than this against their mean are a change of rate, and no burst.
-const MAX_DISPERSION: f64 = 4.0;
+/// Arrivals that vary more than this against their mean are changes of rate, and no bursts.
+const MAX_DISPERSION: f64 = 5.0;
 
 /// What is known of one model's arrivals. Rates are in requests a second.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Demand {
-    /// Seconds observed.
-    observed: f64,
-    level: f64,
-    /// Change of the level in a second.
-    trend: f64,
-    peak: f64,
-    /// Variance of the arrivals in an interval by their mean: 1 for Poisson's.
+    /// Requests and seconds of the intervals that agree, newest last.
+    window: VecDeque<(f64, f64)>,
+    rate: f64,
+    /// The variance of arrivals in an interval by their mean: 1 if they are independent.
     dispersion: f64,
-    /// The highest rate seen in one interval, forgotten like a peak.
-    highest: f64,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { observed: 0.0, level: 0.0, trend: 0.0, peak: 0.0, dispersion: 1.0, highest: 0.0 }
+        Self { window: VecDeque::new(), rate: 0.0, dispersion: 1.0 }
     }
 }
 
@@ -49,99 +46,104 @@ impl Demand {
         if span <= 0.0 {
             return;
         }
-        let came = seen.arrived as f64;
-        let rate = came / span;
-        if self.observed == 0.0 {
-            self.level = rate;
-        } else {
-            let expected = self.level * span;
-            let excess = (came - expected).powi(2) / expected.max(1.0);
-            self.dispersion += VARIANCE_WEIGHT * (excess.min(4.0 * MAX_DISPERSION) - self.dispersion);
-            let weight = |weight: f64| 1.0 - (1.0 - weight).powf(span / REFERENCE.as_secs_f64());
-            let before = self.level;
-            self.level += weight(LEVEL_WEIGHT) * (rate - self.level);
-            self.trend += weight(TREND_WEIGHT) * ((self.level - before) / span - self.trend);
+        if self.window.len() == WINDOW {
+            self.window.pop_front();
         }
-        self.observed += span;
-        let forget = (-span / PEAK_SECONDS).exp();
-        self.highest = (self.highest * forget).max(rate);
-        self.peak = (self.peak * forget).max(self.level);
+        self.window.push_back((seen.arrived as f64, span));
+        self.forget();
+        let (came, seconds) = sum(self.window.iter());
+        self.rate = came / seconds;
+        self.dispersion = self.dispersed();
     }
 
-    /// Seconds observed.
-    pub(super) fn observed(&self) -> f64 {
-        self.observed
+    /// Drops the intervals that the newest ones disagree with.
+    fn forget(&mut self) {
+        for recent in RECENT {
+            let older = self.window.len().saturating_sub(recent);
+            if older == 0 {
+                return;
+            }
+            let (came, seconds) = sum(self.window.iter().skip(older));
+            let (came_before, seconds_before) = sum(self.window.iter().take(older));
+            let rate = (came + came_before) / (seconds + seconds_before);
+            let chance = (self.dispersion * rate.max(1.0) * (1.0 / seconds + 1.0 / seconds_before)).sqrt();
+            if (came / seconds - came_before / seconds_before).abs() > CHANCE * chance {
+                self.window.drain(..older);
+                return;
+            }
+        }
+    }
+
+    /// The variance of arrivals in an interval by their mean, 1 or more.
+    fn dispersed(&self) -> f64 {
+        let excess = |&(came, seconds): &(f64, f64)| {
+            let expected = self.rate * seconds;
+            (came - expected).powi(2) / expected.max(1.0)
+        };
+        let intervals = self.window.len() as f64;
+        let sum: f64 = self.window.iter().map(excess).sum();
+        ((sum + CALM) / (intervals - 1.0 + CALM)).clamp(1.0, MAX_DISPERSION)
     }
 
     /// What comes now.
-    pub(super) fn level(&self) -> f64 {
-        self.level
+    pub(super) fn rate(&self) -> f64 {
+        self.rate
     }
+}
 
-    /// What will come by when a hand-over is through; never more than was seen.
-    pub(super) fn forecast(&self) -> f64 {
-        (self.level + self.trend.max(0.0) * AHEAD).min(self.highest).max(self.level)
-    }
-
-    /// What may come again.
-    pub(super) fn peak(&self) -> f64 {
-        self.peak.max(self.forecast())
-    }
-
-    /// Variance by mean, 1 to 4.
-    pub(super) fn dispersion(&self) -> f64 {
-        self.dispersion.clamp(1.0, MAX_DISPERSION)
-    }
+fn sum<'a>(intervals: impl Iterator<Item = &'a (f64, f64)>) -> (f64, f64) {
+    intervals.fold((0.0, 0.0), |(came, seconds), interval| (came + interval.0, seconds + interval.1))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn after(arrivals: &[u64]) -> Demand {
         let mut demand = Demand::default();
         for &arrived in arrivals {
-            demand.observe(&Seen { span: REFERENCE, arrived, ..Seen::default() });
+            demand.observe(&Seen { span: Duration::from_millis(500), arrived, ..Seen::default() });
         }
         demand
     }
 
     #[test]
-    fn a_steady_rate_is_what_will_come() {
-        let demand = after(&[50; 40]);
-        assert!((demand.level() - 100.0).abs() < 1e-9 && (demand.peak() - 100.0).abs() < 1e-9);
-        assert_eq!(demand.dispersion(), 1.0);
+    fn a_steady_rate_is_known_ever_better() {
+        let noisy: Vec<u64> = (0..60).map(|step| 50 + [0, 7, 13, 3, 10][step % 5] - 6).collect();
+        let demand = after(&noisy);
+        assert!((demand.rate() - 101.2).abs() < 1.0, "{}", demand.rate());
+        assert_eq!(demand.window.len(), 60);
+        assert_eq!(demand.dispersion, 1.0);
     }
 
     #[test]
-    fn a_rise_is_seen_coming_but_not_beyond_what_was_seen() {
-        let rising: Vec<u64> = (10..30).map(|step| 5 * step).collect();
-        let demand = after(&rising);
-        assert!(demand.forecast() > demand.level());
-        assert!(demand.forecast() <= 2.0 * 145.0);
-    }
-
-    #[test]
-    fn a_peak_is_remembered_for_a_while() {
-        let mut arrivals = vec![150; 20];
-        arrivals.extend([50; 20]);
+    fn a_new_rate_is_known_at_once() {
+        let mut arrivals = vec![50; 40];
+        arrivals.push(150);
+        assert_eq!(after(&arrivals).rate(), 300.0);
+        arrivals.extend([50; 2]);
         let demand = after(&arrivals);
-        assert!((demand.level() - 100.0).abs() < 1.0);
-        assert!(demand.peak() > 200.0);
-        arrivals.extend([50; 400]);
-        assert!(after(&arrivals).peak() < 101.0);
+        assert!(demand.rate() < 150.0);
+    }
+
+    #[test]
+    fn a_slow_drift_is_followed() {
+        let rising: Vec<u64> = (0..60).map(|step| 50 + 2 * step).collect();
+        assert!(after(&rising).rate() > 300.0);
     }
 
     #[test]
     fn bursts_show_as_dispersion() {
-        let bursty: Vec<u64> = (0..100).map(|step| if step % 2 == 0 { 20 } else { 80 }).collect();
-        assert!(after(&bursty).dispersion() > 3.0);
+        let bursty: Vec<u64> = (0..60).map(|step| [44, 60, 35, 66, 45][step % 5]).collect();
+        assert!(after(&bursty).dispersion > 2.0);
     }
 
     #[test]
     fn nothing_and_absurdly_much_are_survived() {
-        assert_eq!(after(&[0; 10]).peak(), 0.0);
-        assert!(after(&[u64::MAX, 0, u64::MAX]).peak().is_finite());
+        assert_eq!(after(&[0; 10]).rate(), 0.0);
+        assert!(after(&[u64::MAX, 0, u64::MAX]).rate().is_finite());
         let mut demand = Demand::default();
         demand.observe(&Seen::default());
         assert_eq!(demand, Demand::default());

@@ -2,90 +2,73 @@
 
 use shadowslice_shared::units::Sms;
 
-use super::super::{Live, Terms};
+use super::super::door::LEAD;
+use super::super::{Door, Executed, Live, Terms};
+use super::batching::Batching;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
-use super::need::{self, Arrivals};
 
-/// Demand is planned for with this much more.
-const HEADROOM: f64 = 1.1;
-
-/// Past the share at which a batch takes this part more than on the whole GPU, more SMs are wasted on it.
-const KNEE_GAIN: f64 = 0.1;
+/// The parts of a GPU at which it is tried how cheap a request can be.
+const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 
 /// One model.
 #[derive(Debug, Clone)]
 pub(super) struct Model {
-    pub(super) curve: Curve,
-    pub(super) demand: Demand,
-    gpu: u32,
+    curve: Curve,
+    demand: Demand,
+    gpu: f64,
 }
 
 impl Model {
     pub(super) fn new(terms: &Terms, gpu: Sms) -> Self {
         let execution = terms.profile.as_ref().map(|profile| &profile.execution);
-        Self { curve: Curve::new(execution), demand: Demand::default(), gpu: gpu.0 }
+        Self { curve: Curve::new(execution), demand: Demand::default(), gpu: f64::from(gpu.0) }
     }
 
-    /// Learns from what was seen while it had about `sms` SMs; nothing from an interval in which
-    /// its share changed.
-    pub(super) fn observe(&mut self, live: &Live, settled: bool, sms: f64) {
+    /// Learns from what was seen, about execution only if it had about `sms` SMs all the time.
+    pub(super) fn observe(&mut self, live: &Live, sms: Option<f64>) {
+        if live.seen.span.is_zero() {
+            return;
+        }
         self.demand.observe(&live.seen);
-        if settled {
-            let sample = |executed: &super::super::Executed| Sample {
+        if let Some(sms) = sms {
+            let sample = |executed: &Executed| Sample {
                 rows: f64::from(executed.rows),
                 count: executed.count as f64,
                 seconds: executed.mean.as_secs_f64(),
             };
-            let samples: Vec<Sample> = live.seen.executed.iter().map(sample).collect();
+            let ran = live.seen.executed.iter().filter(|executed| executed.count > 0 && executed.rows > 0);
+            let samples: Vec<Sample> = ran.map(sample).collect();
             self.curve.observe(&samples, live.share.0, sms);
         }
     }
 
-    /// Whether enough is known to decide.
-    pub(super) fn ready(&self, seconds: f64) -> bool {
-        self.curve.known() && self.demand.observed() >= seconds
+    /// Its batches when it has so many SMs and a part of its demand is let in.
+    pub(super) fn batching<'a>(&'a self, terms: &'a Terms, sms: f64, admit: f64) -> Batching<'a> {
+        Batching { terms, curve: &self.curve, sms, rate: self.demand.rate() * admit }
     }
 
-    pub(super) fn max_batch(&self, terms: &Terms, share: Sms) -> u32 {
-        need::max_batch(terms, &self.curve, f64::from(share.0))
-    }
-
-    fn arrivals(&self, rate: f64) -> Arrivals {
-        Arrivals { rate: rate * HEADROOM, dispersion: self.demand.dispersion() }
-    }
-
-    /// What a part of the demand needs; the whole of its limit where nothing suffices.
-    pub(super) fn need_at(&self, terms: &Terms, part: f64) -> u32 {
-        self.need(terms, self.demand.forecast() * part)
-    }
-
-    /// What the peak may need again.
-    pub(super) fn need_at_peak(&self, terms: &Terms) -> u32 {
-        self.need(terms, self.demand.peak())
-    }
-
-    fn need(&self, terms: &Terms, rate: f64) -> u32 {
+    /// The SMs that its demand takes at least, in full batches that keep its SLO; nothing where none does, or
+    /// where nothing is known.
+    pub(super) fn load(&self, terms: &Terms) -> Option<f64> {
         if !self.curve.known() {
-            return terms.min.0;
+            return None;
         }
-        need::smallest(terms, &self.curve, self.gpu, self.arrivals(rate)).unwrap_or(self.gpu)
+        let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
+        costs.reduce(f64::min).map(|cost| self.demand.rate() * cost)
     }
 
-    /// The most that it can use.
-    pub(super) fn limit(&self, terms: &Terms) -> u32 {
-        if !self.curve.known() {
-            return terms.max.0;
-        }
-        let rows = f64::from(need::max_batch(terms, &self.curve, f64::from(self.gpu)));
-        self.curve.knee(rows, self.gpu, KNEE_GAIN).min(terms.max.0).max(terms.min.0)
+    /// Whether it cannot keep its SLO even with the whole GPU to itself.
+    pub(super) fn hopeless(&self, terms: &Terms) -> bool {
+        self.curve.known() && self.curve.time(1.0, self.gpu) > terms.slo.as_secs_f64()
     }
 
-    /// The part of the time in which it executes, if it has so many SMs.
-    pub(super) fn busy(&self, terms: &Terms, sms: f64) -> f64 {
-        if !self.curve.known() {
-            return 1.0;
-        }
-        need::busy(terms, &self.curve, sms, self.demand.level())
+    /// Its door when it has so many SMs and a part of its demand is let in, on a GPU that is so crowded, from 0 to 1.
+    pub(super) fn door(&self, terms: &Terms, sms: f64, admit: f64, crowded: f64) -> Door {
+        let batching = self.batching(terms, sms, admit);
+        let max_batch = batching.max();
+        let max_delay = batching.longest_delay(max_batch).mul_f64(crowded);
+        let expected_batch = batching.expected(max_batch, max_delay);
+        Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, lead: LEAD }
     }
 }

@@ -1,25 +1,28 @@
-//! How the models of one GPU will fare, with the caps in force or with others.
+//! The models of one GPU beside each other: what each has, and whom there is room for.
+
+use std::collections::BTreeMap;
 
 use shadowslice_shared::units::Sms;
 
-use super::super::{Facts, Pressure, Terms};
+use super::super::{Door, Facts, Terms, Verdict};
 use super::contention::{Tenant, effective};
-use super::layout::{self, Claim};
 use super::model::Model;
 
 /// Rounds in which how busy everybody is follows from what everybody has, and the other way round.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 4;
 
-/// Whether two shares are nearer than `factor` to each other.
-pub(super) fn near(one: u32, other: u32, factor: f64) -> bool {
-    let (small, large) = (one.min(other), one.max(other));
-    large - small <= Sms::STEP || f64::from(large) <= f64::from(small) * factor
-}
+/// Batches wait for company for as long as they can when contention takes this part of all caps, and for less
+/// when it takes less.
+const CROWDED: f64 = 0.3;
 
-/// Lets the models of one GPU learn from what was seen. What neighbours cost is told apart by
-/// how long each of them executed.
+/// The part of a GPU that is planned for. What all models take at least, in full batches, is less than what they
+/// take as requests really come.
+const FULL: f64 = 0.88;
+
+/// Lets the models of one GPU learn from what was seen. What neighbours cost is told apart by how long each of
+/// them executed; intervals in which a share changed teach nothing about that.
 pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
-    let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
+    let here = on(gpu, terms);
     let tenant = |&model: &usize| {
         let live = &facts.models[model];
         Tenant { cap: f64::from(live.share.0), busy: live.seen.busy.clamp(0.0, 1.0) }
@@ -30,134 +33,96 @@ pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu:
         live.coming.is_none() && facts.now.since(live.since) >= live.seen.span
     });
     for (&model, sms) in here.iter().zip(effective(&tenants, f64::from(sms.0))) {
-        models[model].observe(&facts.models[model], settled, sms);
+        models[model].observe(&facts.models[model], settled.then_some(sms));
     }
 }
 
-/// The models of one GPU: what they need, and what they have.
+fn on(gpu: usize, terms: &[Terms]) -> Vec<usize> {
+    (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect()
+}
+
+/// The models of one GPU.
 #[derive(Debug)]
 pub(super) struct Outlook<'a> {
     models: &'a [Model],
     terms: &'a [Terms],
-    facts: &'a Facts,
-    gpu: u32,
+    gpu: f64,
     here: Vec<usize>,
-    claims: Vec<Claim>,
-    caps: Vec<u32>,
-    /// What they have while they execute, as a part of what they need; at most 1.
-    supply: Vec<f64>,
+    caps: Vec<f64>,
+    /// The part of everybody's demand that is let in.
+    admits: Vec<f64>,
 }
 
 impl<'a> Outlook<'a> {
-    pub(super) fn of(
-        models: &'a [Model],
-        terms: &'a [Terms],
-        facts: &'a Facts,
-        gpu: usize,
-        sms: Sms,
-    ) -> Self {
-        let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
-        let claim = |&model: &usize| {
-            let (one, terms) = (&models[model], &terms[model]);
-            let need = one.need_at(terms, 1.0);
-            Claim {
-                priority: terms.priority,
-                min: terms.min.0,
-                limit: one.limit(terms).max(need).min(terms.max.0),
-                need,
-                peak: one.need_at_peak(terms),
-            }
-        };
-        let claims = here.iter().map(claim).collect();
-        let cap = |&model: &usize| {
-            let live = &facts.models[model];
-            live.coming.unwrap_or(live.share).0
-        };
-        let caps: Vec<u32> = here.iter().map(cap).collect();
-        let mut outlook =
-            Self { models, terms, facts, gpu: sms.0, here, claims, supply: Vec::new(), caps: Vec::new() };
-        outlook.supply = outlook.supplied(&caps);
-        outlook.caps = caps;
-        outlook
+    pub(super) fn of(models: &'a [Model], terms: &'a [Terms], facts: &Facts, gpu: usize, sms: Sms) -> Self {
+        let here = on(gpu, terms);
+        let caps = here.iter().map(|&model| f64::from(facts.models[model].share.0)).collect();
+        let gpu = f64::from(sms.0);
+        let admits = admitted(&here, models, terms, gpu * FULL);
+        Self { models, terms, gpu, here, caps, admits }
     }
 
-    /// The models, as indices.
-    pub(super) fn here(&self) -> &[usize] {
-        &self.here
+    /// How each model batches and whom it lets in.
+    pub(super) fn doors(&self) -> impl Iterator<Item = (usize, Door)> {
+        let caps: f64 = self.caps.iter().sum();
+        // When all execute; batches that are planned for more come too late just when it matters.
+        let fits = (self.gpu / caps.max(1.0)).min(1.0);
+        let crowded = self.crowded();
+        self.here.iter().zip(&self.caps).zip(&self.admits).map(move |((&model, cap), &admit)| {
+            (model, self.models[model].door(&self.terms[model], cap * fits, admit, crowded))
+        })
     }
 
-    /// Whether everybody has what he needs.
-    pub(super) fn suffices(&self) -> bool {
-        self.supply.iter().all(|&supply| supply >= 1.0)
-    }
-
-    /// Whether this one has.
-    pub(super) fn enough(&self, model: usize) -> bool {
-        let at = self.here.iter().position(|&other| other == model);
-        at.is_none_or(|at| self.supply[at] >= 1.0)
-    }
-
-    /// The caps that would be best.
-    pub(super) fn wanted(&self) -> Vec<u32> {
-        let need_at = |at: usize, part: f64| {
-            let model = self.here[at];
-            self.models[model].need_at(&self.terms[model], part)
-        };
-        let guarantees = layout::guarantees(&self.claims, self.gpu, need_at);
-        layout::caps(&self.claims, &guarantees, self.gpu)
-    }
-
-    /// Requests in time that these caps gain in a second.
-    pub(super) fn gain(&self, caps: &[u32]) -> f64 {
-        let supply = self.supplied(caps);
-        let mut gain = 0.0;
-        for ((&model, &after), &before) in self.here.iter().zip(&supply).zip(&self.supply) {
-            gain += self.models[model].demand.level() * (after - before);
-        }
-        gain
-    }
-
-    /// Requests that it costs to bring these caps about: what the shadows execute to warm up.
-    pub(super) fn price(&self, caps: &[u32], dead_band: f64) -> f64 {
-        let all: f64 = self.here.iter().map(|&model| self.models[model].demand.level()).sum();
-        let mut price = 0.0;
-        for ((&model, &to), &from) in self.here.iter().zip(caps).zip(&self.caps) {
-            if !near(from, to, dead_band) {
-                let warm = self.terms[model]
-                    .profile
-                    .as_ref()
-                    .map_or(0.5, |profile| profile.start.warm.as_secs_f64());
-                price += all * warm * f64::from(to) / f64::from(self.gpu);
-            }
-        }
-        price
-    }
-
-    /// What shows that a model needs more.
-    pub(super) fn pressure(&self, model: usize) -> Pressure {
-        let seen = &self.facts.models[model].seen;
-        if seen.answered > 0 && seen.p99_latency > self.terms[model].slo {
-            Pressure::Latency
-        } else if seen.refused > 0 {
-            Pressure::Throughput
+    /// What there is to say about a model whose share is right.
+    pub(super) fn verdict(&self, model: usize, door: &Door) -> Verdict {
+        if self.models[model].hopeless(&self.terms[model]) {
+            Verdict::Hopeless
+        } else if door.admit < 1.0 {
+            Verdict::Crowded { percent: (door.admit * 100.0) as u32 }
         } else {
-            Pressure::Forecast
+            Verdict::Keep
         }
     }
 
-    /// What everybody would have with these caps, as a part of his need.
-    fn supplied(&self, caps: &[u32]) -> Vec<f64> {
-        let mut have: Vec<f64> = caps.iter().map(|&cap| f64::from(cap)).collect();
-        for _ in 0..ROUNDS {
-            let tenant = |(at, &cap): (usize, &u32)| {
-                let model = self.here[at];
-                let busy = self.models[model].busy(&self.terms[model], have[at]);
-                Tenant { cap: f64::from(cap), busy }
-            };
-            let tenants: Vec<Tenant> = caps.iter().enumerate().map(tenant).collect();
-            have = effective(&tenants, f64::from(self.gpu));
+    /// How much contention takes of the caps of those who execute, from 0 to 1.
+    fn crowded(&self) -> f64 {
+        let mut have = self.caps.clone();
+        let mut tenants = self.tenants(&have);
+        for _ in 1..ROUNDS {
+            have = effective(&tenants, self.gpu);
+            tenants = self.tenants(&have);
         }
-        let part = |(&have, claim): (&f64, &Claim)| (have / f64::from(claim.need.max(1))).min(1.0);
-        have.iter().zip(&self.claims).map(part).collect()
+        let asked: f64 = tenants.iter().map(|tenant| tenant.cap * tenant.busy).sum();
+        let had: f64 = tenants.iter().zip(&have).map(|(tenant, have)| have * tenant.busy).sum();
+        ((1.0 - had / asked.max(1e-9)) / CROWDED).clamp(0.0, 1.0)
     }
+
+    /// How busy everybody is who has so many SMs.
+    fn tenants(&self, have: &[f64]) -> Vec<Tenant> {
+        let tenant = |(((&model, &cap), &have), &admit): (((&usize, &f64), &f64), &f64)| Tenant {
+            cap,
+            busy: self.models[model].batching(&self.terms[model], have, admit).busy(),
+        };
+        self.here.iter().zip(&self.caps).zip(have).zip(&self.admits).map(tenant).collect()
+    }
+}
+
+/// The part of everybody's demand that there is room for, by priority, the same within one. The first priority is
+/// let in whole: what it cannot carry is too late by itself.
+fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) -> Vec<f64> {
+    let first = here.iter().map(|&model| terms[model].priority).min();
+    if here.iter().all(|&model| Some(terms[model].priority) == first) {
+        return vec![1.0; here.len()];
+    }
+    let mut loads: BTreeMap<u32, f64> = BTreeMap::new();
+    for &model in here {
+        *loads.entry(terms[model].priority).or_default() += models[model].load(&terms[model]).unwrap_or(0.0);
+    }
+    let mut parts: BTreeMap<u32, f64> = BTreeMap::new();
+    for (&priority, &load) in &loads {
+        let part = if Some(priority) == first || load <= room { 1.0 } else { room / load };
+        parts.insert(priority, part);
+        room = (room - load).max(0.0);
+    }
+    here.iter().map(|&model| parts[&terms[model].priority]).collect()
 }

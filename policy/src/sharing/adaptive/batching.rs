@@ -1,0 +1,160 @@
+//! How many requests go into a batch, and how long they wait for company.
+//!
+//! Larger batches make better use of SMs, and take longer. A request may just miss a batch, so it waits for that one
+//! and executes with its own: a batch must leave room for the rest of the one before. On a GPU that is
+//! crowded a batch also waits for as long as it can afford, because what it saves is what others lack.
+
+use std::time::Duration;
+
+use super::super::Terms;
+use super::super::door::largest;
+use super::curve::{Curve, Line};
+
+/// A batch's execution may take this part of the SLO: the rest is its wait for the one before.
+const BATCH_PART: f64 = 2.0 / 3.0;
+
+/// No batch waits for company for more than this part of the SLO, nor so long that it would be late if
+/// it took this many times its time.
+const MAX_DELAY: f64 = 0.5;
+const DELAY_MARGIN: f64 = 1.2;
+
+/// Halvings in a search of a part.
+const HALVINGS: u32 = 6;
+
+/// A model's batches when it has so many SMs and so much comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Batching<'a> {
+    pub(super) terms: &'a Terms,
+    pub(super) curve: &'a Curve,
+    pub(super) sms: f64,
+    /// Requests a second.
+    pub(super) rate: f64,
+}
+
+impl Batching<'_> {
+    /// Rows of the largest batch.
+    pub(super) fn max(&self) -> u32 {
+        if !self.curve.known() {
+            return self.terms.max_batch.max(1);
+        }
+        let limit = self.slo() * BATCH_PART;
+        largest(self.terms.max_batch, |rows| self.curve.time(f64::from(rows), self.sms) <= limit)
+    }
+
+    /// The longest that a batch may wait for company, if none is larger than `max`: what came by then must still execute
+    /// in time, even if that takes longer than usual.
+    pub(super) fn longest_delay(&self, max: u32) -> Duration {
+        if !self.curve.known() || max <= 1 {
+            return Duration::ZERO;
+        }
+        let in_time = |delay: f64| {
+            let rows = self.rows_after(delay, max);
+            delay + DELAY_MARGIN * self.curve.time(rows, self.sms) <= self.slo()
+        };
+        let (mut longest, mut beyond) = (0.0, MAX_DELAY * self.slo());
+        for _ in 0..HALVINGS {
+            let middle = (longest + beyond) / 2.0;
+            if in_time(middle) { longest = middle } else { beyond = middle }
+        }
+        Duration::from_secs_f64(longest)
+    }
+
+    /// Rows that a batch should have when it is sent: what comes while one of as many executes, or while it waits.
+    pub(super) fn expected(&self, max: u32, delay: Duration) -> u32 {
+        if !self.curve.known() {
+            return 1;
+        }
+        let line = self.line(max);
+        let load = self.rate * line.each;
+        let meanwhile = if load < 1.0 { self.rate * line.fixed / (1.0 - load) } else { f64::INFINITY };
+        let rows = meanwhile.max(self.rows_after(delay.as_secs_f64(), max)).min(f64::from(max));
+        (rows as u32).max(1)
+    }
+
+    /// The part of the time in which a batch executes, if batches wait for as long as they can.
+    pub(super) fn busy(&self) -> f64 {
+        if !self.curve.known() {
+            return 1.0;
+        }
+        let max = self.max();
+        let rows = self.rows_after(self.longest_delay(max).as_secs_f64(), max);
+        (self.rate * self.line(max).at(rows) / rows).min(1.0)
+    }
+
+    /// The SM·s that a request takes in the largest batches; nothing if even one row is too slow.
+    pub(super) fn cost(&self) -> Option<f64> {
+        let rows = f64::from(self.max());
+        let time = self.curve.time(rows, self.sms);
+        (time <= self.slo()).then_some(self.sms * time / rows)
+    }
+
+    fn rows_after(&self, delay: f64, max: u32) -> f64 {
+        (1.0 + self.rate * delay).min(f64::from(max))
+    }
+
+    /// The line that is true for batches of one row and of the largest.
+    fn line(&self, max: u32) -> Line {
+        self.curve.line(f64::from(max.max(2).min(self.terms.max_batch)), self.sms)
+    }
+
+    fn slo(&self) -> f64 {
+        self.terms.slo.as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::fixtures::{profile, terms};
+    use super::*;
+
+    /// 2 ms and 70 ms·SM a row, up to 66 SMs; 50 ms.
+    fn with<R>(rate: f64, sms: f64, ask: impl Fn(&Batching) -> R) -> R {
+        let curve = Curve::new(Some(&profile(2.0, 70.0, 66).execution));
+        ask(&Batching { terms: &terms("a", 50), curve: &curve, sms, rate })
+    }
+
+    #[test]
+    fn more_sms_allow_larger_batches() {
+        let max = |sms| with(100.0, sms, |b| b.max());
+        assert_eq!([1.0, 14.0, 26.0, 66.0, 132.0].map(max), [1, 6, 11, 16, 16]);
+    }
+
+    #[test]
+    fn batches_wait_for_no_longer_than_their_slo_allows() {
+        for (rate, sms) in [(10.0, 26.0), (300.0, 26.0), (300.0, 132.0), (1e6, 14.0)] {
+            let (max, delay) = with(rate, sms, |b| (b.max(), b.longest_delay(b.max()).as_secs_f64()));
+            let rows = (1.0 + rate * delay).min(f64::from(max));
+            assert!(delay + 0.002 + 0.070 * rows / sms.min(66.0) <= 0.050, "{rate} {sms}: {delay}");
+        }
+        assert_eq!(with(10.0, 132.0, |b| b.longest_delay(1)), Duration::ZERO, "nobody can join");
+    }
+
+    #[test]
+    fn what_comes_meanwhile_is_expected() {
+        let expected = |rate| with(rate, 26.0, |b| b.expected(b.max(), Duration::ZERO));
+        assert_eq!([0.0, 100.0, 300.0, 1e6].map(expected), [1, 1, 3, 11]);
+        assert_eq!(with(300.0, 26.0, |b| b.expected(b.max(), Duration::from_millis(20))), 7);
+    }
+
+    #[test]
+    fn a_lane_is_busy_with_what_comes() {
+        let busy = |rate| with(rate, 26.0, |b| b.busy());
+        assert!(busy(0.0) == 0.0 && busy(100.0) < busy(300.0) && busy(1e9) == 1.0);
+    }
+
+    #[test]
+    fn few_sms_are_cheaper_and_too_few_are_too_slow() {
+        let cost = |sms| with(1.0, sms, |b| b.cost());
+        assert!(cost(26.0) < cost(132.0));
+        assert_eq!(cost(1.0), None);
+    }
+
+    #[test]
+    fn nothing_is_known_without_a_profile_at_first() {
+        let curve = Curve::new(None);
+        let terms = terms("a", 50);
+        let blind = Batching { terms: &terms, curve: &curve, sms: 20.0, rate: 100.0 };
+        assert_eq!((blind.max(), blind.longest_delay(16)), (16, Duration::ZERO));
+        assert_eq!((blind.expected(16, Duration::ZERO), blind.busy()), (1, 1.0));
+    }
+}

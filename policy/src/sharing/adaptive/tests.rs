@@ -1,0 +1,226 @@
+//! The whole policy, as an executor meets it.
+
+use proptest::prelude::*;
+use shadowslice_shared::units::{Moment, Sms};
+
+use super::super::fixtures::{live, profile, terms};
+use super::super::{Executed, Kind, Policy};
+use super::*;
+
+const GPU: Sms = Sms(132);
+const MS: Duration = Duration::from_millis(1);
+
+/// What came in half a second, answered in batches of four that took `ms` each.
+fn came(live: &mut Live, arrived: u64, ms: u64) {
+    let seen = &mut live.seen;
+    (seen.span, seen.arrived, seen.answered, seen.in_time) = (500 * MS, arrived, arrived, arrived);
+    seen.executed = vec![Executed { rows: 4, count: arrived / 4, mean: MS * ms as u32 }];
+    seen.busy = (arrived / 4 * ms) as f64 / 500.0;
+}
+
+/// Models of these priorities, of 2 ms and 70 ms·SM a row, with an SLO of 50 ms.
+fn models(priorities: &[u32]) -> Vec<Terms> {
+    let model = |&priority: &u32| Terms { priority, profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
+    priorities.iter().map(model).collect()
+}
+
+/// Half a second in which this many requests came for each model.
+fn facts(arrived: &[u64], shares: &[Sms]) -> Facts {
+    let model = |(&arrived, &share): (&u64, &Sms)| {
+        let mut live = live(share);
+        came(&mut live, arrived, 9);
+        live
+    };
+    Facts {
+        now: Moment::after_origin(Duration::from_secs(60)),
+        gpus: vec![GPU],
+        models: arrived.iter().zip(shares).map(model).collect(),
+    }
+}
+
+fn carry_out(decision: &Decision, facts: &mut Facts) {
+    for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+        let live = &mut facts.models[change.model];
+        (live.share, live.since) = (change.to, facts.now);
+    }
+}
+
+#[test]
+fn shares_as_configured_become_its_own_once_and_stay() {
+    let terms = models(&[1, 1, 2]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[50, 50, 50], &[Sms(40); 3]);
+    let first = policy.decide(&facts);
+    let changes = &first.plan.as_ref().unwrap().changes;
+    assert_eq!(changes.iter().map(|change| change.to).collect::<Vec<_>>(), policy.initial());
+    assert_eq!(first.report[0], Verdict::Grow { from: Sms(40), to: GPU });
+    carry_out(&first, &mut facts);
+    for arrived in [50, 5_000, 0, 50] {
+        came(&mut facts.models[1], arrived, 9);
+        facts.now = facts.now + 500 * MS;
+        let next = policy.decide(&facts);
+        assert_eq!(next.plan, None, "demand moves doors, not shares");
+    }
+}
+
+#[test]
+fn nothing_moves_a_model_that_is_held_or_moving_or_was_just_moved() {
+    let terms = models(&[1, 1, 1, 1]);
+    let mut facts = facts(&[50; 4], &[Sms(40); 4]);
+    facts.models[0].held = true;
+    facts.models[1].coming = Some(Sms(66));
+    facts.models[2].since = Moment::after_origin(Duration::from_secs(58));
+    facts.models[3].coming = Some(GPU);
+    let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts);
+    assert_eq!(decision.plan, None);
+    let until = Moment::after_origin(Duration::from_secs(63));
+    let waiting = [Waiting::Held, Waiting::Handover, Waiting::Dwell { until }];
+    for (verdict, waiting) in decision.report.iter().zip(waiting) {
+        assert_eq!(*verdict, Verdict::Wait { to: GPU, waiting });
+    }
+    assert_eq!(decision.report[3], Verdict::Keep, "what comes is right");
+}
+
+#[test]
+fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
+    let terms = models(&[1]);
+    let mut facts = facts(&[50], &[Sms(40)]);
+    facts.models[0].standing = Some(Sms(126));
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let change = Change { model: 0, from: Sms(40), to: Sms(126), at_once: true };
+    assert_eq!(policy.pressure(0, &facts), Some(change.clone()));
+    assert_eq!(policy.decide(&facts).plan.unwrap().changes, [change]);
+    facts.models[0].held = true;
+    assert_eq!(policy.pressure(0, &facts), None);
+    assert_eq!(policy.pressure(7, &facts), None, "no such model");
+}
+
+#[test]
+fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
+    let terms = models(&[1, 2, 3]);
+    let shares = [Sms(132), Sms(88), Sms(66)];
+    let admitted = |arrived: &[u64]| {
+        let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts(arrived, &shares));
+        (decision.doors.iter().map(|door| door.admit).collect::<Vec<_>>(), decision.report)
+    };
+    assert_eq!(admitted(&[100, 100, 100]).0, [1.0, 1.0, 1.0]);
+    let (parts, report) = admitted(&[300, 300, 300]);
+    assert_eq!(parts[..2], [1.0, 1.0]);
+    assert!(parts[2] > 0.05 && parts[2] < 0.9, "{parts:?}");
+    assert_eq!(report[2], Verdict::Crowded { percent: (parts[2] * 100.0) as u32 });
+    let (parts, _) = admitted(&[100_000, 300, 300]);
+    assert_eq!(parts, [1.0, 0.0, 0.0], "the first priority is let in whole");
+}
+
+#[test]
+fn batches_wait_for_company_only_beside_neighbours() {
+    let delay = |arrived: &[u64]| {
+        let terms = models(&vec![1; arrived.len()]);
+        let facts = facts(arrived, &vec![GPU; arrived.len()]);
+        Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts).doors[0].max_delay
+    };
+    assert_eq!(delay(&[100]), Duration::ZERO);
+    assert_eq!(delay(&[100, 0, 0]), Duration::ZERO, "neighbours that do nothing");
+    assert!(delay(&[100, 200, 200]) > 10 * MS);
+}
+
+#[test]
+fn an_slo_that_the_whole_gpu_cannot_keep_is_said() {
+    let mut terms = models(&[1, 1]);
+    terms[0].slo = MS;
+    let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts(&[50, 50], &[GPU, GPU]));
+    assert_eq!(decision.report, [Verdict::Hopeless, Verdict::Keep]);
+    assert_eq!(decision.doors[0].max_batch, 1);
+}
+
+#[test]
+fn a_model_without_a_profile_is_learnt_without_any_hand_over() {
+    let mut terms = models(&[1]);
+    terms[0].profile = None;
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[0], &[GPU]);
+    assert_eq!(policy.decide(&facts).doors[0].max_batch, 16, "as configured");
+    for _ in 0..4 {
+        came(&mut facts.models[0], 100, 30);
+        let decision = policy.decide(&facts);
+        assert_eq!(decision.plan, None);
+        // Batches of four take 30 ms: not many more fit into 50.
+        assert!((3..7).contains(&decision.doors[0].max_batch), "{:?}", decision.doors);
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_every_decision_is_sane_and_a_fixpoint(
+        models in prop::collection::vec(
+            (1..4_u32, 0..2_000_u64, 0..2_000_u32, (0.0..101.0_f64, 0..40_u32), any::<bool>()), 1..12
+        ),
+        span in 0..1_000_u64,
+    ) {
+        let terms: Vec<Terms> = models.iter().map(|&(priority, _, slo, (percentile, batch), known)| Terms {
+            priority,
+            slo: MS * slo,
+            percentile,
+            max_batch: batch,
+            profile: known.then(|| profile(0.5, 200.0, 40)),
+            ..terms("a", 1)
+        }).collect();
+        let arrived: Vec<u64> = models.iter().map(|model| model.1).collect();
+        let mut facts = facts(&arrived, &vec![Sms(12); terms.len()]);
+        facts.models.iter_mut().for_each(|live| live.seen.span = MS * span as u32);
+        for kind in Kind::ALL {
+            let mut policy = Policy::new(kind, &[GPU], &terms).with_our_doors();
+            let mut facts = facts.clone();
+            let decision = policy.decide(&facts);
+            for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+                prop_assert!(change.to >= terms[change.model].min && change.to <= terms[change.model].max);
+            }
+            for (door, terms) in decision.doors.iter().zip(&terms) {
+                prop_assert!(door.max_batch >= 1 && door.max_batch <= terms.max_batch.max(1));
+                prop_assert!(door.max_delay <= terms.slo);
+                prop_assert!((0.0..=1.0).contains(&door.admit));
+            }
+            if kind == Kind::Adaptive {
+                carry_out(&decision, &mut facts);
+                facts.models.iter_mut().for_each(|live| live.seen.span = Duration::ZERO);
+                let again = policy.decide(&facts);
+                prop_assert_eq!(&again.plan, &None);
+                let third = policy.decide(&facts);
+                prop_assert_eq!(&third.doors, &again.doors);
+                prop_assert_eq!(&third.report, &again.report);
+            }
+        }
+    }
+
+    #[test]
+    fn a_lower_priority_never_takes_anything_from_a_higher(
+        high in 0..1_000_u64, low in 0..10_000_u64, other in 0..10_000_u64
+    ) {
+        let terms = models(&[1, 2, 3]);
+        let shares = [Sms(132), Sms(88), Sms(66)];
+        let admitted = |lowest: u64| {
+            let mut facts = facts(&[high, low, lowest], &shares);
+            facts.models.iter_mut().for_each(|live| live.seen.executed.clear());
+            let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts);
+            [decision.doors[0].admit, decision.doors[1].admit]
+        };
+        prop_assert_eq!(admitted(0), admitted(other));
+    }
+}
+
+/// Prints what a decision costs: run it in release with `--nocapture`.
+#[test]
+fn a_hundred_models_on_ten_gpus_are_decided() {
+    let mut terms = models(&(0..100).map(|model| 1 + model % 3).collect::<Vec<_>>());
+    terms.iter_mut().enumerate().for_each(|(model, terms)| terms.gpu = model / 10);
+    let gpus = [GPU; 10];
+    let mut policy = Policy::new(Kind::Adaptive, &gpus, &terms);
+    let mut facts = facts(&[40; 100], &policy.initial());
+    facts.gpus = gpus.to_vec();
+    let started = std::time::Instant::now();
+    for round in 0..100_u64 {
+        came(&mut facts.models[(round % 100) as usize], 40 + round, 9);
+        assert_eq!(policy.decide(&facts).doors.len(), 100);
+    }
+    println!("a decision for 100 models on 10 GPUs: {:?}", started.elapsed() / 100);
+}
