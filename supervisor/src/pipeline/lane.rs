@@ -91,7 +91,6 @@ pub type Crowding = Arc<AtomicU32>;
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) worker: WorkerId,
-    pub(crate) sms: Sms,
     /// What its batches should take: every share has times of its own.
     pub(crate) predictor: Predictor,
     crowding: Crowding,
@@ -121,7 +120,6 @@ impl Lane {
         }
         Self {
             worker: arrival.worker,
-            sms: arrival.sms,
             predictor,
             crowding: arrival.crowding,
             duty: Duty::Standing,

@@ -33,7 +33,7 @@ use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::Moment;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use facts::{FACTS, LaneFact};
@@ -323,11 +323,6 @@ impl Pipeline {
     /// The latencies of all answers since the start.
     pub fn latency_histogram(&self) -> LatencyHistogram {
         self.state.lock().stats.histogram.clone()
-    }
-
-    /// The worker that serves, and its SMs.
-    pub fn serving(&self) -> Option<(WorkerId, Sms)> {
-        self.state.lock().serving()
     }
 
     fn now(&self) -> Moment {

@@ -9,7 +9,7 @@ use shadowslice_policy::batcher::{self, Limits, Next};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::queue::Queue;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::Moment;
 
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
@@ -319,12 +319,6 @@ impl State {
 
     pub(crate) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane> {
         self.lanes.iter_mut().find(|lane| lane.worker == worker)
-    }
-
-    /// The SMs of the lane that serves.
-    pub(crate) fn serving(&self) -> Option<(WorkerId, Sms)> {
-        let lane = self.lanes.iter().find(|lane| lane.duty == Duty::Serving)?;
-        Some((lane.worker, lane.sms))
     }
 }
 
