@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The descriptors that a worker inherits, by number.
 pub mod descriptors {
@@ -57,10 +57,7 @@ pub enum WorkerSays {
     /// The model is in memory.
     Loaded(Loaded),
     /// Every batch size has run, and the answers were right (or, from a reference worker: have been written).
-    Warmed {
-        /// How long each size executed.
-        times: Vec<WarmTime>,
-    },
+    Warmed(Warmed),
     /// It cannot go on, and exits.
     Refused(Refusal),
 }
@@ -113,6 +110,8 @@ pub enum EngineSpec {
         path: PathBuf,
         /// Threads within one operator.
         threads: u32,
+        /// What computes on a GPU, the preferred one first; the host's processor takes what they do not.
+        providers: Vec<Provider>,
     },
     /// Answers with its input.
     Emulated {
@@ -120,6 +119,18 @@ pub enum EngineSpec {
         tensors: Vec<EchoTensor>,
         /// Whether shapes below are preceded by a batch axis.
         batched: bool,
+    },
+}
+
+/// A provider of kernels for a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Provider {
+    /// ONNX Runtime's own, on cuDNN and cuBLAS.
+    Cuda,
+    /// TensorRT's, whose engines are built for a share of the GPU and kept.
+    TensorRt {
+        /// Where they are kept.
+        cache: PathBuf,
     },
 }
 
@@ -142,6 +153,8 @@ pub enum DeviceSpec {
         /// The worker's place in the [pool](crate::pool).
         seat: u32,
     },
+    /// The GPU that the environment lets the worker see, at the share that the environment says.
+    Cuda,
 }
 
 /// What a loaded model turned out to be.
@@ -153,6 +166,19 @@ pub struct Loaded {
     pub outputs: Vec<TensorSpec>,
     /// The SMs that the device really gave, read back from it.
     pub sms: Sms,
+    /// Where the time of loading went.
+    pub took: LoadTimes,
+}
+
+/// How long the parts of loading took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LoadTimes {
+    /// Loading the libraries of engine and device.
+    pub libraries: Duration,
+    /// Making the device's context, under the share.
+    pub context: Duration,
+    /// Making the session: reading the model and bringing its weights to the device.
+    pub session: Duration,
 }
 
 /// What a warm-up has to run.
@@ -164,6 +190,17 @@ pub struct WarmUp {
     pub sizes: Vec<u32>,
     /// Per input: its shape without the batch axis, every axis known.
     pub shapes: Vec<Vec<i64>>,
+}
+
+/// What came of a warm-up.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Warmed {
+    /// How long each size executed.
+    pub times: Vec<WarmTime>,
+    /// How long it took to run every size for the first time, where that differs from later times.
+    pub warmup: Duration,
+    /// How long it took to run every size once more and to compare the answers.
+    pub proof: Duration,
 }
 
 /// How long a batch size executed when it was warmed up.

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::incumbent::Incumbent;
 use super::loaded;
 use super::resize::{Replacing, Wanted};
-use super::standing::{Handovers, ModelState, Standing, WorkerStanding};
+use super::standing::{BootMs, Handovers, ModelState, Standing, WorkerStanding};
 use super::swap::{Effect, Swap};
 use super::{Order, ResizeRefused};
 use crate::clock::Clock;
@@ -260,6 +260,9 @@ impl Controller {
 
     fn on_worker(&mut self, worker: WorkerId, said: WorkerSaid) {
         tracing::debug!(model = self.model.name, pid = self.pid(worker), ?said, "worker");
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.note(&said);
+        }
         let in_swap = self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker));
         match said {
             WorkerSaid::Exited(status) => self.exited(worker, &status),
@@ -400,6 +403,7 @@ impl Controller {
             sms: worker.sms.0,
             phase: phase.to_owned(),
             restarts: self.restarts.deaths(),
+            boot_ms: BootMs::of(worker.times()),
         }
     }
 }
@@ -410,6 +414,7 @@ fn engine(model: &Model, context: &Context) -> EngineSpec {
             library: context.library.clone(),
             path: path.clone(),
             threads: *threads,
+            providers: Vec::new(),
         },
         Engine::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }

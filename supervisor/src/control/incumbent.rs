@@ -108,7 +108,7 @@ impl Controller {
         }
         match said {
             WorkerSaid::Connected => self.connected(worker),
-            WorkerSaid::Warmed(times) => self.warmed(worker, &times),
+            WorkerSaid::Warmed(warmed) => self.warmed(worker, &warmed.times),
             WorkerSaid::Refused(refusal) => self.refused(&refusal),
             WorkerSaid::Loaded(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }

@@ -17,7 +17,7 @@ mod standing;
 mod swap;
 
 pub use controller::{Context, Controller, Inbox, Parts};
-pub use standing::{HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
+pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 
 use shadowslice_shared::units::Percent;
 use tokio::sync::oneshot;

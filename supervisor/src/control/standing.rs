@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use shadowslice_shared::boot::LoadTimes;
 use shadowslice_shared::units::Percent;
+
+use crate::process::BootTimes;
 
 /// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub struct Standing {
 }
 
 /// A worker as its controller sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStanding {
     /// `incumbent`, `shadow`, `parked`, `reference` or `leaving`.
     pub role: String,
@@ -52,6 +55,42 @@ pub struct WorkerStanding {
     pub phase: String,
     /// Deaths of this model's workers in a row, before this one.
     pub restarts: u32,
+    /// How its start went.
+    pub boot_ms: BootMs,
+}
+
+/// How long the parts of a worker's start took, in ms; zero for those that it has not come to, and for those
+/// that its device does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct BootMs {
+    /// From its spawn to its hello.
+    pub spawn: f64,
+    /// Loading the libraries of engine and device.
+    pub libraries: f64,
+    /// Making the device's context.
+    pub context: f64,
+    /// Making the session.
+    pub session: f64,
+    /// Running every batch size for the first time.
+    pub warmup: f64,
+    /// Running them again, and comparing the answers.
+    pub proof: f64,
+}
+
+impl BootMs {
+    /// The same in ms.
+    pub(super) fn of(times: BootTimes) -> Self {
+        let BootTimes { spawn, load, warmup, proof } = times;
+        let LoadTimes { libraries, context, session } = load;
+        Self {
+            spawn: ms(spawn),
+            libraries: ms(libraries),
+            context: ms(context),
+            session: ms(session),
+            warmup: ms(warmup),
+            proof: ms(proof),
+        }
+    }
 }
 
 /// A model's hand-overs since the start.

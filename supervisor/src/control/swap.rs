@@ -264,8 +264,8 @@ impl Controller {
     pub(super) fn shadow_said(&mut self, worker: WorkerId, said: WorkerSaid) {
         match said {
             WorkerSaid::Connected => self.feed(Fact::Connected),
-            WorkerSaid::Warmed(times) => {
-                self.attach(worker, &times);
+            WorkerSaid::Warmed(warmed) => {
+                self.attach(worker, &warmed.times);
                 self.feed(Fact::Warmed);
             }
             WorkerSaid::Refused(refusal) => self.feed(Fact::BootFailed(refusal.to_string())),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 
 use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver};
-use shadowslice_shared::boot::{Assignment, Loaded, Order, PROTOCOL, Refusal, WarmTime, WarmUp, WorkerSays};
+use shadowslice_shared::boot::{Assignment, Loaded, Order, PROTOCOL, Refusal, WarmUp, Warmed, WorkerSays};
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Sms;
 use tokio::sync::{mpsc, oneshot};
@@ -32,7 +32,7 @@ pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refus
     // Without a controller there is nobody to tell.
     let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
     let said = match converse(server, &orders, sms, plan, tell) {
-        Ok(times) => WorkerSaid::Warmed(times),
+        Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
@@ -51,7 +51,7 @@ fn converse(
     sms: Option<Sms>,
     plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>,
     tell: impl Fn(WorkerSaid),
-) -> Result<Vec<WarmTime>, Ended> {
+) -> Result<Warmed, Ended> {
     let lost = |what: &str| Ended::Lost(format!("the worker ended {what}"));
     let (words, hello) = server.accept().map_err(|_| lost("before it said hello"))?;
     let sender = match hello {
@@ -83,7 +83,7 @@ fn converse(
     tell(WorkerSaid::Loaded(loaded));
     sender.send(Order::Warm(warm_up)).map_err(|_| lost("when it was told to warm up"))?;
     match next(&words)? {
-        WorkerSays::Warmed { times } => Ok(times),
+        WorkerSays::Warmed(warmed) => Ok(warmed),
         other => Err(out_of_turn(&other)),
     }
 }

@@ -12,4 +12,4 @@ pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use socket::BatchSocket;
 pub use spawn::Inherited;
-pub use worker::{Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};
+pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

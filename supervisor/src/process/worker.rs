@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipc_channel::ipc::IpcOneShotServer;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, Loaded, Purpose, Refusal, WarmTime, WarmUp, WorkerSays, descriptors,
+    Assignment, LoadTimes, Loaded, Purpose, Refusal, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
@@ -71,8 +71,8 @@ pub enum WorkerSaid {
     Connected,
     /// The model is in its memory.
     Loaded(Loaded),
-    /// It can serve (or, a reference worker, has written its answers); so long each size executed.
-    Warmed(Vec<WarmTime>),
+    /// It can serve (or, a reference worker, has written its answers).
+    Warmed(Warmed),
     /// It cannot go on.
     Refused(Refusal),
     /// Its boot channel broke before it was warm.
@@ -125,6 +125,21 @@ pub struct Worker {
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
     lowered: bool,
+    spawned: Instant,
+    times: BootTimes,
+}
+
+/// How long the parts of a worker's start took; zero for those that it has not come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BootTimes {
+    /// From its spawn to its hello.
+    pub spawn: Duration,
+    /// The parts of loading.
+    pub load: LoadTimes,
+    /// Running every batch size for the first time.
+    pub warmup: Duration,
+    /// Running them again, and comparing the answers.
+    pub proof: Duration,
 }
 
 impl Worker {
@@ -149,6 +164,7 @@ impl Worker {
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
             launch.grant.inherited(),
         ];
+        let spawned = Instant::now();
         let child = start(&launch, &name, &files)?;
         drop(theirs);
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
@@ -179,7 +195,26 @@ impl Worker {
             assignment: Some(Box::new(launch.assignment)),
             kill,
             lowered: launch.low_priority,
+            spawned,
+            times: BootTimes::default(),
         })
+    }
+
+    /// Takes note of how long its start took so far, as it says.
+    pub fn note(&mut self, said: &WorkerSaid) {
+        match said {
+            WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),
+            WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
+            WorkerSaid::Warmed(warmed) => {
+                (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+            }
+            WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    /// How long the parts of its start took.
+    pub fn times(&self) -> BootTimes {
+        self.times
     }
 
     /// After its hello: lets it load and warm up.

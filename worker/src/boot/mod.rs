@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, Loaded as LoadedModel, Order, Purpose, Refusal, WarmTime, WarmUp, WorkerSays,
+    Assignment, LoadTimes, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
@@ -45,11 +45,11 @@ impl Connected {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
-        let parts = Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
+        let (parts, took) = Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let Signature { inputs, outputs } = parts.signature.clone();
-        link.say(WorkerSays::Loaded(LoadedModel { inputs, outputs, sms: parts.device.sms() }))?;
+        link.say(WorkerSays::Loaded(LoadedModel { inputs, outputs, sms: parts.device.sms(), took }))?;
         Ok(Loaded { link, purpose: assignment.purpose, warm: times.warm, parts })
     }
 }
@@ -72,14 +72,18 @@ impl Loaded {
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
-        let times = self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
+        let warmed = self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
-        self.link.say(WorkerSays::Warmed { times })?;
+        self.link.say(WorkerSays::Warmed(warmed))?;
         Ok(match self.purpose {
             Purpose::Reference => None,
             Purpose::Serve => Some(self.parts.into_warm(warm_up.batched)),
         })
     }
+}
+
+fn since(begun_ns: u64) -> Duration {
+    Duration::from_nanos(now_ns().saturating_sub(begun_ns))
 }
 
 /// What a loaded worker consists of.
@@ -97,7 +101,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<Self, Refusal> {
+    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes), Refusal> {
         let setup = |fault: &dyn std::error::Error| Refusal::Setup(fault.to_string());
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
         let device = Device::open(assignment, pool)?;
@@ -108,14 +112,19 @@ impl Parts {
             .checked_mul(IN_FLIGHT as u64)
             .ok_or_else(|| Refusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(|fault| setup(&fault))?;
+        let begun_ns = now_ns();
         let (engine, signature) = Engine::load(&assignment.engine)?;
+        let took = LoadTimes { session: since(begun_ns), ..LoadTimes::default() };
         let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
-        Ok(Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket })
+        let parts =
+            Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket };
+        Ok((parts, took))
     }
 
-    /// Runs every batch size, and writes or checks the answers; says how long each executed.
-    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Vec<WarmTime>, Refusal> {
+    /// Runs every batch size, and writes or checks the answers.
+    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Refusal> {
+        let begun_ns = now_ns();
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| Refusal::Setup(fault.to_string()))?;
         let (engine, signature) = (&mut self.engine, &self.signature);
@@ -125,7 +134,7 @@ impl Parts {
             Purpose::Reference => proof::write_reference(&mut trial, &self.reference)?,
             Purpose::Serve => proof::prove(&mut trial, &self.reference)?,
         }
-        Ok(trial.times)
+        Ok(Warmed { times: trial.times, warmup: Duration::ZERO, proof: since(begun_ns) })
     }
 
     fn into_warm(self, batched: bool) -> Warm {

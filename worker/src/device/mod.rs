@@ -42,6 +42,7 @@ impl Device {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 EmulatedGpu::open(sms, seat, pool, execution).map(Self::Emulated)
             }
+            (Purpose::Serve, DeviceSpec::Cuda) => Err(Refusal::Setup("this build has no CUDA device".into())),
         }
     }
 

@@ -36,7 +36,7 @@ impl Engine {
             EngineSpec::Emulated { tensors, batched } => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
             }
-            EngineSpec::OnnxRuntime { library, path, threads } => {
+            EngineSpec::OnnxRuntime { library, path, threads, providers: _ } => {
                 let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
             }

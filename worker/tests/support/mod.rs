@@ -19,7 +19,7 @@ use shadowslice_shared::batch::{
 };
 use shadowslice_shared::boot::{
     Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Purpose, Refusal,
-    SHARE_VARIABLE, WarmUp, WorkerSays, descriptors,
+    SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::pool::Pool;
 use shadowslice_shared::profile::Profile;
@@ -130,7 +130,7 @@ impl Worker {
     pub fn warm(&self, warm_up: WarmUp) -> Result<(), Refusal> {
         self.orders.send(Order::Warm(warm_up)).unwrap();
         match self.says.recv().unwrap() {
-            WorkerSays::Warmed { times } => {
+            WorkerSays::Warmed(Warmed { times, .. }) => {
                 assert!(!times.is_empty());
                 Ok(())
             }
@@ -274,7 +274,7 @@ pub fn echo_warm_up() -> WarmUp {
 
 /// An engine for a model's file.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
-    EngineSpec::OnnxRuntime { library: library(), path, threads: 1 }
+    EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers: vec![] }
 }
 
 /// ONNX Runtime's library: `ORT_DYLIB_PATH`, else where `make` puts it.
