@@ -193,7 +193,7 @@ pub struct WarmUp {
 }
 
 /// What came of a warm-up.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Warmed {
     /// How long each size executed.
     pub times: Vec<WarmTime>,
@@ -203,13 +203,15 @@ pub struct Warmed {
     pub proof: Duration,
 }
 
-/// How long a batch size executed when it was warmed up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How a batch size fared when it was warmed up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WarmTime {
     /// The batch size.
     pub rows: u32,
     /// How long it executed.
     pub took: Duration,
+    /// How far its answers lay from the reference: the largest difference relative to the largest value.
+    pub error: f64,
 }
 
 /// Why a worker cannot go on.

@@ -194,6 +194,11 @@ impl ReadableSlab {
         Ok(Self { mapping: Mapping::new(file, bytes, ProtFlags::PROT_READ)? })
     }
 
+    /// Where the mapping starts, and its size in bytes, for a device that reads there by itself.
+    pub fn whole(&self) -> (NonNull<u8>, u64) {
+        (self.mapping.start, self.mapping.bytes)
+    }
+
     /// The bytes at a place that the supervisor's message named. They stay as they are until the
     /// batch is answered.
     pub fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], OutOfSlab> {
@@ -259,6 +264,16 @@ impl AnswerWriter {
         check_size(file, bytes)?;
         let mapping = Mapping::new(file, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         Ok(Self { mapping })
+    }
+
+    /// Where the mapping starts, and its size in bytes, for a device that writes there by itself.
+    pub fn whole(&self) -> (NonNull<u8>, u64) {
+        (self.mapping.start, self.mapping.bytes)
+    }
+
+    /// The address of `len` bytes at `offset`, likewise.
+    pub fn place(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
+        self.mapping.at(offset, len)
     }
 
     /// Copies `bytes` to `offset`. Only for the slot that the batch at hand was given.

@@ -1,5 +1,7 @@
 //! Where a batch's answer goes: a slot of the response slab, filled part by part.
 
+use std::ptr::NonNull;
+
 use shadowslice_shared::batch::{Extent, RunFailure};
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
@@ -14,6 +16,11 @@ impl AnswerSlots {
     /// The slots of `slot_bytes` bytes of a mapped slab.
     pub fn new(writer: AnswerWriter, slot_bytes: u64) -> Self {
         Self { writer, slot_bytes }
+    }
+
+    /// Where the slab is mapped, and its size in bytes.
+    pub fn whole(&self) -> (NonNull<u8>, u64) {
+        self.writer.whole()
     }
 
     /// A slot, empty.
@@ -36,13 +43,21 @@ pub struct AnswerSlot<'a> {
 impl AnswerSlot<'_> {
     /// Appends one request's part of one output.
     pub fn put(&mut self, bytes: &[u8]) -> Extent {
-        let len = bytes.len() as u64;
+        let (extent, place) = self.reserve(bytes.len() as u64);
+        if place.is_some() {
+            self.writer.write(extent.offset, bytes).expect("there is room, as was just found");
+        }
+        extent
+    }
+
+    /// Room for one request's part of one output, which a device will write: its address, unless it does not fit.
+    pub fn reserve(&mut self, len: u64) -> (Extent, Option<NonNull<u8>>) {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset.saturating_add(len);
-        if self.end <= self.limit {
-            self.writer.write(offset, bytes).expect("every slot lies inside the slab that was mapped");
-        }
-        Extent { offset, len }
+        let fits = self.end <= self.limit;
+        let place =
+            || self.writer.place(offset, len).expect("every slot lies inside the slab that was mapped");
+        (Extent { offset, len }, fits.then(place))
     }
 
     /// Whether all of it did fit.

@@ -57,6 +57,11 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
+    /// The slot of its answer.
+    pub fn slot(&self) -> u8 {
+        self.batch.slot
+    }
+
     /// The number of requests.
     pub fn requests(&self) -> usize {
         self.batch.requests.len()

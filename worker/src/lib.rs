@@ -11,5 +11,6 @@ pub mod descriptors;
 pub mod device;
 pub mod engine;
 pub mod inputs;
+pub mod probe;
 pub mod proof;
 pub mod serve;

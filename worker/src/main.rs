@@ -2,24 +2,51 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use shadowslice_worker::boot::{Connected, Fault};
+use shadowslice_worker::probe::Probe;
 
 /// Wrong usage, as sysexits has it.
 const EX_USAGE: u8 = 64;
 
+/// What cannot be had, likewise.
+const EX_UNAVAILABLE: u8 = 69;
+
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let server = match (arguments.next(), arguments.next(), arguments.next()) {
-        (Some(flag), Some(server), None) if flag == "--boot" => server,
-        _ => {
-            say(
-                "this program is started by the supervisor, not by hand; run `shadowslice serve CONFIG.yaml`",
-            );
-            return ExitCode::from(EX_USAGE);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((flag, [server])) if flag == "--boot" => serve(server.clone()),
+        Some((flag, rest)) if flag == "--probe" => {
+            match Probe::read(rest, std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from)) {
+                Some(probe) => find_out(probe),
+                None => misused(),
+            }
         }
-    };
+        _ => misused(),
+    }
+}
+
+fn misused() -> ExitCode {
+    say("this program is started by the supervisor, not by hand; run `shadowslice serve CONFIG.yaml`");
+    ExitCode::from(EX_USAGE)
+}
+
+fn find_out(probe: Probe) -> ExitCode {
+    match probe.run() {
+        Ok(findings) => match writeln!(std::io::stdout(), "{findings}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Err(error) => {
+            say(&with_causes(&error));
+            ExitCode::from(EX_UNAVAILABLE)
+        }
+    }
+}
+
+fn serve(server: String) -> ExitCode {
     match run(server) {
         // Who should hear of it is gone.
         Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,

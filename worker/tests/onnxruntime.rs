@@ -12,7 +12,7 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
 use support::onnx::{Node, Value, element, model, weights};
-use support::{Setup, Worker, fp32, onnxruntime, reference, reference_file, serving, strings};
+use support::{Setup, Worker, fp32, on_gpu, onnxruntime, reference, reference_file, serving, strings};
 use tempfile::TempDir;
 
 /// A model's file, which goes with its folder.
@@ -210,6 +210,10 @@ fn a_model_that_computes_something_else_is_refused() {
 
 #[test]
 fn real_answers_take_as_long_as_the_profile_says() {
+    // A real GPU takes its own time.
+    if on_gpu() {
+        return;
+    }
     let model = file(&linear([1.0; 4]));
     let execution = Execution::new(vec![Sms(2)], vec![Row { batch: 1, ms: vec![200.0] }]).unwrap();
     let (source, memory, start) = (Source::Illustrative, Memory::default(), Start::default());

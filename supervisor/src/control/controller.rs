@@ -404,6 +404,7 @@ impl Controller {
             phase: phase.to_owned(),
             restarts: self.restarts.deaths(),
             boot_ms: BootMs::of(worker.times()),
+            answer_error: worker.answer_error(),
         }
     }
 }

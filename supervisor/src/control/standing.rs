@@ -57,6 +57,8 @@ pub struct WorkerStanding {
     pub restarts: u32,
     /// How its start went.
     pub boot_ms: BootMs,
+    /// How far its answers lay from the reference at most, relative to an output's largest value.
+    pub answer_error: Option<f64>,
 }
 
 /// How long the parts of a worker's start took, in ms; zero for those that it has not come to, and for those

@@ -127,10 +127,11 @@ pub struct Worker {
     lowered: bool,
     spawned: Instant,
     times: BootTimes,
+    answer_error: Option<f64>,
 }
 
 /// How long the parts of a worker's start took; zero for those that it has not come to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BootTimes {
     /// From its spawn to its hello.
     pub spawn: Duration,
@@ -197,6 +198,7 @@ impl Worker {
             lowered: launch.low_priority,
             spawned,
             times: BootTimes::default(),
+            answer_error: None,
         })
     }
 
@@ -207,9 +209,16 @@ impl Worker {
             WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
             WorkerSaid::Warmed(warmed) => {
                 (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+                self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }
+    }
+
+    /// How far its answers lay from the reference at most, once it is warm: the largest difference relative to the
+    /// largest value.
+    pub fn answer_error(&self) -> Option<f64> {
+        self.answer_error
     }
 
     /// How long the parts of its start took.

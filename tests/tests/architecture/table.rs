@@ -44,12 +44,12 @@ pub(crate) const ROWS: &[Row] = &[
     },
     // Simulated worlds around them, as pure as they are: files are read by who asks for a simulation.
     Row { part: "simulator/src", may: &["crate", "shadowslice_policy", "shadowslice_shared"], never: PURE },
-    // A worker. CUDA and ONNX Runtime only where the model runs; neither of those two knows the other.
+    // A worker. CUDA and ONNX Runtime only where the model runs; an engine knows a real GPU, and no device an engine.
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
     Row {
         part: "worker/src/engine",
-        may: &["crate::answer", "crate::inputs", "shadowslice_shared"],
-        never: &[],
+        may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
+        never: &["cudarc"],
     },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
     // The supervisor's data path: from a socket to a lane. It never waits for control, so it cannot name it.
@@ -245,7 +245,13 @@ pub(crate) const UNSAFE: &[&str] = &[
     "supervisor/src/process/socket.rs",
     "supervisor/src/process/spawn.rs",
     "worker/src/descriptors.rs",
+    "worker/src/device/cuda/mod.rs",
+    "worker/src/device/cuda/open.rs",
+    "worker/src/device/cuda/pinned.rs",
+    "worker/src/device/cuda/trials.rs",
+    "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",
+    "worker/src/engine/onnxruntime/providers.rs",
     "worker/src/engine/onnxruntime/strings.rs",
 ];
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, LoadTimes, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, Warmed, WorkerSays,
+    Assignment, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, Warmed,
+    WorkerSays,
 };
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
@@ -17,7 +18,8 @@ use crate::answer::AnswerSlots;
 use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
-use crate::engine::{Engine, Signature};
+use crate::device::cuda::pinned;
+use crate::engine::{Engine, Libraries, Signature};
 use crate::proof::{self, Trial};
 use crate::serve::Warm;
 pub use link::Fault;
@@ -82,8 +84,8 @@ impl Loaded {
     }
 }
 
-fn since(begun_ns: u64) -> Duration {
-    Duration::from_nanos(now_ns().saturating_sub(begun_ns))
+fn between(begun_ns: u64, ended_ns: u64) -> Duration {
+    Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
 /// What a loaded worker consists of.
@@ -104,7 +106,12 @@ impl Parts {
     fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes), Refusal> {
         let setup = |fault: &dyn std::error::Error| Refusal::Setup(fault.to_string());
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
+        let begun_ns = now_ns();
+        let on_gpu = assignment.purpose == Purpose::Serve && assignment.device == DeviceSpec::Cuda;
+        let libraries = Libraries::load(&assignment.engine, on_gpu)?;
+        let loaded_ns = now_ns();
         let device = Device::open(assignment, pool)?;
+        let opened_ns = now_ns();
         let requests =
             ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(|fault| setup(&fault))?;
         let slot_bytes = assignment.response_slot_bytes;
@@ -112,9 +119,15 @@ impl Parts {
             .checked_mul(IN_FLIGHT as u64)
             .ok_or_else(|| Refusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(|fault| setup(&fault))?;
-        let begun_ns = now_ns();
-        let (engine, signature) = Engine::load(&assignment.engine)?;
-        let took = LoadTimes { session: since(begun_ns), ..LoadTimes::default() };
+        if let Some(gpu) = device.gpu() {
+            pinned::pin(gpu, &requests, &writer);
+        }
+        let (engine, signature) = Engine::load(&assignment.engine, &libraries, device.gpu().cloned())?;
+        let took = LoadTimes {
+            libraries: between(begun_ns, loaded_ns),
+            context: between(loaded_ns, opened_ns),
+            session: between(opened_ns, now_ns()),
+        };
         let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
         let parts =
@@ -124,17 +137,22 @@ impl Parts {
 
     /// Runs every batch size, and writes or checks the answers.
     fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Refusal> {
-        let begun_ns = now_ns();
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| Refusal::Setup(fault.to_string()))?;
         let (engine, signature) = (&mut self.engine, &self.signature);
         let times = Vec::with_capacity(warm_up.sizes.len());
         let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up, times };
+        let begun_ns = now_ns();
+        if self.device.gpu().is_some() {
+            proof::warm(&mut trial)?;
+        }
+        let warm_ns = now_ns();
         match purpose {
             Purpose::Reference => proof::write_reference(&mut trial, &self.reference)?,
             Purpose::Serve => proof::prove(&mut trial, &self.reference)?,
         }
-        Ok(Warmed { times: trial.times, warmup: Duration::ZERO, proof: since(begun_ns) })
+        let (warmup, proof) = (between(begun_ns, warm_ns), between(warm_ns, now_ns()));
+        Ok(Warmed { times: trial.times, warmup, proof })
     }
 
     fn into_warm(self, batched: bool) -> Warm {

@@ -1,9 +1,11 @@
 //! What a worker runs on: how many SMs it was given, and when a batch is through.
 
+pub mod cuda;
 pub mod emulated;
 pub mod timeline;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::boot::{Assignment, DeviceSpec, Purpose, Refusal};
@@ -11,6 +13,7 @@ use shadowslice_shared::profile::{Profile, Start};
 use shadowslice_shared::units::Sms;
 
 use crate::clock::now_ns;
+use cuda::CudaGpu;
 use emulated::EmulatedGpu;
 
 /// A device.
@@ -20,6 +23,8 @@ pub enum Device {
     Host,
     /// The emulated GPU.
     Emulated(EmulatedGpu),
+    /// A real GPU.
+    Cuda(Arc<CudaGpu>),
 }
 
 /// When a batch started.
@@ -42,7 +47,7 @@ impl Device {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 EmulatedGpu::open(sms, seat, pool, execution).map(Self::Emulated)
             }
-            (Purpose::Serve, DeviceSpec::Cuda) => Err(Refusal::Setup("this build has no CUDA device".into())),
+            (Purpose::Serve, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
         }
     }
 
@@ -51,13 +56,22 @@ impl Device {
         match self {
             Self::Host => Sms(0),
             Self::Emulated(gpu) => gpu.sms(),
+            Self::Cuda(gpu) => gpu.sms(),
+        }
+    }
+
+    /// The real GPU, if it is one.
+    pub fn gpu(&self) -> Option<&Arc<CudaGpu>> {
+        match self {
+            Self::Host | Self::Emulated(_) => None,
+            Self::Cuda(gpu) => Some(gpu),
         }
     }
 
     /// How long starting takes on this device, at least.
     pub fn start_times(&self, profile: Option<&Profile>) -> Start {
         match self {
-            Self::Host => Start::default(),
+            Self::Host | Self::Cuda(_) => Start::default(),
             Self::Emulated(_) => profile.map(|profile| profile.start).unwrap_or_default(),
         }
     }
@@ -65,7 +79,7 @@ impl Device {
     /// A batch of `rows` rows, sent at `sent_ns`, starts to execute.
     pub fn start(&mut self, rows: u32, sent_ns: u64) -> Started {
         match self {
-            Self::Host => {
+            Self::Host | Self::Cuda(_) => {
                 let now = now_ns();
                 Started { at_ns: now, seen_ns: now, rows }
             }
@@ -77,7 +91,7 @@ impl Device {
     /// computed already.
     pub fn finish(&mut self, started: Started) -> Duration {
         match self {
-            Self::Host => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
+            Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
             Self::Emulated(gpu) => gpu.finish(started),
         }
     }
@@ -85,7 +99,7 @@ impl Device {
     /// No further batch is there: the SMs are left to others.
     pub fn idle(&mut self) {
         match self {
-            Self::Host => {}
+            Self::Host | Self::Cuda(_) => {}
             Self::Emulated(gpu) => gpu.leave(),
         }
     }

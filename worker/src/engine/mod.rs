@@ -3,21 +3,46 @@
 mod echo;
 mod onnxruntime;
 
+use std::sync::Arc;
+
 use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::{EngineSpec, Refusal};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
+use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
-use onnxruntime::OnnxRuntime;
+pub use onnxruntime::OnGpu;
+use onnxruntime::{Library, OnnxRuntime};
 
 /// An engine with its model.
 #[derive(Debug)]
 pub enum Engine {
     /// Answers with its input.
     Emulated,
-    /// ONNX Runtime.
+    /// ONNX Runtime on the host's processor.
     OnnxRuntime(Box<OnnxRuntime>),
+    /// ONNX Runtime on a GPU.
+    OnGpu(Box<OnGpu>),
+}
+
+/// What an engine needs, loaded before it is known what it runs on.
+#[derive(Debug)]
+pub enum Libraries {
+    /// Nothing.
+    None,
+    /// ONNX Runtime.
+    OnnxRuntime(Library),
+}
+
+impl Libraries {
+    /// Loads them. With `gpu` those that compute on GPUs too; no GPU is touched.
+    pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, Refusal> {
+        match spec {
+            EngineSpec::Emulated { .. } => Ok(Self::None),
+            EngineSpec::OnnxRuntime { library, .. } => Library::load(library, gpu).map(Self::OnnxRuntime),
+        }
+    }
 }
 
 /// What a model takes and gives, whole shapes.
@@ -30,15 +55,26 @@ pub struct Signature {
 }
 
 impl Engine {
-    /// Loads a model.
-    pub fn load(spec: &EngineSpec) -> Result<(Self, Signature), Refusal> {
-        match spec {
-            EngineSpec::Emulated { tensors, batched } => {
+    /// Loads a model, on the host's processor or on this GPU.
+    pub fn load(
+        spec: &EngineSpec,
+        libraries: &Libraries,
+        gpu: Option<Arc<CudaGpu>>,
+    ) -> Result<(Self, Signature), Refusal> {
+        match (spec, libraries) {
+            (EngineSpec::Emulated { tensors, batched }, _) => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
             }
-            EngineSpec::OnnxRuntime { library, path, threads, providers: _ } => {
+            (EngineSpec::OnnxRuntime { path, threads, providers, .. }, Libraries::OnnxRuntime(library)) => {
+                if let Some(gpu) = gpu {
+                    let (engine, signature) = OnGpu::load(library, path, *threads, (providers, gpu))?;
+                    return Ok((Self::OnGpu(Box::new(engine)), signature));
+                }
                 let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
+            }
+            (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
+                Err(Refusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
             }
         }
     }
@@ -48,6 +84,11 @@ impl Engine {
         let outputs = match self {
             Self::Emulated => echo::run(inputs, slot),
             Self::OnnxRuntime(engine) => engine.run(inputs, slot)?,
+            Self::OnGpu(engine) => {
+                let outputs = engine.begin(inputs, slot)?;
+                engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(fault.to_string()))?;
+                return Ok(outputs);
+            }
         };
         slot.check().map(|()| outputs)
     }

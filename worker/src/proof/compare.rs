@@ -33,8 +33,9 @@ fn tolerance(datatype: Datatype) -> f64 {
     }
 }
 
-/// Compares an answer with the reference. All but floats must be equal.
-pub(super) fn compare(datatype: Datatype, want: &Answer, got: &Answer) -> Result<(), Wrong> {
+/// Compares an answer with the reference; returns how far it lies from it, relative to the output's largest
+/// magnitude. All but floats must be equal.
+pub(super) fn compare(datatype: Datatype, want: &Answer, got: &Answer) -> Result<f64, Wrong> {
     if want.shape != got.shape {
         return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
     }
@@ -42,16 +43,17 @@ pub(super) fn compare(datatype: Datatype, want: &Answer, got: &Answer) -> Result
         (Some(want), Some(got)) if want.len() == got.len() => {
             compare_floats(&want, &got, tolerance(datatype))
         }
-        _ if want.bytes == got.bytes => Ok(()),
+        _ if want.bytes == got.bytes => Ok(0.0),
         _ => Err(Wrong::Differs),
     }
 }
 
-fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<(), Wrong> {
+fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
     // Inputs are of size 1, by which an output that is nothing but zeros can be measured.
     let scale = if largest > 0.0 { largest } else { 1.0 };
+    let mut farthest = 0.0_f64;
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {
         let same = want == got || (want.is_nan() && got.is_nan());
         if same {
@@ -64,8 +66,9 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<(), Wrong> 
         if off > allowed {
             return Err(Wrong::Far { index, got, want, off, allowed });
         }
+        farthest = farthest.max(off);
     }
-    Ok(())
+    Ok(farthest)
 }
 
 /// The values of a tensor of floats; `None` for other types.
@@ -91,23 +94,23 @@ mod tests {
         Answer { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
     }
 
-    fn compared(want: &[f32], got: &[f32]) -> Result<(), Wrong> {
+    fn compared(want: &[f32], got: &[f32]) -> Result<f64, Wrong> {
         compare(Datatype::Fp32, &fp32(want), &fp32(got))
     }
 
     #[test]
     fn floats_are_held_against_the_largest_of_them() {
-        assert_eq!(compared(&[100.0, 0.0], &[100.5, 0.9]), Ok(()));
+        assert!(compared(&[100.0, 0.0], &[100.5, 0.9]).is_ok());
         assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(Wrong::Far { index: 1, .. })));
         assert!(matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(Wrong::Far { .. })), "small outputs too");
-        assert_eq!(compared(&[0.0], &[1e-4]), Ok(()));
+        assert!(compared(&[0.0], &[1e-4]).is_ok());
         assert!(matches!(compared(&[0.0], &[0.5]), Err(Wrong::Far { .. })));
     }
 
     #[test]
     fn what_is_no_number_must_be_the_same() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
-        assert_eq!(compared(&[nan, infinity], &[nan, infinity]), Ok(()));
+        assert!(compared(&[nan, infinity], &[nan, infinity]).is_ok());
         for (want, got) in [(nan, 0.0), (0.0, nan), (infinity, -infinity), (1.0, infinity), (infinity, 1.0)] {
             assert!(matches!(compared(&[want], &[got]), Err(Wrong::NotANumber { .. })), "{want} {got}");
         }
@@ -116,7 +119,7 @@ mod tests {
     #[test]
     fn all_else_must_be_equal_and_of_one_shape() {
         let answer = |bytes: &[u8]| Answer { shape: vec![1], bytes: bytes.to_vec() };
-        assert_eq!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0])), Ok(()));
+        assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0])).is_ok());
         let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]));
         assert_eq!(off, Err(Wrong::Differs));
         assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4])), Err(Wrong::Differs));
@@ -127,11 +130,11 @@ mod tests {
     fn halves_are_read_as_halves() {
         let halves =
             |value: f32| Answer { shape: vec![1], bytes: f16::from_f32(value).to_le_bytes().to_vec() };
-        assert_eq!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01)), Ok(()));
+        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01)).is_ok());
         assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1)).is_err());
         let brains =
             |value: f32| Answer { shape: vec![1], bytes: bf16::from_f32(value).to_le_bytes().to_vec() };
-        assert_eq!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04)), Ok(()));
+        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04)).is_ok());
         assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1)).is_err());
     }
 }

@@ -18,7 +18,7 @@ use shadowslice_shared::batch::{
     Answer, Batch, BatchRequest, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, decode, encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Purpose, Refusal,
+    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Provider, Purpose, Refusal,
     SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::pool::Pool;
@@ -103,7 +103,11 @@ impl Worker {
             model: "test".into(),
             purpose: setup.purpose,
             engine: setup.engine,
-            device: DeviceSpec::Emulated { sms: Sms(132), seat: setup.seat },
+            device: if on_gpu() {
+                DeviceSpec::Cuda
+            } else {
+                DeviceSpec::Emulated { sms: Sms(132), seat: setup.seat }
+            },
             profile: setup.profile,
             request_bytes: REQUEST_BYTES,
             response_slot_bytes: SLOT_BYTES,
@@ -272,9 +276,15 @@ pub fn echo_warm_up() -> WarmUp {
     WarmUp { batched: true, sizes: vec![1, 2, 8], shapes: vec![vec![4], vec![1]] }
 }
 
+/// Whether the tests are to run on a real GPU: `SHADOWSLICE_TEST_DEVICE=cuda`.
+pub fn on_gpu() -> bool {
+    std::env::var_os("SHADOWSLICE_TEST_DEVICE").is_some_and(|device| device == "cuda")
+}
+
 /// An engine for a model's file.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
-    EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers: vec![] }
+    let providers = if on_gpu() { vec![Provider::Cuda] } else { vec![] };
+    EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers }
 }
 
 /// ONNX Runtime's library: `ORT_DYLIB_PATH`, else where `make` puts it.

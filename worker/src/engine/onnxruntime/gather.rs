@@ -17,6 +17,13 @@ impl GatherBuffer {
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
     }
 
+    /// The booleans of an input, stacked here. Bytes other than 0 and 1 mean true, as in C.
+    pub(super) fn booleans(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
+        let bytes = self.gathered(inputs, input);
+        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+        bytes
+    }
+
     /// The bytes of an input, stacked here.
     pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));

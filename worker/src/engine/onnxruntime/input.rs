@@ -54,14 +54,12 @@ where
     <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
 }
 
-/// Bytes other than 0 and 1 mean true, as in C; in place they could not be told to be booleans.
+/// In place, unless bytes other than 0 and 1 could not be told to be booleans.
 fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
     if inputs.requests() == 1
         && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))
     {
         return booleans;
     }
-    let bytes = buffer.gathered(inputs, input);
-    bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
-    <[bool]>::try_ref_from_bytes(bytes).expect("all of them are 0 or 1 now")
+    <[bool]>::try_ref_from_bytes(buffer.booleans(inputs, input)).expect("all of them are 0 or 1 now")
 }

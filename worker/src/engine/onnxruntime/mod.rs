@@ -1,8 +1,11 @@
-//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU.
+//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU, on a real one with the
+//! providers that the assignment names.
 
 mod gather;
 mod input;
+mod on_gpu;
 mod output;
+mod providers;
 mod strings;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +21,37 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::Signature;
 use crate::answer::AnswerSlot;
+use crate::device::cuda::CudaFault;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
+pub use on_gpu::OnGpu;
+
+/// ONNX Runtime's library, loaded.
+#[derive(Debug)]
+pub struct Library {
+    environment: Environment,
+}
+
+impl Library {
+    /// Loads the library, once a process, and with `gpu` those that it computes on GPUs with. The GPU itself is not
+    /// touched.
+    ///
+    /// That the library sends no telemetry is for the supervisor's `ORT_DISABLE_TELEMETRY` to see to:
+    /// its first event goes out before it can be told here.
+    pub fn load(library: &Path, gpu: bool) -> Result<Self, Refusal> {
+        let fault = |fault: ort::Error| Refusal::Library(fault.to_string());
+        let environment = ort::init_from(library)
+            .map_err(|fault| Refusal::Library(fault.to_string()))?
+            .with_name("shadowslice")
+            .with_telemetry(false)
+            .build()
+            .map_err(fault)?;
+        if gpu {
+            providers::load_libraries();
+        }
+        Ok(Self { environment })
+    }
+}
 
 /// A model in ONNX Runtime.
 #[derive(Debug)]
@@ -31,18 +63,13 @@ pub struct OnnxRuntime {
 }
 
 impl OnnxRuntime {
-    /// Loads the library, once a process, and a model with `threads` threads within an operator.
-    ///
-    /// That the library sends no telemetry is for the supervisor's `ORT_DISABLE_TELEMETRY` to see to:
-    /// its first event goes out before it can be told here.
-    pub fn load(library: &Path, model: &Path, threads: u32) -> Result<(Self, Signature), Refusal> {
-        let environment = ort::init_from(library)
-            .map_err(|fault| Refusal::Library(fault.to_string()))?
-            .with_name("shadowslice")
-            .with_telemetry(false)
-            .build()
-            .map_err(|fault| Refusal::Library(fault.to_string()))?;
-        let mut builder = options(&environment, threads).map_err(Refusal::Model)?;
+    /// Loads a model with `threads` threads within an operator on the host's processor.
+    pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), Refusal> {
+        let builder = options(&library.environment, threads).map_err(Refusal::Model)?;
+        Self::commit(builder, model)
+    }
+
+    fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), Refusal> {
         // Reading the types of inputs and outputs, `ort` panics at those that it does not know.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
@@ -115,6 +142,31 @@ fn datatype(element: TensorElementType) -> Option<Datatype> {
     })
 }
 
+/// The element type of a datatype.
+fn element_type(datatype: Datatype) -> TensorElementType {
+    match datatype {
+        Datatype::Bool => TensorElementType::Bool,
+        Datatype::Uint8 => TensorElementType::Uint8,
+        Datatype::Uint16 => TensorElementType::Uint16,
+        Datatype::Uint32 => TensorElementType::Uint32,
+        Datatype::Uint64 => TensorElementType::Uint64,
+        Datatype::Int8 => TensorElementType::Int8,
+        Datatype::Int16 => TensorElementType::Int16,
+        Datatype::Int32 => TensorElementType::Int32,
+        Datatype::Int64 => TensorElementType::Int64,
+        Datatype::Fp16 => TensorElementType::Float16,
+        Datatype::Bf16 => TensorElementType::Bfloat16,
+        Datatype::Fp32 => TensorElementType::Float32,
+        Datatype::Fp64 => TensorElementType::Float64,
+        Datatype::Bytes => TensorElementType::String,
+    }
+}
+
 fn failed(fault: &ort::Error) -> RunFailure {
     RunFailure::Engine(fault.message().to_owned())
+}
+
+/// What the GPU could not do fails the batch; whether it can go on at all shows when it is synchronised.
+fn broken(fault: &CudaFault) -> RunFailure {
+    RunFailure::Engine(fault.to_string())
 }

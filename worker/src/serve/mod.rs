@@ -1,5 +1,7 @@
 //! A warm worker's life: batches in, answers out, one after the other, until there is no more work.
 
+mod on_gpu;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -12,8 +14,10 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
 use crate::device::Device;
+use crate::device::cuda::CudaFault;
 use crate::engine::{Engine, Signature};
 use crate::inputs::Inputs;
+use on_gpu::OnGpu;
 
 /// An engine's words are cut to this many bytes, so that an answer always fits into its message.
 const MAX_REASON_BYTES: usize = 4096;
@@ -40,26 +44,35 @@ pub enum ServeFault {
     /// An answer could not be sent.
     #[error("answers cannot be sent")]
     Send(#[source] Errno),
+    /// The next event could not be waited for.
+    #[error("the next batch cannot be waited for")]
+    Wait(#[source] rustix::io::Errno),
+    /// The GPU is beyond use; another process may fare better.
+    #[error("the GPU is lost to this process")]
+    Gpu(#[source] CudaFault),
 }
 
 impl Warm {
     /// Runs batches until the supervisor closes the socket, or is gone.
-    pub fn serve(mut self) -> Result<(), ServeFault> {
+    pub fn serve(self) -> Result<(), ServeFault> {
+        match self.engine {
+            Engine::OnGpu(engine) => {
+                OnGpu::new(*engine, self.signature, self.batched, self.requests, self.slots)
+                    .serve(&self.socket)
+            }
+            _ => self.one_by_one(),
+        }
+    }
+
+    fn one_by_one(mut self) -> Result<(), ServeFault> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
-            let answer = match message.get(..len).map(decode::<Batch>) {
-                Some(Ok(batch)) => self.answer(&batch),
-                Some(Err(fault)) => unreadable(&fault.to_string()),
-                None => unreadable("it is longer than a message may be"),
+            let answer = match read(&message, len) {
+                Ok(batch) => self.answer(&batch),
+                Err(unreadable) => unreadable,
             };
-            let bytes = match encode(&answer, &mut message) {
-                Ok(bytes) => bytes.len(),
-                Err(_) => encode(&too_long(&answer), &mut message).expect("a short reason fits").len(),
-            };
-            match send(self.socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
-                Ok(_) => {}
-                Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
-                Err(errno) => return Err(ServeFault::Send(errno)),
+            if !say(&self.socket, &answer, &mut message)? {
+                return Ok(());
             }
         }
         Ok(())
@@ -77,11 +90,7 @@ impl Warm {
         while received == Err(Errno::EINTR) {
             received = recv(socket, message, MsgFlags::MSG_TRUNC);
         }
-        match received {
-            Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
-            Ok(len) => Ok(Some(len)),
-            Err(errno) => Err(ServeFault::Receive(errno)),
-        }
+        length(received)
     }
 
     fn answer(&mut self, batch: &Batch) -> Answer {
@@ -89,8 +98,7 @@ impl Warm {
             Ok((execution, outputs)) => (execution, Ok(outputs)),
             Err(failure) => (Duration::ZERO, Err(shortened(failure))),
         };
-        let execution_us = u64::try_from(execution.as_micros()).unwrap_or(u64::MAX);
-        Answer { id: batch.id, execution_us, result }
+        Answer { id: batch.id, execution_us: micros(execution), result }
     }
 
     /// A batch that fails takes none of the device's time.
@@ -100,6 +108,41 @@ impl Warm {
         let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
         Ok((self.device.finish(started), outputs))
     }
+}
+
+/// What a receive came to: a message's length, or the end.
+fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
+    match received {
+        Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
+        Ok(len) => Ok(Some(len)),
+        Err(errno) => Err(ServeFault::Receive(errno)),
+    }
+}
+
+/// The batch in a message of this length, or the answer to one that cannot be read.
+fn read(message: &[u8], len: usize) -> Result<Batch, Answer> {
+    match message.get(..len).map(decode::<Batch>) {
+        Some(Ok(batch)) => Ok(batch),
+        Some(Err(fault)) => Err(unreadable(&fault.to_string())),
+        None => Err(unreadable("it is longer than a message may be")),
+    }
+}
+
+/// Sends an answer; `false` if nobody is there to hear it.
+fn say(socket: &OwnedFd, answer: &Answer, message: &mut [u8]) -> Result<bool, ServeFault> {
+    let bytes = match encode(answer, message) {
+        Ok(bytes) => bytes.len(),
+        Err(_) => encode(&too_long(answer), message).expect("a short reason fits").len(),
+    };
+    match send(socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
+        Ok(_) => Ok(true),
+        Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
+        Err(errno) => Err(ServeFault::Send(errno)),
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn unreadable(why: &str) -> Answer {

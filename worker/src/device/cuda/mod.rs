@@ -1,0 +1,202 @@
+//! A real GPU, at the share of it that MPS gives this process.
+//!
+//! Two streams: inputs travel on one while the batch before executes on the other, which also takes the
+//! answers back. Of a batch, everything on the second stream lies between two events, which time it, and
+//! a callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for it and for
+//! further batches at once.
+#![allow(unsafe_code)] // calls into CUDA's driver
+
+mod open;
+pub mod pinned;
+pub mod trials;
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+use rustix::event::{EventfdFlags, eventfd};
+use shadowslice_shared::batch::IN_FLIGHT;
+use shadowslice_shared::boot::Refusal;
+use shadowslice_shared::units::Sms;
+
+/// What CUDA's driver could not do. The context may be beyond use afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the GPU cannot {what}")]
+pub struct CudaFault {
+    what: &'static str,
+    #[source]
+    source: DriverError,
+}
+
+fn fault(what: &'static str) -> impl Fn(DriverError) -> CudaFault {
+    move |source| CudaFault { what, source }
+}
+
+/// A GPU as this process may use it.
+pub struct CudaGpu {
+    context: Arc<CudaContext>,
+    compute: Arc<CudaStream>,
+    copies: Arc<CudaStream>,
+    flights: [Flight; IN_FLIGHT],
+    through: OwnedFd,
+    sms: Sms,
+}
+
+/// What tells how far a batch has come; one for each that may be on the GPU at once.
+struct Flight {
+    copied: CudaEvent,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl fmt::Debug for CudaGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaGpu").field("sms", &self.sms).finish_non_exhaustive()
+    }
+}
+
+impl CudaGpu {
+    /// Opens the first GPU that the environment lets the process see, and makes its context.
+    pub fn open() -> Result<Arc<Self>, Refusal> {
+        let context = open::context().map_err(|why| Refusal::Setup(why.to_string()))?;
+        Self::with(context).map(Arc::new).map_err(|why| Refusal::Setup(said(&why)))
+    }
+
+    fn with(context: Arc<CudaContext>) -> Result<Self, CudaFault> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let sms = context.attribute(attribute).map_err(fault("be asked for its SMs"))?;
+        let stream = || context.new_stream().map_err(fault("make a stream"));
+        let (compute, copies) = (stream()?, stream()?);
+        let through = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        let through = through.map_err(|_| fault("make an event file")(system))?;
+        let flights = [Flight::new(&context)?, Flight::new(&context)?];
+        let sms = Sms(u32::try_from(sms).unwrap_or(0));
+        Ok(Self { context, compute, copies, flights, through, sms })
+    }
+
+    /// The SMs that MPS really gave, as the device says.
+    pub fn sms(&self) -> Sms {
+        self.sms
+    }
+
+    /// The stream that an engine must compute on, as CUDA's runtime knows it. It lives as long as this.
+    pub fn compute_stream(&self) -> *mut () {
+        self.compute.cu_stream().cast()
+    }
+
+    /// Readable when a batch is through.
+    pub fn through(&self) -> BorrowedFd<'_> {
+        self.through.as_fd()
+    }
+
+    /// Forgets that a batch was through, before looking which.
+    pub fn look(&self) {
+        // Nothing to forget is as good.
+        rustix::io::read(&self.through, &mut [0; 8]).ok();
+    }
+
+    /// Lets the bytes travel to an address on the GPU.
+    ///
+    /// # Safety
+    ///
+    /// Until the batch is through the bytes stay as they are. The address has room for them, and nothing on the
+    /// GPU uses it meanwhile.
+    pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaFault> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for both sides.
+        let copied = unsafe { result::memcpy_htod_async(to.as_ptr() as u64, from, self.copies.cu_stream()) };
+        copied.map_err(fault("copy an input"))
+    }
+
+    /// What is computed from here on belongs to the batch of this slot, whose inputs are under way.
+    pub fn start(&self, slot: u8) -> Result<(), CudaFault> {
+        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
+        flight.copied.record(&self.copies).map_err(fault("mark the end of a copy"))?;
+        self.compute.wait(&flight.copied).map_err(fault("wait for a copy"))?;
+        flight.start.record(&self.compute).map_err(fault("mark the start of a batch"))
+    }
+
+    /// Lets an answer travel back once it is computed.
+    ///
+    /// # Safety
+    ///
+    /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from now on. `to` has
+    /// room for as many, and is nobody else's until the batch is through.
+    pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaFault> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (to, from) = (to.as_ptr().cast(), from.as_ptr() as u64);
+        // SAFETY: the caller vouches for both sides.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, len, self.compute.cu_stream()) };
+        copied.result().map_err(fault("copy an answer"))
+    }
+
+    /// All of the batch of this slot has been put on the stream.
+    pub fn end(&self, slot: u8) -> Result<(), CudaFault> {
+        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
+        flight.end.record(&self.compute).map_err(fault("mark the end of a batch"))?;
+        let file = self.through.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
+        // SAFETY: the callback only writes to the event file, which is closed after the stream ended.
+        let launched = unsafe { result::stream::launch_host_function(self.compute.cu_stream(), tell, file) };
+        launched.map_err(fault("announce the end of a batch"))
+    }
+
+    /// How long the batch of this slot executed; `None` while it does.
+    pub fn executed(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
+        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
+        if !flight.end.try_is_complete().map_err(fault("say whether a batch is through"))? {
+            return Ok(None);
+        }
+        let ms = flight.start.elapsed_ms(&flight.end).map_err(fault("time a batch"))?;
+        Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
+    }
+
+    /// Waits until everything is through.
+    pub fn synchronize(&self) -> Result<(), CudaFault> {
+        self.context.synchronize().map_err(fault("go on"))
+    }
+
+    /// Bytes of its memory: what is free, and all.
+    pub fn memory(&self) -> Result<(usize, usize), CudaFault> {
+        self.context.mem_get_info().map_err(fault("be asked for its memory"))
+    }
+}
+
+impl Drop for CudaGpu {
+    /// A process must not leave the GPU in mid-kernel: under MPS that can harm its neighbours.
+    fn drop(&mut self) {
+        // If that fails, the context is beyond use and nothing executes.
+        self.context.synchronize().ok();
+    }
+}
+
+impl Flight {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaFault> {
+        let event = |flags| context.new_event(Some(flags)).map_err(fault("make an event"));
+        Ok(Self {
+            copied: event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
+            start: event(sys::CUevent_flags::CU_EVENT_DEFAULT)?,
+            end: event(sys::CUevent_flags::CU_EVENT_DEFAULT)?,
+        })
+    }
+}
+
+/// Runs on a thread of CUDA's, which must not call CUDA.
+unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
+    let file = file.addr() as i32;
+    // SAFETY: the event file is open as long as the stream is.
+    let file = unsafe { BorrowedFd::borrow_raw(file) };
+    // Full means that it is readable already.
+    rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
+}
+
+fn said(fault: &CudaFault) -> String {
+    format!("{fault}: {}", fault.source)
+}

@@ -1,0 +1,73 @@
+//! Making the context. Under MPS it may have to wait for the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, DriverError, sys};
+
+use crate::clock::{after, now_ns};
+
+/// How long the MPS server may be starting, or be busy with ending a client, before a worker gives up.
+const SERVER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between two looks whether it is ready: there is no event to wait for.
+const SERVER_POLL: Duration = Duration::from_millis(20);
+
+/// Why there is no context.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error(
+        "NVIDIA's driver is not there: libcuda.so.1 cannot be loaded; install the driver, or use an emulated device"
+    )]
+    NoDriver,
+    #[error("the environment hides every GPU; is the UUID in the configuration right?")]
+    NoGpu,
+    #[error("the MPS server was not ready within {SERVER_PATIENCE:?} ({0}); see its server.log")]
+    NotReady(DriverError),
+    #[error("the GPU cannot be opened: {0}")]
+    Driver(DriverError),
+}
+
+/// The primary context of the first GPU that the process sees, which is the one that engines use too.
+pub(super) fn context() -> Result<Arc<CudaContext>, OpenError> {
+    load_driver()?;
+    let deadline_ns = after(now_ns(), SERVER_PATIENCE);
+    loop {
+        match CudaContext::new(0).and_then(waits_asleep) {
+            Ok(context) => return Ok(context),
+            Err(error) if !is_not_ready(error) => return Err(opened(error)),
+            Err(error) if now_ns() > deadline_ns => return Err(OpenError::NotReady(error)),
+            Err(_) => pause(),
+        }
+    }
+}
+
+/// Loads the driver's library, without initialising it.
+pub(super) fn load_driver() -> Result<(), OpenError> {
+    // SAFETY: loading NVIDIA's library runs its initialisers, which is what a CUDA program does.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(OpenError::NoDriver) }
+}
+
+/// A thread that waits for the GPU leaves its core to others.
+fn waits_asleep(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, DriverError> {
+    context.set_blocking_synchronize()?;
+    Ok(context)
+}
+
+/// While the server starts, recovers from a fault or ends a client, it takes nobody.
+fn is_not_ready(error: DriverError) -> bool {
+    use sys::CUresult::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};
+    matches!(error.0, CUDA_ERROR_MPS_SERVER_NOT_READY | CUDA_ERROR_MPS_CONNECTION_FAILED)
+}
+
+fn opened(error: DriverError) -> OpenError {
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => OpenError::NoGpu,
+        _ => OpenError::Driver(error),
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // the server announces nothing that could be waited for
+fn pause() {
+    std::thread::sleep(SERVER_POLL);
+}

@@ -1,0 +1,215 @@
+//! What things cost on this GPU that a worker does not do yet: for `shadowslice-worker --probe`.
+
+use std::mem::{MaybeUninit, zeroed};
+use std::process::Command;
+use std::ptr::null_mut;
+use std::time::Instant;
+
+use cudarc::driver::{DriverError, result, sys};
+use shadowslice_shared::boot::SHARE_VARIABLE;
+use shadowslice_shared::units::Percent;
+
+use super::{CudaFault, CudaGpu, fault};
+
+/// How often each is done.
+const TIMES: usize = 50;
+
+/// Bytes of the memory that is shared with another process.
+const SHARED_BYTES: usize = 64 << 20;
+
+/// What a GPU is, as its driver says.
+#[derive(Debug, serde::Serialize)]
+pub struct Facts {
+    /// SMs that this process may use.
+    pub sms: u32,
+    /// Whether this process is a client of MPS.
+    pub mps: bool,
+    /// Its name.
+    pub name: String,
+    /// Its UUID, as the driver's tools write it.
+    pub uuid: String,
+    /// The CUDA version of the driver: 13000 is 13.0.
+    pub driver: i32,
+    /// Bytes of its memory.
+    pub memory_total: usize,
+    /// Bytes that are free, with this process's context.
+    pub memory_free: usize,
+}
+
+/// Asks the driver.
+pub fn facts(gpu: &CudaGpu) -> Result<Facts, CudaFault> {
+    let asked = fault("be asked what it is");
+    let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+    let mut driver = 0;
+    // SAFETY: it writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&asked)?;
+    let (memory_free, memory_total) = gpu.memory()?;
+    let bytes = gpu.context.uuid().map_err(&asked)?.bytes;
+    Ok(Facts {
+        sms: gpu.sms().0,
+        mps: mps.unwrap_or(0) != 0,
+        name: gpu.context.name().map_err(&asked)?,
+        uuid: uuid(bytes.map(|byte| byte as u8)),
+        driver,
+        memory_total,
+        memory_free,
+    })
+}
+
+fn uuid(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Times of green contexts, in µs.
+#[derive(Debug, serde::Serialize)]
+pub struct GreenTimes {
+    /// SMs of each half.
+    pub sms: Vec<u32>,
+    /// Making a context on half of the SMs, and a stream in it.
+    pub create_us: Vec<f64>,
+    /// A small piece of work on the stream of the one half, then, behind it, on that of the other.
+    pub switch_us: Vec<f64>,
+    /// The same two pieces on one stream.
+    pub stay_us: Vec<f64>,
+}
+
+struct Green {
+    context: sys::CUgreenCtx,
+    stream: sys::CUstream,
+}
+
+/// Makes green contexts on the two halves of the SMs, and moves work from one to the other.
+pub fn green(gpu: &CudaGpu) -> Result<GreenTimes, CudaFault> {
+    let failed = fault("be divided into green contexts");
+    let halves = halves(gpu).map_err(&failed)?;
+    let mut create_us = Vec::with_capacity(TIMES);
+    for _ in 0..TIMES {
+        let begun = Instant::now();
+        let green = make_green(gpu, halves[0]).map_err(&failed)?;
+        create_us.push(us(begun));
+        destroy(green).map_err(&failed)?;
+    }
+    let (first, second) =
+        (make_green(gpu, halves[0]).map_err(&failed)?, make_green(gpu, halves[1]).map_err(&failed)?);
+    // SAFETY: allocated here, used by the work below only, freed after it.
+    let place = unsafe { result::malloc_sync(4096) }.map_err(&failed)?;
+    let event = gpu.context.new_event(None).map_err(&failed)?;
+    let timed = |from: sys::CUstream, to: sys::CUstream| {
+        let begun = Instant::now();
+        // SAFETY: streams, event and memory live beyond this.
+        unsafe {
+            result::memset_d8_async(place, 1, 4096, from)?;
+            result::event::record(event.cu_event(), from)?;
+            result::stream::wait_event(to, event.cu_event(), sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)?;
+            result::memset_d8_async(place, 2, 4096, to)?;
+            result::stream::synchronize(to)?;
+        }
+        Ok::<f64, DriverError>(us(begun))
+    };
+    let repeat = |from, to| (0..TIMES).map(|_| timed(from, to)).collect::<Result<Vec<_>, _>>();
+    let switch_us = repeat(first.stream, second.stream).map_err(&failed)?;
+    let stay_us = repeat(first.stream, first.stream).map_err(&failed)?;
+    // SAFETY: all work on it has been waited for.
+    unsafe { result::free_sync(place) }.map_err(&failed)?;
+    destroy(first).and(destroy(second)).map_err(&failed)?;
+    // SAFETY: resources of the kind SM carry a count of SMs.
+    let sms = halves.iter().map(|half| unsafe { half.__bindgen_anon_1.sm.smCount }).collect();
+    Ok(GreenTimes { sms, create_us, switch_us, stay_us })
+}
+
+/// The SMs in two groups: about half, in steps that the hardware allows, and what remains.
+fn halves(gpu: &CudaGpu) -> Result<[sys::CUdevResource; 2], DriverError> {
+    let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    // SAFETY: plain data, for which zeros are a value; the driver fills it in below.
+    let (mut all, mut first, mut rest): (sys::CUdevResource, sys::CUdevResource, sys::CUdevResource) =
+        unsafe { (zeroed(), zeroed(), zeroed()) };
+    let mut groups = 1;
+    let half = gpu.sms().0 / 2 / 8 * 8;
+    // SAFETY: each pointer is to a resource or number of ours, and one group is asked for.
+    unsafe {
+        sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
+        sys::cuDevSmResourceSplitByCount(&mut first, &mut groups, &all, &mut rest, 0, half).result()?;
+    }
+    Ok([first, rest])
+}
+
+fn make_green(gpu: &CudaGpu, mut sms: sys::CUdevResource) -> Result<Green, DriverError> {
+    let (mut description, mut context, mut stream) = (null_mut(), null_mut(), null_mut());
+    let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
+    let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: each pointer is to a handle of ours that the driver fills in.
+    unsafe {
+        sys::cuDevResourceGenerateDesc(&mut description, &mut sms, 1).result()?;
+        sys::cuGreenCtxCreate(&mut context, description, gpu.context.cu_device(), flags).result()?;
+        sys::cuGreenCtxStreamCreate(&mut stream, context, non_blocking, 0).result()?;
+    }
+    Ok(Green { context, stream })
+}
+
+fn destroy(green: Green) -> Result<(), DriverError> {
+    // SAFETY: both are ours, idle, and used no more.
+    unsafe {
+        result::stream::destroy(green.stream)?;
+        sys::cuGreenCtxDestroy(green.context).result()
+    }
+}
+
+/// Times of sharing memory between processes, in µs.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub struct IpcTimes {
+    /// Opening another process's memory.
+    pub open_us: Vec<f64>,
+    /// Closing it again.
+    pub close_us: Vec<f64>,
+}
+
+/// Has another process open memory of this one; returns what that wrote.
+pub fn share_memory(gpu: &CudaGpu, mut opener: Command) -> Result<std::io::Result<Vec<u8>>, CudaFault> {
+    let failed = fault("share memory with another process");
+    // SAFETY: allocated here, and freed after the other process has ended.
+    let memory = unsafe { result::malloc_sync(SHARED_BYTES) }.map_err(&failed)?;
+    let mut handle = MaybeUninit::<sys::CUipcMemHandle>::uninit();
+    // SAFETY: the driver fills in the handle of memory that is ours.
+    let handle = unsafe {
+        sys::cuIpcGetMemHandle(handle.as_mut_ptr(), memory).result().map_err(&failed)?;
+        handle.assume_init()
+    };
+    let hex: String = handle.reserved.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+    let output = opener.arg(hex).output();
+    gpu.synchronize()?;
+    // SAFETY: nobody else uses it any more.
+    unsafe { result::free_sync(memory) }.map_err(&failed)?;
+    Ok(output.map(|output| output.stdout))
+}
+
+/// Opens and closes the memory that a handle in hexadecimal stands for.
+pub fn open_shared(handle: &[u8; 64]) -> Result<IpcTimes, CudaFault> {
+    let failed = fault("open another process's memory");
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
+    let (mut open_us, mut close_us) = (Vec::with_capacity(TIMES), Vec::with_capacity(TIMES));
+    for _ in 0..TIMES {
+        let mut memory = 0;
+        let flag = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let begun = Instant::now();
+        // SAFETY: the driver checks the handle, and fills in the address.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&mut memory, handle, flag) }.result().map_err(&failed)?;
+        open_us.push(us(begun));
+        let begun = Instant::now();
+        // SAFETY: opened above, and not used.
+        unsafe { sys::cuIpcCloseMemHandle(memory) }.result().map_err(&failed)?;
+        close_us.push(us(begun));
+    }
+    Ok(IpcTimes { open_us, close_us })
+}
+
+/// Gives this process its share as late as that is possible: just before it first touches the GPU.
+#[allow(clippy::disallowed_methods)] // that it can still be set is what is measured
+pub fn set_share(share: Percent) {
+    // SAFETY: threads of libraries are idle as nothing was computed yet, and none of ours runs.
+    unsafe { std::env::set_var(SHARE_VARIABLE, share.get().to_string()) };
+}
+
+fn us(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e6
+}

@@ -1,0 +1,58 @@
+//! What computes a model's operators.
+#![allow(unsafe_code)] // hands a stream to ONNX Runtime
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ort::ep::{self, ExecutionProviderDispatch};
+use shadowslice_shared::boot::Provider;
+
+use crate::device::cuda::CudaGpu;
+
+/// NVIDIA's libraries that ONNX Runtime's provider for CUDA 13 needs, those first that others need.
+const LIBRARIES: [&str; 5] =
+    ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9"];
+
+/// Loads NVIDIA's libraries, without touching the GPU: so that a process can be ready to go before it is known which
+/// share it will have. (The provider itself makes a context as soon as it is registered.)
+pub(super) fn load_libraries() {
+    for name in LIBRARIES {
+        // One that is not there, or has another version, is the provider's to miss, and to name.
+        ort::util::preload_dylib(name).ok();
+    }
+}
+
+/// The providers of a session on this GPU. The host's processor takes the operators that none of them has.
+pub(super) fn on_gpu(
+    providers: &[Provider],
+    gpu: &Arc<CudaGpu>,
+) -> Result<Vec<ExecutionProviderDispatch>, String> {
+    providers.iter().map(|provider| dispatch(provider, gpu)).collect()
+}
+
+fn dispatch(provider: &Provider, gpu: &Arc<CudaGpu>) -> Result<ExecutionProviderDispatch, String> {
+    Ok(match provider {
+        // The kernels of convolutions are tried out at the first run of each shape, under this process's share.
+        Provider::Cuda => {
+            let cuda = ep::CUDA::default()
+                .with_tf32(true)
+                .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
+            // SAFETY: the session lives beside an `Arc` of the GPU, and is dropped before it.
+            unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
+        }
+        Provider::TensorRt { cache } => {
+            let cache = utf8(cache)?;
+            let tensorrt = ep::TensorRT::default()
+                .with_engine_cache(true)
+                .with_engine_cache_path(cache)
+                .with_timing_cache(true)
+                .with_timing_cache_path(cache);
+            // SAFETY: as above.
+            unsafe { tensorrt.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
+        }
+    })
+}
+
+fn utf8(path: &Path) -> Result<&str, String> {
+    path.to_str().ok_or_else(|| format!("the cache of TensorRT, {}, is no UTF-8", path.display()))
+}

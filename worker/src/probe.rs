@@ -1,0 +1,192 @@
+//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as one line of JSON. The
+//! supervisor and measurements ask it, so that they need no CUDA of their own.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::json;
+use shadowslice_shared::batch::IN_FLIGHT;
+use shadowslice_shared::boot::{EngineSpec, Provider, Refusal, WarmUp};
+use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, SlabError};
+use shadowslice_shared::units::Percent;
+use std::os::fd::AsFd;
+
+use crate::answer::AnswerSlots;
+use crate::device::cuda::{CudaFault, CudaGpu, trials};
+use crate::engine::{Engine, Libraries, Signature};
+use crate::proof::{self, Trial};
+
+/// Room for the answers of one small batch, in bytes.
+const ANSWER_BYTES: u64 = 64 << 20;
+
+/// What to find out.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// What the GPU is, and how long it took to get at it.
+    Facts,
+    /// What green contexts cost.
+    Green,
+    /// What opening another process's memory costs.
+    Ipc,
+    /// The other process of [`Probe::Ipc`].
+    IpcOpen([u8; 64]),
+    /// How long a process takes from its share to its first answer if all libraries have been loaded before.
+    Blank {
+        /// The model.
+        model: PathBuf,
+        /// The share.
+        share: Percent,
+        /// ONNX Runtime's library.
+        library: PathBuf,
+    },
+}
+
+/// Why there is nothing to print.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// The GPU, the library or the model.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The GPU, later.
+    #[error("the GPU cannot be probed")]
+    Gpu(#[from] CudaFault),
+    /// Memory for answers.
+    #[error("there is no memory for answers")]
+    Slab(#[from] SlabError),
+    /// The other process.
+    #[error("another process cannot be asked")]
+    Other(#[from] std::io::Error),
+    /// What it said, or what there is to say.
+    #[error("the findings are no JSON; did the other process fail?")]
+    Json(#[from] serde_json::Error),
+}
+
+impl Probe {
+    /// Reads a command line after `--probe`; `None` if it is none. `library` is what the environment says.
+    pub fn read(arguments: &[String], library: Option<PathBuf>) -> Option<Self> {
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        match words[..] {
+            [] => Some(Self::Facts),
+            ["green"] => Some(Self::Green),
+            ["ipc"] => Some(Self::Ipc),
+            ["ipc-open", handle] => bytes(handle).map(Self::IpcOpen),
+            ["blank", model, share] => Some(Self::Blank {
+                model: model.into(),
+                share: share.parse().ok().and_then(|share| Percent::new(share).ok())?,
+                library: library?,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Finds it out; returns one line of JSON.
+    pub fn run(self) -> Result<String, ProbeError> {
+        match self {
+            Self::Facts => facts(),
+            Self::Green => line(&trials::green(&*CudaGpu::open()?)?),
+            Self::Ipc => {
+                let mut opener = Command::new(std::env::current_exe()?);
+                opener.args(["--probe", "ipc-open"]);
+                let said = trials::share_memory(&*CudaGpu::open()?, opener)??;
+                line(&serde_json::from_slice::<trials::IpcTimes>(&said)?)
+            }
+            Self::IpcOpen(handle) => {
+                let _gpu = CudaGpu::open()?;
+                line(&trials::open_shared(&handle)?)
+            }
+            Self::Blank { model, share, library } => blank(model, share, library),
+        }
+    }
+}
+
+fn facts() -> Result<String, ProbeError> {
+    let begun = Instant::now();
+    let gpu = CudaGpu::open()?;
+    let context_ms = ms(begun);
+    let mut facts = serde_json::to_value(trials::facts(&gpu)?)?;
+    facts["context_ms"] = json!(context_ms);
+    line(&facts)
+}
+
+fn blank(model: PathBuf, share: Percent, library: PathBuf) -> Result<String, ProbeError> {
+    let spec = EngineSpec::OnnxRuntime { library, path: model, threads: 1, providers: vec![Provider::Cuda] };
+    let begun = Instant::now();
+    let libraries = Libraries::load(&spec, true)?;
+    let libraries_ms = ms(begun);
+    trials::set_share(share);
+    let begun = Instant::now();
+    let gpu = CudaGpu::open()?;
+    let context_ms = ms(begun);
+    let begun = Instant::now();
+    let (mut engine, signature) = Engine::load(&spec, &libraries, Some(gpu.clone()))?;
+    let session_ms = ms(begun);
+    let begun = Instant::now();
+    run_once(&mut engine, &signature)?;
+    let first_run_ms = ms(begun);
+    let begun = Instant::now();
+    run_once(&mut engine, &signature)?;
+    let next_run_ms = ms(begun);
+    line(&json!({
+        "sms": gpu.sms().0,
+        "libraries_ms": libraries_ms,
+        "context_ms": context_ms,
+        "session_ms": session_ms,
+        "first_run_ms": first_run_ms,
+        "next_run_ms": next_run_ms,
+    }))
+}
+
+/// Runs a batch of one row, with 1 for every axis that the model leaves open.
+fn run_once(engine: &mut Engine, signature: &Signature) -> Result<(), ProbeError> {
+    let slab = AnswerSlab::create("shadowslice-probe", ANSWER_BYTES * IN_FLIGHT as u64)?;
+    let slots = AnswerSlots::new(AnswerWriter::map(slab.as_fd(), slab.bytes())?, ANSWER_BYTES);
+    let answers = ReadableSlab::map(slab.as_fd(), slab.bytes())?;
+    let shape = |shape: &Vec<i64>| shape.iter().skip(1).map(|&axis| axis.max(1)).collect();
+    let shapes = signature.inputs.iter().map(|input| shape(&input.shape)).collect();
+    let warm_up = WarmUp { batched: true, sizes: vec![1], shapes };
+    let mut trial =
+        Trial { engine, signature, slots: &slots, answers: &answers, warm_up: &warm_up, times: Vec::new() };
+    Ok(proof::warm(&mut trial)?)
+}
+
+/// 64 bytes from their hexadecimal digits.
+fn bytes(hex: &str) -> Option<[u8; 64]> {
+    let pairs = hex.as_bytes().chunks(2).map(|pair| {
+        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    pairs.collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+fn line(findings: &impl Serialize) -> Result<String, ProbeError> {
+    Ok(serde_json::to_string(findings)?)
+}
+
+fn ms(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Option<Probe> {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        Probe::read(&words, Some("libonnxruntime.so".into()))
+    }
+
+    #[test]
+    fn command_lines_are_read_or_refused() {
+        assert_eq!(read(""), Some(Probe::Facts));
+        assert_eq!(read("green"), Some(Probe::Green));
+        assert!(matches!(read("blank model.onnx 30"), Some(Probe::Blank { .. })));
+        assert_eq!(read("blank model.onnx 101"), None);
+        let handle = "0f".repeat(64);
+        assert_eq!(read(&format!("ipc-open {handle}")), Some(Probe::IpcOpen([15; 64])));
+        assert_eq!(read(&format!("ipc-open {}", &handle[1..])), None);
+        assert_eq!(read("ipc-open zz"), None);
+        assert_eq!(read("what"), None);
+    }
+}

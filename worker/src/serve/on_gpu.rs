@@ -1,0 +1,139 @@
+//! Serving on a GPU: while one batch executes, the next one's inputs travel and its kernels are put in line.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+use rustix::event::{PollFd, PollFlags, poll};
+use shadowslice_shared::batch::{Answer, Batch, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, RunFailure};
+use shadowslice_shared::slab::ReadableSlab;
+
+use super::{ServeFault, length, micros, read, say, shortened};
+use crate::answer::AnswerSlots;
+use crate::engine::{OnGpu as Engine, Signature};
+use crate::inputs::Inputs;
+
+/// A worker that serves on a GPU.
+pub(super) struct OnGpu {
+    engine: Engine,
+    signature: Signature,
+    batched: bool,
+    requests: ReadableSlab,
+    slots: AnswerSlots,
+    /// Batches on the GPU, in the order in which they end.
+    flying: VecDeque<Flying>,
+}
+
+struct Flying {
+    id: u64,
+    slot: u8,
+    outputs: Vec<Output>,
+}
+
+/// What there is to do.
+struct Ready {
+    message: bool,
+    through: bool,
+}
+
+impl OnGpu {
+    pub(super) fn new(
+        engine: Engine,
+        signature: Signature,
+        batched: bool,
+        requests: ReadableSlab,
+        slots: AnswerSlots,
+    ) -> Self {
+        Self { engine, signature, batched, requests, slots, flying: VecDeque::with_capacity(IN_FLIGHT) }
+    }
+
+    /// Runs batches until there are no more, and answers all that it began.
+    pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
+        let mut message = vec![0; MAX_MESSAGE_BYTES];
+        let mut more = true;
+        while more || !self.flying.is_empty() {
+            let ready = self.wait(socket, more)?;
+            if ready.through && !self.answer_those_through(socket, &mut message)? {
+                return Ok(());
+            }
+            if !ready.message {
+                continue;
+            }
+            let received =
+                recv(socket.as_raw_fd(), &mut message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
+            if matches!(received, Err(Errno::EAGAIN | Errno::EINTR)) {
+                continue;
+            }
+            match length(received)? {
+                None => more = false,
+                Some(len) => {
+                    if let Some(answer) = self.begin(read(&message, len))?
+                        && !say(socket, &answer, &mut message)?
+                    {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a message, if there is room for a batch, and for a batch that is through.
+    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
+        let room = more && self.flying.len() < IN_FLIGHT;
+        let through = self.engine.gpu().through();
+        let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        // A socket whose end has come is always ready, and only of interest if there is room.
+        let count = if room { 2 } else { 1 };
+        match poll(&mut watched[..count], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(ServeFault::Wait(errno)),
+        }
+        let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        Ok(Ready { through: ready(&watched[0]), message: room && ready(&watched[1]) })
+    }
+
+    /// Puts a batch on the GPU; an answer comes back at once only if that failed.
+    fn begin(&mut self, batch: Result<Batch, Answer>) -> Result<Option<Answer>, ServeFault> {
+        let batch = match batch {
+            Ok(batch) => batch,
+            Err(unreadable) => return Ok(Some(unreadable)),
+        };
+        match self.launch(&batch) {
+            Ok(outputs) => {
+                self.flying.push_back(Flying { id: batch.id, slot: batch.slot, outputs });
+                Ok(None)
+            }
+            Err(failure) => {
+                // Whatever of it is on the GPU must be through before its slot is used again.
+                self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
+                Ok(Some(Answer { id: batch.id, execution_us: 0, result: Err(shortened(failure)) }))
+            }
+        }
+    }
+
+    fn launch(&mut self, batch: &Batch) -> Result<Vec<Output>, RunFailure> {
+        let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
+        self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
+    }
+
+    /// Answers the batches that are through; `false` if nobody is there to hear it.
+    fn answer_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
+        self.engine.gpu().look();
+        while let Some(first) = self.flying.front() {
+            let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
+            let Some(execution) = executed else { break };
+            let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
+            if !say(socket, &answered(id, execution, outputs), message)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn answered(id: u64, execution: Duration, outputs: Vec<Output>) -> Answer {
+    Answer { id, execution_us: micros(execution), result: Ok(outputs) }
+}
