@@ -10,6 +10,7 @@ use crate::config;
 use crate::control::HandoverReport;
 use crate::errors;
 use crate::exit::{self, fail};
+use crate::profile;
 use crate::serve;
 use crate::simulate;
 use crate::status;
@@ -75,6 +76,10 @@ enum Command {
     ///
     /// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
     Simulate(Box<simulate::Options>),
+    /// Measure what a model costs on a device, over batch sizes and shares, and write its profile.
+    ///
+    /// Workers are started as for serving, one share after the other; nothing else should use the device.
+    Profile(Box<profile::Options>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -106,6 +111,7 @@ pub fn run() -> ExitCode {
             resize(Ask::Resize { model, share_percent: share }, json, at)
         }
         Command::Simulate(options) => simulate::run(&options),
+        Command::Profile(options) => profile::run(&options),
     };
     ExitCode::from(code)
 }

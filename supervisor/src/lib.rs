@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod partition;
 pub mod pipeline;
 pub mod process;
+pub mod profile;
 pub mod router;
 pub mod serve;
 pub mod simulate;

@@ -1,7 +1,7 @@
 //! The controller of one model: hears what happens, and performs what follows from it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -317,7 +317,7 @@ impl Controller {
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,
-            engine: engine(&self.model, &self.context),
+            engine: engine(&self.model, &self.context.library),
             device: grant.device(),
             profile: self.model.profile.clone(),
             request_bytes: self.pipeline.request_bytes(),
@@ -329,7 +329,7 @@ impl Controller {
             assignment,
             grant,
             share,
-            pipeline: &self.pipeline,
+            requests: self.pipeline.requests(),
             reference: &self.reference,
             cpus: &self.model.cpus,
             low_priority: low_priority && self.context.lower_shadows,
@@ -409,10 +409,11 @@ impl Controller {
     }
 }
 
-fn engine(model: &Model, context: &Context) -> EngineSpec {
+/// What runs a model, as its workers are told; `library` is ONNX Runtime's.
+pub fn engine(model: &Model, library: &Path) -> EngineSpec {
     match &model.engine {
         Engine::OnnxRuntime { path, threads } => EngineSpec::OnnxRuntime {
-            library: context.library.clone(),
+            library: library.to_owned(),
             path: path.clone(),
             threads: *threads,
             providers: Vec::new(),

@@ -22,7 +22,7 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, Refus
 }
 
 /// What its workers have to warm up.
-pub(super) fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, Refusal> {
+pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, Refusal> {
     let (max, sizes) = batching(&model.batch, loaded)?;
     plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)
 }

@@ -16,7 +16,8 @@ mod resize;
 mod standing;
 mod swap;
 
-pub use controller::{Context, Controller, Inbox, Parts};
+pub use controller::{Context, Controller, Inbox, Parts, engine};
+pub use loaded::warm_up;
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 
 use shadowslice_shared::units::Percent;

@@ -1,7 +1,7 @@
 //! A worker process, from its spawn to its exit.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::reference::ReferenceFile;
 use super::socket::BatchSocket;
 use super::spawn::{Inherited, inherit};
 use crate::partition::Grant;
-use crate::pipeline::{Pipeline, WorkerId};
+use crate::pipeline::WorkerId;
 
 /// What failed about starting a worker.
 #[derive(Debug, thiserror::Error)]
@@ -94,8 +94,8 @@ pub struct Launch<'l> {
     pub grant: Grant,
     /// Its share.
     pub share: Percent,
-    /// The pipeline whose requests it will read.
-    pub pipeline: &'l Pipeline,
+    /// The slab in which its requests will lie.
+    pub requests: BorrowedFd<'l>,
     /// The model's reference answers.
     pub reference: &'l ReferenceFile,
     /// Cores it is pinned to; empty: all.
@@ -160,7 +160,7 @@ impl Worker {
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
         let files = [
             Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
-            Inherited { number: descriptors::REQUESTS, file: launch.pipeline.requests() },
+            Inherited { number: descriptors::REQUESTS, file: launch.requests },
             Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
             launch.grant.inherited(),

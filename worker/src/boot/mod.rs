@@ -50,6 +50,7 @@ impl Connected {
         let (parts, took) = Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
+        let took = emulated(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, outputs } = parts.signature.clone();
         link.say(WorkerSays::Loaded(LoadedModel { inputs, outputs, sms: parts.device.sms(), took }))?;
         Ok(Loaded { link, purpose: assignment.purpose, warm: times.warm, parts })
@@ -76,12 +77,21 @@ impl Loaded {
         let deadline_ns = after(now_ns(), self.warm);
         let warmed = self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
-        self.link.say(WorkerSays::Warmed(warmed))?;
+        let proof = warmed.proof.max(self.warm);
+        self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
         Ok(match self.purpose {
             Purpose::Reference => None,
             Purpose::Serve => Some(self.parts.into_warm(warm_up.batched)),
         })
     }
+}
+
+/// Where the time of loading went, with what an emulated device has its workers wait: `process` for what starting
+/// one takes, out of `all`.
+fn emulated(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
+    let context = took.context.max(process);
+    let before = took.libraries.saturating_add(context);
+    LoadTimes { context, session: took.session.max(all.saturating_sub(before)), ..took }
 }
 
 fn between(begun_ns: u64, ended_ns: u64) -> Duration {

@@ -1,0 +1,277 @@
+//! One worker at one share: started as for serving, then given batch after batch.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+use shadowslice_shared::batch::{
+    Answer, Batch, BatchRequest, Extent, MAX_MESSAGE_BYTES, MessageError, decode, encode,
+};
+use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmUp};
+use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
+use shadowslice_shared::units::{Percent, Sms};
+use tokio::sync::mpsc;
+
+use crate::clock::monotonic_ns;
+use crate::config::{Model, Timeouts};
+use crate::control::{engine, warm_up};
+use crate::partition::{EmulatedGpu, NoSeat};
+use crate::pipeline::WorkerId;
+use crate::process::{
+    BatchSocket, BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
+    WorkerSaid,
+};
+
+/// Events that may wait; a worker has fewer than eight in its life.
+const EVENTS: usize = 16;
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BenchError {
+    /// No room on the device.
+    #[error("the device has no room")]
+    Grant(#[from] NoSeat),
+    /// The process.
+    #[error("a worker cannot be started")]
+    Spawn(#[from] SpawnError),
+    /// Its words.
+    #[error("the model cannot be run: {0}")]
+    Refused(String),
+    /// Its end.
+    #[error("the worker ended early: {0}")]
+    Ended(String),
+    /// Its silence.
+    #[error("the worker was not ready within {0:?}")]
+    Late(Duration),
+    /// Memory for inputs.
+    #[error("there is no memory for inputs")]
+    Slab(#[from] SlabError),
+    /// Inputs that do not fit.
+    #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
+    TooLarge(u32, #[source] OutOfSlab),
+    /// An input that has no size.
+    #[error("input '{0}' has axes of unknown size; give --shape {0}=AXISxAXIS, without the batch axis")]
+    Unknown(String),
+    /// The reference answers.
+    #[error("reference answers cannot be kept")]
+    Reference(#[from] ReferenceError),
+    /// A message.
+    #[error("a batch does not fit into a message")]
+    Message(#[from] MessageError),
+    /// The socket.
+    #[error("batches cannot be sent to the worker")]
+    Send(#[source] Errno),
+    /// The socket, the other way.
+    #[error("answers cannot be received")]
+    Receive(#[source] std::io::Error),
+}
+
+/// How a model is measured.
+pub(super) struct Bench<'b> {
+    pub(super) model: &'b Model,
+    pub(super) gpu: Arc<EmulatedGpu>,
+    pub(super) program: &'b std::path::Path,
+    pub(super) library: &'b std::path::Path,
+    pub(super) timeouts: Timeouts,
+    pub(super) response_bytes: u64,
+    pub(super) reference: ReferenceFile,
+    pub(super) requests: WritableSlab,
+    /// Batches of a size that are timed, after as many that are not.
+    pub(super) runs: u32,
+    /// After so long no further batch of a size is run.
+    pub(super) patience: Duration,
+}
+
+/// What was found at one share.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub(super) sms: Sms,
+    /// Per batch size: the median of its execution times, in ms.
+    pub(super) ms: Vec<(u32, f64)>,
+    pub(super) boot: BootTimes,
+}
+
+impl Bench<'_> {
+    /// Has the reference answers computed.
+    pub(super) async fn prepare(&self) -> Result<(), BenchError> {
+        let (mut worker, mut events) = self.spawn(Purpose::Reference, Percent::WHOLE)?;
+        self.boot(&mut worker, &mut events).await?;
+        end(worker, &mut events).await;
+        Ok(self.reference.seal()?)
+    }
+
+    /// Measures every batch size at a share.
+    pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
+        let (mut worker, mut events) = self.spawn(Purpose::Serve, share)?;
+        let loaded = self.boot(&mut worker, &mut events).await?;
+        let plan =
+            warm_up(self.model, &loaded).map_err(|refusal| BenchError::Refused(refusal.to_string()))?;
+        let (socket, _answers) =
+            worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))?;
+        let mut ms = Vec::with_capacity(plan.sizes.len());
+        for &size in &plan.sizes {
+            ms.push((size, self.time(&socket, &loaded.inputs, &plan, size).await?));
+        }
+        let column = Column { sms: loaded.sms, ms, boot: worker.times() };
+        end(worker, &mut events).await;
+        Ok(column)
+    }
+
+    fn spawn(
+        &self,
+        purpose: Purpose,
+        share: Percent,
+    ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
+        let (events, heard) = mpsc::channel(EVENTS);
+        let grant = self.gpu.grant(share)?;
+        let assignment = Assignment {
+            model: self.model.name.clone(),
+            purpose,
+            engine: engine(self.model, self.library),
+            device: grant.device(),
+            profile: self.model.profile.clone(),
+            request_bytes: self.requests.bytes(),
+            response_slot_bytes: self.response_bytes,
+        };
+        let launch = Launch {
+            id: WorkerId(0),
+            program: self.program,
+            assignment,
+            grant,
+            share,
+            requests: self.requests.as_fd(),
+            reference: &self.reference,
+            cpus: &self.model.cpus,
+            low_priority: false,
+            data_path: &tokio::runtime::Handle::current(),
+            events,
+        };
+        let model = self.model.clone();
+        Ok((Worker::spawn(launch, move |loaded| warm_up(&model, loaded))?, heard))
+    }
+
+    /// Takes a worker to being warm.
+    async fn boot(
+        &self,
+        worker: &mut Worker,
+        events: &mut mpsc::Receiver<WorkerEvent>,
+    ) -> Result<Loaded, BenchError> {
+        let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
+        let booted = tokio::time::timeout(patience, converse(worker, events)).await;
+        booted.unwrap_or_else(|_| {
+            worker.kill();
+            Err(BenchError::Late(patience))
+        })
+    }
+
+    /// The median time that a batch of this size executes, in ms.
+    async fn time(
+        &self,
+        socket: &BatchSocket,
+        inputs: &[TensorSpec],
+        plan: &WarmUp,
+        size: u32,
+    ) -> Result<f64, BenchError> {
+        let begun = Instant::now();
+        let mut times = Vec::with_capacity(self.runs as usize);
+        for run in 0..self.runs * 2 {
+            let batch = self.batch(inputs, plan, size, run)?;
+            let execution_us = execute(socket, &batch).await?;
+            if run >= self.runs || begun.elapsed() > self.patience / 2 {
+                times.push(execution_us);
+            }
+            if begun.elapsed() > self.patience && !times.is_empty() {
+                break;
+            }
+        }
+        times.sort_unstable();
+        // A batch that takes less than a microsecond still takes some time.
+        Ok(times[times.len() / 2].max(1) as f64 / 1e3)
+    }
+
+    /// A batch of one request whose inputs lie at the slab's start.
+    fn batch(&self, inputs: &[TensorSpec], plan: &WarmUp, size: u32, run: u32) -> Result<Batch, BenchError> {
+        let mut offset = 0_u64;
+        let mut extents = Vec::with_capacity(inputs.len());
+        for (input, shape) in inputs.iter().zip(&plan.shapes) {
+            let count = elements(shape).and_then(|row| row.checked_mul(size as usize));
+            let count = count.ok_or_else(|| BenchError::Unknown(input.name.clone()))?;
+            let bytes = made_up(input.datatype, count);
+            let len = bytes.len() as u64;
+            self.requests.write(offset, &bytes).map_err(|outside| BenchError::TooLarge(size, outside))?;
+            extents.push(Extent { offset, len });
+            offset = (offset + len).next_multiple_of(ALIGNMENT);
+        }
+        Ok(Batch {
+            id: u64::from(run),
+            slot: 0,
+            sent_ns: monotonic_ns(),
+            shapes: plan.shapes.clone(),
+            requests: vec![BatchRequest { rows: size, inputs: extents }],
+        })
+    }
+}
+
+async fn converse(
+    worker: &mut Worker,
+    events: &mut mpsc::Receiver<WorkerEvent>,
+) -> Result<Loaded, BenchError> {
+    let mut found = None;
+    while let Some(WorkerEvent { said, .. }) = events.recv().await {
+        worker.note(&said);
+        match said {
+            WorkerSaid::Connected => worker.warm(),
+            WorkerSaid::Loaded(loaded) => found = Some(loaded),
+            WorkerSaid::Warmed(_) => {
+                return found.ok_or_else(|| BenchError::Ended("it was warm before it was loaded".to_owned()));
+            }
+            WorkerSaid::Refused(refusal) => return Err(BenchError::Refused(refusal.to_string())),
+            WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
+            WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
+        }
+    }
+    Err(BenchError::Ended("nothing is known of it".to_owned()))
+}
+
+/// Lets a worker finish, and waits for its exit.
+async fn end(mut worker: Worker, events: &mut mpsc::Receiver<WorkerEvent>) {
+    worker.stop();
+    while let Some(event) = events.recv().await {
+        if matches!(event.said, WorkerSaid::Exited(_)) {
+            return;
+        }
+    }
+}
+
+/// Runs one batch; returns its execution time in µs.
+async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    let bytes = encode(batch, &mut message)?;
+    send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send)?;
+    let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
+    let answer: Answer = decode(message.get(..len).unwrap_or_default())?;
+    answer.result.map_err(|failure| BenchError::Refused(failure.to_string()))?;
+    Ok(answer.execution_us)
+}
+
+/// `count` elements that any model takes: floats that differ, and ones.
+fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
+    // Low bits of a generator's state would repeat; only differing values matter here.
+    let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
+    match datatype {
+        Datatype::Fp32 => (0..count).flat_map(|index| unit(index).to_le_bytes()).collect(),
+        Datatype::Fp64 => (0..count).flat_map(|index| f64::from(unit(index)).to_le_bytes()).collect(),
+        Datatype::Fp16 => [0x00, 0x3c].repeat(count),
+        Datatype::Bf16 => [0x80, 0x3f].repeat(count),
+        Datatype::Bytes => [1, 0, 0, 0, b'1'].repeat(count),
+        _ => {
+            let size = datatype.size().unwrap_or(1);
+            let mut one = vec![0; size];
+            one[0] = 1;
+            one.repeat(count)
+        }
+    }
+}

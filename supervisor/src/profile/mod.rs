@@ -1,0 +1,244 @@
+//! `shadowslice profile`: what a model costs on a device, measured over batch sizes and shares with the workers that
+//! would serve it.
+
+mod bench;
+#[cfg(test)]
+mod tests;
+mod yaml;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::slab::{SlabError, WritableSlab};
+use shadowslice_shared::units::{NotAShare, Percent};
+
+use crate::config::{self, Config, ConfigError, Model};
+use crate::errors;
+use crate::exit::{self, fail};
+use crate::host::{self, HostError};
+use crate::process::{BootTimes, ReferenceError, ReferenceFile};
+use bench::{Bench, BenchError, Column};
+
+/// What is measured, and how.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// The model's file.
+    model: PathBuf,
+    /// A GPU's index or UUID, or `emulated`.
+    #[arg(long)]
+    device: String,
+    /// SMs of the emulated device.
+    #[arg(long, default_value = "132")]
+    sms: u32,
+    /// The profile by which the emulated device takes its time.
+    #[arg(long, value_name = "PROFILE.yaml")]
+    emulate: Option<PathBuf>,
+    /// Shares to measure at, in percent.
+    #[arg(long, value_delimiter = ',', default_value = "6,12,20,30,45,60,80,100")]
+    shares: Vec<u32>,
+    /// The largest batch; sizes are powers of two up to it. 0 for a model without a batch axis.
+    #[arg(long)]
+    max_batch: Option<u32>,
+    /// The shape of an input without its batch axis, where the model leaves it open.
+    #[arg(long, value_name = "INPUT=AXISxAXIS", value_parser = shape)]
+    shape: Vec<(String, Vec<i64>)>,
+    /// Batches of each size that are timed, after as many that are not.
+    #[arg(long, default_value = "20")]
+    runs: u32,
+    /// Seconds after which no further batch of a size is run.
+    #[arg(long, default_value = "2")]
+    seconds: f64,
+    /// ONNX Runtime's library [default: as `serve` would choose it].
+    #[arg(long)]
+    library: Option<PathBuf>,
+    /// Where to write the profile [default: standard output].
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+}
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+enum ProfileError {
+    #[error("what was asked for is no configuration")]
+    Config(#[from] ConfigError),
+    #[error("{0}")]
+    Model(String),
+    #[error("the model cannot be described to a worker")]
+    Describe(#[source] std::io::Error),
+    #[error("this host cannot measure")]
+    Host(#[from] HostError),
+    #[error("memory for inputs cannot be had")]
+    Slab(#[from] SlabError),
+    #[error("reference answers cannot be kept")]
+    Reference(#[from] ReferenceError),
+    #[error("the runtime cannot be started; raise the limit on processes")]
+    Runtime(#[source] std::io::Error),
+    #[error("the model cannot be measured at {share}")]
+    Bench {
+        share: Percent,
+        #[source]
+        source: BenchError,
+    },
+    #[error("--shares")]
+    Share(#[from] NotAShare),
+    #[error("what was measured is no profile")]
+    Table(#[from] BadTable),
+    #[error("{path} cannot be written")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ProfileError {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Model(_) => exit::CONFIG,
+            Self::Share(_) => exit::USAGE,
+            Self::Bench { .. } | Self::Table(_) => exit::REFUSED,
+            _ => exit::UNAVAILABLE,
+        }
+    }
+}
+
+/// Measures; returns the exit code.
+pub fn run(options: &Options) -> u8 {
+    host::init_logging();
+    match measure(options) {
+        Ok(()) => 0,
+        Err(error) => fail(&errors::chain(&error), error.code()),
+    }
+}
+
+fn measure(options: &Options) -> Result<(), ProfileError> {
+    let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
+    let config = configuration(options)?;
+    let model = &config.models[0];
+    if let Some(why) = &model.broken {
+        return Err(ProfileError::Model(why.clone()));
+    }
+    let gpus = host::emulated_gpus(&config.gpus)?;
+    let bench = Bench {
+        model,
+        gpu: Arc::clone(&gpus[0]),
+        program: &host::worker_program()?,
+        library: &host::onnxruntime_library(&config)?,
+        timeouts: config.timeouts,
+        response_bytes: config.limits.response_bytes,
+        reference: ReferenceFile::create(&model.name)?,
+        requests: WritableSlab::create("shadowslice-profile", model.queue.memory)?,
+        runs: options.runs.max(1),
+        patience: Duration::try_from_secs_f64(options.seconds).unwrap_or(Duration::from_secs(2)),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(all(&bench, shares))?;
+    let profile = assemble(model, columns)?;
+    let comment = format!("{}, measured by `shadowslice profile`.", model.name);
+    put(options, &yaml::write(&profile, &comment))
+}
+
+async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
+    let failed = |share| move |source| ProfileError::Bench { share, source };
+    bench.prepare().await.map_err(failed(Percent::WHOLE))?;
+    shares.sort_unstable();
+    let mut columns: Vec<Column> = Vec::with_capacity(shares.len());
+    for share in shares {
+        let column = bench.measure(share).await.map_err(failed(share))?;
+        tracing::info!(%share, sms = column.sms.0, ms = ?column.ms, "measured");
+        // Two shares may come to the same SMs.
+        if columns.last().is_none_or(|last| last.sms < column.sms) {
+            columns.push(column);
+        }
+    }
+    Ok(columns)
+}
+
+/// The configuration that serves this model on this device.
+fn configuration(options: &Options) -> Result<Config, ProfileError> {
+    let json = |path: &PathBuf| {
+        let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
+        Ok::<_, ProfileError>(serde_json::json!(whole))
+    };
+    let mut model =
+        serde_json::json!({"path": json(&options.model)?, "slo": "1s", "queue": {"memory": "1Gi"}});
+    if let Some(profile) = &options.emulate {
+        model["profile"] = json(profile)?;
+    }
+    if let Some(max) = options.max_batch {
+        model["batch"] = serde_json::json!({"max": max});
+    }
+    if !options.shape.is_empty() {
+        model["warmup"] =
+            options.shape.iter().map(|(name, axes)| (name.clone(), serde_json::json!(axes))).collect();
+    }
+    let mut gpu = serde_json::json!({"device": options.device});
+    match options.device.parse::<u32>() {
+        Ok(index) => gpu["device"] = serde_json::json!(index),
+        Err(_) if options.device == "emulated" => gpu["sms"] = serde_json::json!(options.sms),
+        Err(_) => {}
+    }
+    let mut document = serde_json::json!({"gpus": [gpu], "models": [model]});
+    if let Some(library) = &options.library {
+        document["onnxruntime"] = serde_json::json!({"library": json(library)?});
+    }
+    // JSON is YAML, and a file is what configurations are read from.
+    let file = tempfile::Builder::new().prefix("profile-").suffix(".yaml").tempfile();
+    let file = file.map_err(ProfileError::Describe)?;
+    std::fs::write(file.path(), document.to_string()).map_err(ProfileError::Describe)?;
+    Ok(config::load_here(file.path())?)
+}
+
+/// A profile of what was measured, one column a share.
+fn assemble(model: &Model, columns: Vec<Column>) -> Result<Profile, ProfileError> {
+    let sizes: Vec<u32> =
+        columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
+    let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
+    let rows = sizes.iter().enumerate().map(|(index, &batch)| Row { batch, ms: row(index) }).collect();
+    let sms = columns.iter().map(|column| column.sms).collect();
+    // Starting takes the longest with the fewest SMs, which is when it matters.
+    let boots = columns.iter().map(|column| column.boot);
+    let start = boots.map(start).reduce(longest).unwrap_or_default();
+    let (source, memory, bandwidth) = match &model.profile {
+        Some(given) => (given.source.clone(), given.memory, given.bandwidth),
+        None => (Source::Illustrative, Memory::default(), 0.0),
+    };
+    Ok(Profile { source, memory, start, bandwidth, execution: Execution::new(sms, rows)? })
+}
+
+/// A worker's start in the three parts of a profile.
+fn start(boot: BootTimes) -> Start {
+    let BootTimes { spawn, load, warmup, proof } = boot;
+    Start { process: spawn + load.libraries + load.context, load: load.session, warm: warmup + proof }
+}
+
+fn longest(one: Start, other: Start) -> Start {
+    Start {
+        process: one.process.max(other.process),
+        load: one.load.max(other.load),
+        warm: one.warm.max(other.warm),
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the command's own output")]
+fn put(options: &Options, text: &str) -> Result<(), ProfileError> {
+    match &options.output {
+        Some(path) => {
+            let failed = |source| ProfileError::Write { path: path.clone(), source };
+            std::fs::write(path, text).map_err(failed)
+        }
+        None => {
+            print!("{text}");
+            Ok(())
+        }
+    }
+}
+
+fn shape(text: &str) -> Result<(String, Vec<i64>), String> {
+    let wrong = || format!("{text:?} is no shape; give an input's name and its axes, e.g. image=3x224x224");
+    let (name, axes) = text.split_once('=').ok_or_else(wrong)?;
+    let axes = axes.split('x').map(|axis| axis.parse().ok().filter(|&axis| axis > 0));
+    Ok((name.to_owned(), axes.collect::<Option<_>>().ok_or_else(wrong)?))
+}

@@ -1,0 +1,43 @@
+use super::*;
+use shadowslice_shared::units::Sms;
+
+fn column(sms: u32, ms: &[f64]) -> Column {
+    let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
+    let boot = BootTimes { spawn: Duration::from_millis(u64::from(200 - sms)), ..BootTimes::default() };
+    Column { sms: Sms(sms), ms, boot }
+}
+
+#[test]
+fn a_written_profile_reads_as_what_was_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    file(
+        "given.yaml",
+        "{source: {kind: measured, device: \"a: b\", driver: \"580\", date: 2026-11-20}, memory: {context: 400Mi}, execution_ms: {sms: [132], 1: [3.0]}}",
+    );
+    let config = |profile: &str| {
+        let text = format!(
+            "{{gpus: [{{device: emulated, sms: 132}}], models: [{{name: m, engine: emulated, slo: 1s, profile: {profile}, tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}]}}]}}"
+        );
+        let path = file("config.yaml", &text);
+        config::load(&path, &|name| (name == "XDG_RUNTIME_DIR").then(|| "/run".into()), false).unwrap()
+    };
+    let model = config("given.yaml").models.remove(0);
+    let columns = vec![column(8, &[9.0, 17.5, 33.25]), column(132, &[1.0, 1.5, 2.125])];
+    let profile = assemble(&model, columns).unwrap();
+    assert_eq!(profile.start.process, Duration::from_millis(192), "the slowest start");
+    file("written.yaml", &yaml::write(&profile, "A comment.\nIn two lines."));
+    assert_eq!(config("written.yaml").models[0].profile.as_ref(), Some(&profile));
+}
+
+#[test]
+fn shapes_on_the_command_line() {
+    assert_eq!(shape("image=3x224x224"), Ok(("image".to_owned(), vec![3, 224, 224])));
+    for nonsense in ["image", "image=", "image=3x", "image=0", "image=-1x3"] {
+        assert!(shape(nonsense).is_err(), "{nonsense}");
+    }
+}

@@ -1,0 +1,51 @@
+//! `shadowslice profile` finds what a device was told to be.
+
+use shadowslice_tests::cases::models_folder;
+use shadowslice_tests::home::Home;
+
+#[tokio::test]
+async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
+    let home = Home::new().unwrap();
+    // Past 40 SMs nothing gets faster; not in the tree, so nobody can have it written down.
+    let table = "{sms: [12, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}";
+    let given = format!("{{source: {{kind: illustrative}}, execution_ms: {table}}}");
+    let given = home.write("given.yaml", given).unwrap();
+    let (model, output) = (models_folder().join("digits.onnx"), home.path().join("found.yaml"));
+    let paths = [&model, &given, &output].map(|path| path.to_str().unwrap());
+    let arguments =
+        ["profile", paths[0], "--emulate", paths[1], "--output", paths[2], "--device", "emulated"];
+    let sizes = ["--shares", "10,31,100", "--max-batch", "4", "--runs", "5"];
+    let profile = home.command(&[&arguments[..], &sizes].concat()).unwrap().output().await.unwrap();
+    assert!(profile.status.success(), "{}", String::from_utf8_lossy(&profile.stderr));
+    let found = std::fs::read_to_string(&output).unwrap();
+    let row = |key: &str| -> Vec<f64> {
+        let line = found.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
+        let list = line.trim().trim_start_matches('[').trim_end_matches(']');
+        list.split(',').map(|number| number.trim().parse().unwrap()).collect()
+    };
+    assert_eq!(row("sms:"), [12.0, 40.0, 132.0]);
+    // The device takes its time exactly, unless computing the answer took longer, which it may on a busy host.
+    for (key, wanted) in [("1:", [17.0, 5.5, 5.5]), ("4:", [42.0, 12.25, 12.25])] {
+        for (found, wanted) in row(key).iter().zip(wanted) {
+            assert!((found / wanted - 1.0).abs() < 0.05, "{key} {found} instead of {wanted}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_measured_is_said() {
+    let home = Home::new().unwrap();
+    let junk = home.write("junk.onnx", "no model").unwrap();
+    let run = async |arguments: &[&str]| {
+        let arguments = [&["profile"], arguments, &["--device", "emulated"]].concat();
+        let output = home.command(&arguments).unwrap().output().await.unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let junk = junk.to_str().unwrap();
+    let (code, why) = run(&[junk]).await;
+    assert!(code == 1 && why.contains("error: the model cannot be measured"), "{code} {why}");
+    let (code, why) = run(&["/nowhere/model.onnx"]).await;
+    assert!(code == 78 && why.contains("/nowhere/model.onnx"), "{code} {why}");
+    let (code, why) = run(&[junk, "--shares", "0"]).await;
+    assert!(code == 64 && why.contains("0 is not a share"), "{code} {why}");
+}
