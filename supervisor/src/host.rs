@@ -9,20 +9,49 @@ use std::sync::Arc;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::Sms;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, CudaDevice, Engine, Gpu};
-use crate::partition::EmulatedGpu;
+use crate::config::{Config, CudaDevice, Engine, Gpu, Partitioning};
+use crate::partition::{
+    self, EmulatedGpu, Gpus, IdentityError, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
+};
 
 /// What the host does not offer.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Real GPUs are not served yet, here or anywhere.
+    /// No such GPU, or no driver.
+    #[error("there is no GPU {device}; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`")]
+    NoGpu {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: IdentityError,
+    },
+    /// A GPU without MPS that does not work.
     #[error(
-        "the configuration asks for GPU {0}, and this version has no CUDA device yet; \
-         to try without a GPU, add `gpus: [{{device: emulated, sms: 132}}]`"
+        "GPU {device} cannot be used; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
     )]
-    NoGpu(String),
+    Cuda {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: ProbeError,
+    },
+    /// A GPU under MPS that does not work.
+    #[error("GPU {device} cannot be shared by MPS")]
+    Mps {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: MpsError,
+    },
+    /// The runtime that a probe needs.
+    #[error("the runtime cannot be started; raise the limit on processes")]
+    Runtime(#[source] io::Error),
     /// The emulated GPU's shared state.
     #[error("an emulated GPU cannot be made")]
     Emulated(#[source] SlabError),
@@ -65,14 +94,63 @@ pub fn init_logging() {
     };
 }
 
-/// The GPUs, all of them emulated.
-pub fn emulated_gpus(gpus: &[Gpu]) -> Result<Vec<Arc<EmulatedGpu>>, HostError> {
-    let make = |gpu: &Gpu| match gpu {
-        Gpu::Emulated { sms } => EmulatedGpu::new(*sms).map_err(HostError::Emulated),
-        Gpu::Cuda(CudaDevice::Index(index)) => Err(HostError::NoGpu(index.to_string())),
-        Gpu::Cuda(CudaDevice::Uuid(uuid)) => Err(HostError::NoGpu(uuid.clone())),
+/// The GPUs. Real ones are looked for, and those under MPS get a daemon in `private`, which is ended
+/// when they are dropped. `probe` tells what a CUDA process finds.
+pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
+    let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn Partition>, HostError> {
+        Ok(match gpu {
+            Gpu::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
+            Gpu::Cuda { device, partition } => {
+                let (name, uuid) = identify(device)?;
+                match partition {
+                    Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
+                    Partitioning::Mps => Arc::new(mps_gpu(index, name, uuid, private, probe)?),
+                }
+            }
+        })
     };
-    gpus.iter().map(make).collect()
+    gpus.iter().enumerate().map(make).collect()
+}
+
+/// The name that people use, and the UUID.
+fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
+    let (name, uuid) = match device {
+        CudaDevice::Index(index) => (index.to_string(), partition::uuid_of_index(*index)),
+        CudaDevice::Uuid(uuid) => (uuid.clone(), partition::uuid_of_name(uuid)),
+    };
+    match uuid {
+        Ok(uuid) => Ok((name, uuid)),
+        Err(source) => Err(HostError::NoGpu { device: name, source }),
+    }
+}
+
+fn whole_gpu(device: String, uuid: String, private: &Path, probe: &Path) -> Result<WholeGpu, HostError> {
+    let no_pipe = private.join("no-mps");
+    let surroundings = WholeGpu::surroundings(&uuid, &no_pipe);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)?;
+    match runtime.block_on(partition::probe(probe, &surroundings)) {
+        Ok(found) => Ok(WholeGpu::new(device, uuid, Sms(found.sms), no_pipe)),
+        Err(source) => Err(HostError::Cuda { device, source }),
+    }
+}
+
+fn mps_gpu(
+    index: usize,
+    device: String,
+    uuid: String,
+    private: &Path,
+    probe: &Path,
+) -> Result<MpsGpu, HostError> {
+    let setup = MpsSetup {
+        device: device.clone(),
+        index,
+        uuid,
+        program: partition::control_program(),
+        probe: probe.to_owned(),
+        private: private.to_owned(),
+    };
+    MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
 }
 
 /// ONNX Runtime's library, as configured, as the environment says, or where `make` puts it; an empty
@@ -150,6 +228,11 @@ impl RunDir {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The folder in it that is closed to others.
+    pub fn private(&self) -> PathBuf {
+        self.path.join("private")
     }
 }
 

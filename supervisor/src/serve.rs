@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::admin::{Admin, Administered};
+use crate::admin::{Admin, Administered, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts};
@@ -18,7 +18,7 @@ use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::metrics;
-use crate::partition::EmulatedGpu;
+use crate::partition::{Gpus, Partition};
 use crate::pipeline::{FACTS, Pipeline, Settings};
 use crate::process::{ReferenceFile, may_raise_priority};
 use crate::router::Router;
@@ -86,11 +86,11 @@ where
 }
 
 fn start(config: &Config) -> Result<u8, Failed> {
-    let gpus = host::emulated_gpus(&config.gpus).map_err(failed)?;
     let library = host::onnxruntime_library(config).map_err(failed)?;
     let program = host::worker_program().map_err(failed)?;
     let run_dir = RunDir::take(&config.run_dir).map_err(failed)?;
     host::raise_file_limit();
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
@@ -100,6 +100,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
     let context = Context {
         program,
         library,
+        engines: run_dir.private().join("tensorrt"),
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,
         clock: Clock::start(),
@@ -108,6 +109,9 @@ fn start(config: &Config) -> Result<u8, Failed> {
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
+    // By now the workers have gone, or everything is to end at once.
+    let at_once = !matches!(code, Ok(0));
+    gpus.iter().for_each(|gpu| gpu.stop(at_once));
     // Nothing that still runs is waited for: by now all was answered, or a second signal came.
     runtime.shutdown_background();
     code
@@ -120,7 +124,7 @@ struct Wired {
     inbox: Inbox,
 }
 
-fn wire(model: &Model, context: &Context, gpus: &[Arc<EmulatedGpu>]) -> Result<Wired, Failed> {
+fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result<Wired, Failed> {
     let (facts, heard) = mpsc::channel(FACTS);
     let (orders, ordered) = mpsc::channel(ORDERS);
     let (events, happened) = mpsc::channel(EVENTS);
@@ -148,12 +152,7 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<EmulatedGpu>]) -> Result<W
     Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
 }
 
-async fn serve(
-    config: &Config,
-    run_dir: &RunDir,
-    context: Context,
-    gpus: &[Arc<EmulatedGpu>],
-) -> Result<u8, Failed> {
+async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let ingress =
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
@@ -171,6 +170,7 @@ async fn serve(
         let pipeline = Arc::clone(&model.pipeline);
         tokio::spawn(async move { pipeline.watch().await });
     }
+    let reach = Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone() });
     let mut control = ControlThread::start(controllers)?;
     let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
@@ -194,7 +194,7 @@ async fn serve(
     let conversation = async {
         tokio::select! {
             served = served => served,
-            () = admin.run(Arc::clone(&models)) => Ok(()),
+            () = admin.run(reach) => Ok(()),
             () = control.ended() => Err(Box::new(ServeError::ControlEnded)),
         }
     };

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Model;
 use crate::control::{Handovers, ModelState, Standing, WorkerStanding};
+use crate::partition::{GpuStanding, Partition};
 use crate::pipeline::Pipeline;
 
 /// The whole supervisor.
@@ -11,6 +12,27 @@ use crate::pipeline::Pipeline;
 pub struct Status {
     /// Every model, as the configuration orders them.
     pub models: Vec<ModelStatus>,
+    /// Every GPU, as the configuration orders them.
+    pub gpus: Vec<GpuStatus>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStatus {
+    /// Its place in the configuration.
+    pub index: usize,
+    /// As the configuration names it.
+    pub device: String,
+    /// Its UUID, if it is real.
+    pub uuid: Option<String>,
+    /// What enforces the shares: `emulated`, `mps`, or `none`, which is nothing.
+    pub backend: String,
+    /// Its SMs.
+    pub sms: u32,
+    /// The MPS server's process, while it takes clients.
+    pub mps_server_pid: Option<i32>,
+    /// Why it takes no workers at the moment.
+    pub why: Option<String>,
 }
 
 /// One model.
@@ -87,6 +109,12 @@ pub struct SloStatus {
     pub attainment: f64,
 }
 
+/// One GPU's status.
+pub fn of_gpu(index: usize, gpu: &dyn Partition) -> GpuStatus {
+    let GpuStanding { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
+    GpuStatus { index, device, uuid, backend: backend.to_owned(), sms: sms.0, mps_server_pid, why }
+}
+
 /// One model's status, from its parts.
 pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> ModelStatus {
     let (counts, latencies, (queue, in_flight)) = pipeline.report();
@@ -159,6 +187,14 @@ pub fn table(status: &Status) -> String {
     for model in &status.models {
         if let Some(why) = &model.why {
             text.push_str(&format!("{} is unready: {why}\n", model.name));
+        }
+    }
+    for gpu in &status.gpus {
+        if gpu.backend == "none" {
+            text.push_str(&format!("GPU {}: `partition: none`, no share is enforced\n", gpu.device));
+        }
+        if let Some(why) = &gpu.why {
+            text.push_str(&format!("GPU {} takes no workers: {why}\n", gpu.device));
         }
     }
     text

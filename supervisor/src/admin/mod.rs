@@ -4,7 +4,7 @@ mod client;
 mod server;
 
 pub use client::{AskError, ask};
-pub use server::{Admin, Administered, BindError};
+pub use server::{Admin, Administered, BindError, Reach};
 
 use serde::{Deserialize, Serialize};
 

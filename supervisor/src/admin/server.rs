@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
 use crate::config::Model;
 use crate::control::{Order, ResizeRefused, Standing};
+use crate::partition::Partition;
 use crate::pipeline::Pipeline;
 use crate::status::{self, ModelStatus, Status};
 
@@ -43,6 +44,26 @@ impl Administered {
     /// How it stands.
     pub fn status(&self) -> ModelStatus {
         status::of_model(&self.model, &self.pipeline, &self.standing.borrow())
+    }
+}
+
+/// What the control socket reaches.
+#[derive(Debug)]
+pub struct Reach {
+    /// The models, as the configuration orders them.
+    pub models: Arc<Vec<Administered>>,
+    /// The GPUs, as the configuration orders them.
+    pub gpus: Vec<Arc<dyn Partition>>,
+}
+
+impl Reach {
+    /// How everything stands.
+    pub fn status(&self) -> Status {
+        let gpus = self.gpus.iter().enumerate();
+        Status {
+            models: self.models.iter().map(Administered::status).collect(),
+            gpus: gpus.map(|(index, gpu)| status::of_gpu(index, &**gpu)).collect(),
+        }
     }
 }
 
@@ -94,15 +115,15 @@ impl Admin {
     }
 
     /// Answers for ever.
-    pub async fn run(&self, models: Arc<Vec<Administered>>) {
+    pub async fn run(&self, reach: Arc<Reach>) {
         let places = Arc::new(Semaphore::new(MAX_CONVERSATIONS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let models = Arc::clone(&models);
+                    let reach = Arc::clone(&reach);
                     tokio::spawn(async move {
-                        if let Err(error) = converse(stream, &models).await {
+                        if let Err(error) = converse(stream, &reach).await {
                             tracing::debug!(%error, "a control conversation broke");
                         }
                         drop(place);
@@ -126,14 +147,14 @@ impl Drop for Admin {
     }
 }
 
-async fn converse(stream: UnixStream, models: &[Administered]) -> io::Result<()> {
+async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
     let asked = tokio::time::timeout(ASK_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
     asked.map_err(|_| io::ErrorKind::TimedOut)??;
     let answer = match serde_json::from_slice::<Ask>(&line) {
-        Ok(ask) => answer(ask, models).await,
+        Ok(ask) => answer(ask, reach).await,
         Err(error) => Answer::Refused(format!("the request is not understood: {error}")),
     };
     let mut text = serde_json::to_vec(&answer)?;
@@ -141,10 +162,10 @@ async fn converse(stream: UnixStream, models: &[Administered]) -> io::Result<()>
     tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-async fn answer(ask: Ask, models: &[Administered]) -> Answer {
+async fn answer(ask: Ask, reach: &Reach) -> Answer {
     match ask {
-        Ask::Status => Answer::Status(Status { models: models.iter().map(Administered::status).collect() }),
-        Ask::Resize { model, share_percent } => resize(&model, share_percent, models).await,
+        Ask::Status => Answer::Status(reach.status()),
+        Ask::Resize { model, share_percent } => resize(&model, share_percent, &reach.models).await,
     }
 }
 

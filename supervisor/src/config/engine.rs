@@ -7,7 +7,7 @@ use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
-use super::types::Engine;
+use super::types::{Engine, Gpu, Provider};
 use super::{Context, absolute, usable};
 
 /// The most axes of a tensor.
@@ -25,12 +25,12 @@ enum Kind {
     Emulated,
 }
 
-/// What runs the model. Keys that the other engine reads are faults.
-pub(super) fn engine(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+/// What runs the model, on this GPU. Keys that the other engine reads are faults.
+pub(super) fn engine(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {
     match kind(model) {
-        Some(Kind::OnnxRuntime) => onnxruntime(model, context),
+        Some(Kind::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(Kind::Emulated) => {
-            for key in ["path", "threads"] {
+            for key in ["path", "threads", "providers"] {
                 if let Some(value) = model.get(key) {
                     value.fault("the emulated engine computes nothing and needs none; remove this");
                 }
@@ -63,7 +63,7 @@ fn kind(model: &Fields<'_>) -> Option<Kind> {
     Some(Kind::OnnxRuntime)
 }
 
-fn onnxruntime(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {
     if let Some(value) = model.get("tensors") {
         value
             .fault("only the emulated engine is told its tensors; an ONNX model brings its own; remove this");
@@ -77,7 +77,35 @@ fn onnxruntime(model: &Fields<'_>, context: &Context<'_>) -> Engine {
             None
         }
     };
-    Engine::OnnxRuntime { path: path.unwrap_or_default(), threads }
+    Engine::OnnxRuntime { path: path.unwrap_or_default(), threads, providers: providers(model, gpu) }
+}
+
+/// What computes on a real GPU. An emulated one computes nothing: its models run on the CPU.
+fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
+    if let Some(Gpu::Emulated { .. }) = gpu {
+        if let Some(value) = model.get("providers") {
+            value.fault("on an emulated GPU models are computed by the CPU; remove this, or name a real GPU");
+        }
+        return Vec::new();
+    }
+    model.or("providers", vec![Provider::Cuda], |value| {
+        let items = value.items();
+        if value.is_list() && items.is_empty() {
+            value.fault("no provider; give `[cuda]` or `[tensorrt, cuda]`, or remove the key");
+            return None;
+        }
+        let words = [("cuda", Provider::Cuda), ("tensorrt", Provider::TensorRt)];
+        let mut providers = Vec::new();
+        for item in &items {
+            let provider = item.one_of(&words, &[])?;
+            if providers.contains(&provider) {
+                item.fault("this provider is in the list already; name each once, the preferred one first");
+                return None;
+            }
+            providers.push(provider);
+        }
+        (!providers.is_empty()).then_some(providers)
+    })
 }
 
 /// The absolute path of the model's file; a file that cannot be used is a fault of the model.

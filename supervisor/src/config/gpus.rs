@@ -3,7 +3,7 @@
 use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
-use super::types::{CudaDevice, Gpu};
+use super::types::{CudaDevice, Gpu, Partitioning};
 
 /// The most GPUs of one supervisor.
 const MAX_GPUS: usize = 64;
@@ -17,7 +17,7 @@ const MAX_SMS: u32 = 1024;
 /// The GPUs; GPU 0 where none are given.
 pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
     let Some(list) = root.get("gpus") else {
-        return vec![Gpu::Cuda(CudaDevice::Index(0))];
+        return vec![Gpu::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
     };
     let items = list.items();
     if list.is_list() && items.is_empty() {
@@ -27,12 +27,11 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
         list.fault(format!("{} GPUs; at most {MAX_GPUS}", items.len()));
         return Vec::new();
     }
-    let mut gpus = Vec::new();
+    let mut gpus: Vec<Gpu> = Vec::new();
     for item in &items {
         // A faulty one keeps its place, so that models refer to those that were meant.
         let gpu = gpu(item).unwrap_or(Gpu::Emulated { sms: Sms(DEFAULT_SMS) });
-        let is_twice = matches!(gpu, Gpu::Cuda(_)) && gpus.contains(&gpu);
-        if is_twice {
+        if gpus.iter().any(|other| is_same(other, &gpu)) {
             item.fault("this GPU is in the list already; name each once and let models share it");
         }
         gpus.push(gpu);
@@ -41,19 +40,31 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
 }
 
 fn gpu(item: &Value<'_>) -> Option<Gpu> {
-    let fields = item.fields(&["device", "sms"]);
+    let fields = item.fields(&["device", "sms", "partition"]);
     let Some(device) = fields.get("device") else {
         fields.fault("device", "missing; give a GPU's index or UUID, or `emulated`");
         return None;
     };
     if device.text()? == "emulated" {
+        if let Some(partition) = fields.get("partition") {
+            partition.fault("an emulated GPU is always shared out; only a real one is told how; remove this");
+        }
         let sms = fields.or("sms", i64::from(DEFAULT_SMS), |value| value.whole(2..=i64::from(MAX_SMS)));
         return Some(Gpu::Emulated { sms: Sms(u32::try_from(sms).ok()?) });
     }
     if let Some(sms) = fields.get("sms") {
         sms.fault("only an emulated GPU is told its SMs; remove this");
     }
-    device.parsed(cuda).map(Gpu::Cuda)
+    let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
+    let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words, &[]));
+    device.parsed(cuda).map(|device| Gpu::Cuda { device, partition })
+}
+
+fn is_same(one: &Gpu, other: &Gpu) -> bool {
+    match (one, other) {
+        (Gpu::Cuda { device, .. }, Gpu::Cuda { device: other, .. }) => device == other,
+        _ => false,
+    }
 }
 
 fn cuda(text: &str) -> Result<CudaDevice, String> {

@@ -16,8 +16,24 @@ const MAX_MODELS: usize = 256;
 const MAX_CPUS: i64 = 1024;
 
 const KEYS: &[&str] = &[
-    "name", "engine", "path", "threads", "tensors", "gpu", "profile", "share", "slo", "batch", "queue",
-    "priority", "handover", "standby", "cpus", "memory", "warmup",
+    "name",
+    "engine",
+    "path",
+    "threads",
+    "providers",
+    "tensors",
+    "gpu",
+    "profile",
+    "share",
+    "slo",
+    "batch",
+    "queue",
+    "priority",
+    "handover",
+    "standby",
+    "cpus",
+    "memory",
+    "warmup",
 ];
 
 /// The models, of which there is at least one.
@@ -59,9 +75,9 @@ pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: 
 /// One model; its share is settled later, with the others'.
 fn model(fields: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'_>) -> Model {
     let first_file_fault = context.file_faults.borrow().len();
-    let engine = engine::engine(fields, context);
-    let name = name(fields);
     let gpu = gpu(fields, gpus);
+    let engine = engine::engine(fields, gpus.get(gpu), context);
+    let name = name(fields);
     let profile =
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use super::types::{
-    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Policy,
-    Queue, Share, Standby, Start, Timeouts,
+    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
+    Partitioning, Policy, Provider, Queue, Share, Standby, Start, Timeouts,
 };
 use super::units::{show_duration, show_size};
 
@@ -74,8 +74,17 @@ fn listener(listener: &Listener, run_dir: &Path) -> String {
 fn gpu(gpu: &Gpu) -> String {
     match gpu {
         Gpu::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
-        Gpu::Cuda(CudaDevice::Index(index)) => format!("{{device: {index}}}"),
-        Gpu::Cuda(CudaDevice::Uuid(uuid)) => format!("{{device: {}}}", quoted(uuid)),
+        Gpu::Cuda { device, partition } => {
+            let device = match device {
+                CudaDevice::Index(index) => index.to_string(),
+                CudaDevice::Uuid(uuid) => quoted(uuid),
+            };
+            let partition = match partition {
+                Partitioning::Mps => "mps",
+                Partitioning::None => "none",
+            };
+            format!("{{device: {device}, partition: {partition}}}")
+        }
     }
 }
 
@@ -118,10 +127,21 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
 
 fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
     match engine {
-        Engine::OnnxRuntime { path: file, threads } => {
+        Engine::OnnxRuntime { path: file, threads, providers } => {
             writeln!(f, "    engine: onnxruntime")?;
             writeln!(f, "    path: {}", path(file))?;
-            writeln!(f, "    threads: {threads}")
+            writeln!(f, "    threads: {threads}")?;
+            let named = |provider: &Provider| match provider {
+                Provider::Cuda => "cuda",
+                Provider::TensorRt => "tensorrt",
+            };
+            match &providers[..] {
+                [] => Ok(()),
+                providers => {
+                    let names: Vec<_> = providers.iter().map(named).collect();
+                    writeln!(f, "    providers: [{}]", names.join(", "))
+                }
+            }
         }
         Engine::Emulated { tensors } => {
             writeln!(f, "    engine: emulated")?;

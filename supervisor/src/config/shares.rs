@@ -51,7 +51,7 @@ pub(super) fn wanted<'a>(
 fn default_min(gpu: Option<&Gpu>) -> Percent {
     let total = match gpu {
         Some(Gpu::Emulated { sms }) => sms.0,
-        Some(Gpu::Cuda(_)) | None => USUAL_SMS,
+        Some(Gpu::Cuda { .. }) | None => USUAL_SMS,
     };
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }

@@ -79,7 +79,21 @@ pub enum Gpu {
         sms: Sms,
     },
     /// A real one.
-    Cuda(CudaDevice),
+    Cuda {
+        /// Which.
+        device: CudaDevice,
+        /// What enforces shares there.
+        partition: Partitioning,
+    },
+}
+
+/// What enforces shares on a real GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Partitioning {
+    /// NVIDIA MPS.
+    Mps,
+    /// Nothing does.
+    None,
 }
 
 /// Which real GPU.
@@ -137,12 +151,23 @@ pub enum Engine {
         path: PathBuf,
         /// Threads within one operator, on the CPU.
         threads: u32,
+        /// What computes on a real GPU, the preferred one first; empty on an emulated one.
+        providers: Vec<Provider>,
     },
     /// Answers with its input, after the time its profile says.
     Emulated {
         /// Which input comes back as which output.
         tensors: Vec<EchoTensor>,
     },
+}
+
+/// A provider of kernels for a real GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provider {
+    /// ONNX Runtime's own.
+    Cuda,
+    /// TensorRT's.
+    TensorRt,
 }
 
 /// A model's share: `min <= initial <= max`.

@@ -1,16 +1,17 @@
 //! The controller of one model: hears what happens, and performs what follows from it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shadowslice_policy::restart::Restarts;
-use shadowslice_shared::boot::{Assignment, EngineSpec, Purpose, WarmTime};
+use shadowslice_shared::boot::{Assignment, Purpose, WarmTime};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
+use super::engine;
 use super::incumbent::Incumbent;
 use super::loaded;
 use super::resize::{Replacing, Wanted};
@@ -18,8 +19,9 @@ use super::standing::{BootMs, Handovers, ModelState, Standing, WorkerStanding};
 use super::swap::{Effect, Swap};
 use super::{Order, ResizeRefused};
 use crate::clock::Clock;
-use crate::config::{Engine, Model, Timeouts};
-use crate::partition::{EmulatedGpu, NoSeat};
+use crate::config::{Model, Timeouts};
+use crate::partition::Wanted as WantedOfGpu;
+use crate::partition::{Grant, GrantError, Partition};
 use crate::pipeline::{Arrival, LaneFact, LaneReader, Pipeline, WorkerId};
 use crate::process::{Launch, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid};
 
@@ -30,6 +32,8 @@ pub struct Context {
     pub program: PathBuf,
     /// ONNX Runtime's library, if any model needs it.
     pub library: PathBuf,
+    /// Where engines that were built for this GPU are kept.
+    pub engines: PathBuf,
     /// Bounds on each step.
     pub timeouts: Timeouts,
     /// Bytes of one answer at most.
@@ -66,8 +70,8 @@ enum Heard {
 /// Why a worker could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
-    #[error("the GPU has no room for a worker")]
-    Grant(#[source] NoSeat),
+    #[error("the GPU takes no worker")]
+    Grant(#[source] GrantError),
     #[error("a worker cannot be spawned")]
     Spawn(#[source] SpawnError),
 }
@@ -77,7 +81,7 @@ pub(super) enum LaunchError {
 pub struct Controller {
     pub(super) context: Context,
     pub(super) model: Arc<Model>,
-    pub(super) gpu: Arc<EmulatedGpu>,
+    pub(super) gpu: Arc<dyn Partition>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
     /// All processes that live.
@@ -116,13 +120,20 @@ pub struct Parts {
     /// The model.
     pub model: Arc<Model>,
     /// Its GPU.
-    pub gpu: Arc<EmulatedGpu>,
+    pub gpu: Arc<dyn Partition>,
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
     /// An empty file for its reference answers.
     pub reference: ReferenceFile,
     /// Where its workers report to.
     pub events: mpsc::Sender<WorkerEvent>,
+}
+
+impl LaunchError {
+    /// Whether it is over by itself before long, and says nothing about the model.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(self, Self::Grant(GrantError::Recovering(_)))
+    }
 }
 
 impl Controller {
@@ -312,12 +323,14 @@ impl Controller {
         share: Percent,
         low_priority: bool,
     ) -> Result<WorkerId, LaunchError> {
-        let grant = self.gpu.grant(share).map_err(LaunchError::Grant)?;
+        let wanted =
+            WantedOfGpu { share, priority: self.model.priority, memory_limit: self.model.memory_limit };
+        let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
         let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,
-            engine: engine(&self.model, &self.context.library),
+            engine: engine::spec(&self.model, &self.context.library, &self.context.engines, share),
             device: grant.device(),
             profile: self.model.profile.clone(),
             request_bytes: self.pipeline.request_bytes(),
@@ -405,21 +418,6 @@ impl Controller {
             restarts: self.restarts.deaths(),
             boot_ms: BootMs::of(worker.times()),
             answer_error: worker.answer_error(),
-        }
-    }
-}
-
-/// What runs a model, as its workers are told; `library` is ONNX Runtime's.
-pub fn engine(model: &Model, library: &Path) -> EngineSpec {
-    match &model.engine {
-        Engine::OnnxRuntime { path, threads } => EngineSpec::OnnxRuntime {
-            library: library.to_owned(),
-            path: path.clone(),
-            threads: *threads,
-            providers: Vec::new(),
-        },
-        Engine::Emulated { tensors } => {
-            EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The incumbent: booting it, keeping it alive, and replacing it in place where no shadow may be.
 
+use std::time::Duration;
+
 use shadowslice_policy::restart::Verdict;
 use shadowslice_shared::boot::{Purpose, Refusal, WarmTime};
 use shadowslice_shared::units::{Moment, Percent};
@@ -8,6 +10,9 @@ use super::controller::Controller;
 use super::standing::ModelState;
 use crate::pipeline::WorkerId;
 use crate::process::WorkerSaid;
+
+/// How long a model waits before it asks a GPU again that took no worker.
+const GPU_PAUSE: Duration = Duration::from_millis(200);
 
 /// The worker that serves, or what there is instead of it.
 #[derive(Debug)]
@@ -88,12 +93,23 @@ impl Controller {
                 };
                 self.swap_incumbent_is(Some(worker));
             }
+            Err(error) if error.is_passing() => self.await_gpu(&crate::errors::chain(&error)),
             Err(error) => {
                 self.last_words = crate::errors::chain(&error);
                 tracing::error!(model = self.model.name, error = self.last_words, "no worker");
                 self.died();
             }
         }
+    }
+
+    /// The GPU takes no worker for a while, which is no death of the model's.
+    fn await_gpu(&mut self, why: &str) {
+        if self.last_words != why {
+            tracing::warn!(model = self.model.name, why, "no worker for now");
+            why.clone_into(&mut self.last_words);
+        }
+        self.swap_incumbent_is(None);
+        self.incumbent = Incumbent::BackingOff { until: self.after(GPU_PAUSE) };
     }
 
     /// Whether the reference answers are there decides what boots next.

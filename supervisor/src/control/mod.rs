@@ -10,13 +10,15 @@
 //! reactor that serves clients must not stop.
 
 mod controller;
+mod engine;
 mod incumbent;
 mod loaded;
 mod resize;
 mod standing;
 mod swap;
 
-pub use controller::{Context, Controller, Inbox, Parts, engine};
+pub use controller::{Context, Controller, Inbox, Parts};
+pub use engine::spec as engine_spec;
 pub use loaded::warm_up;
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 

@@ -7,10 +7,10 @@ use std::sync::mpsc::Receiver;
 use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver};
 use shadowslice_shared::boot::{Assignment, Loaded, Order, PROTOCOL, Refusal, WarmUp, Warmed, WorkerSays};
 use shadowslice_shared::tensor::TensorSpec;
-use shadowslice_shared::units::Sms;
 use tokio::sync::{mpsc, oneshot};
 
 use super::worker::{WorkerEvent, WorkerSaid};
+use crate::partition::Admission;
 use crate::pipeline::WorkerId;
 
 /// What a boot thread works with.
@@ -21,17 +21,17 @@ pub(super) struct Boot {
     pub(super) orders: Receiver<Option<Box<Assignment>>>,
     /// Dropped when all has been reported.
     pub(super) done: oneshot::Sender<()>,
-    /// The SMs that it must find; `None` for one that needs no device.
-    pub(super) sms: Option<Sms>,
+    /// What it must prove of its device; `None` for one that needs none.
+    pub(super) admission: Option<Admission>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
 }
 
 /// Takes a worker from its hello to being warm, and reports each step.
 pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>) {
-    let Boot { server, worker, orders, sms, events, done } = boot;
+    let Boot { server, worker, orders, admission, events, done } = boot;
     // Without a controller there is nobody to tell.
     let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
-    let said = match converse(server, &orders, sms, plan, tell) {
+    let said = match converse(server, &orders, admission.as_ref(), plan, tell) {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
@@ -48,7 +48,7 @@ enum Ended {
 fn converse(
     server: IpcOneShotServer<WorkerSays>,
     orders: &Receiver<Option<Box<Assignment>>>,
-    sms: Option<Sms>,
+    admission: Option<&Admission>,
     plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>,
     tell: impl Fn(WorkerSaid),
 ) -> Result<Warmed, Ended> {
@@ -73,11 +73,8 @@ fn converse(
         WorkerSays::Loaded(loaded) => loaded,
         other => return Err(out_of_turn(&other)),
     };
-    if let Some(sms) = sms
-        && loaded.sms != sms
-    {
-        let why = format!("it was to have {sms} and found {}", loaded.sms);
-        return Err(Ended::Refused(Refusal::Setup(why)));
+    if let Some(admission) = admission {
+        admission.check(loaded.sms).map_err(|why| Ended::Refused(Refusal::Setup(why)))?;
     }
     let warm_up = plan(&loaded).map_err(Ended::Refused)?;
     tell(WorkerSaid::Loaded(loaded));

@@ -12,4 +12,5 @@ pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use socket::BatchSocket;
 pub use spawn::Inherited;
+pub(crate) use spawn::inherit;
 pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

@@ -22,7 +22,7 @@ const ASIDE: RawFd = 32;
 
 /// Makes `command` pass exactly `files`, besides the standard streams. They must stay open until
 /// the child is spawned.
-pub(super) fn inherit(command: &mut Command, files: &[Inherited<'_>]) {
+pub(crate) fn inherit(command: &mut Command, files: &[Inherited<'_>]) {
     let moves: Vec<(RawFd, RawFd)> = files.iter().map(|file| (file.file.as_raw_fd(), file.number)).collect();
     let mut aside = vec![0; moves.len()];
     let between = move || place(&moves, &mut aside);

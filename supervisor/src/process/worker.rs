@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, LoadTimes, Loaded, Purpose, Refusal, WarmUp, Warmed, WorkerSays, descriptors,
+    Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
@@ -26,7 +26,7 @@ use super::priority;
 use super::reference::ReferenceFile;
 use super::socket::BatchSocket;
 use super::spawn::{Inherited, inherit};
-use crate::partition::Grant;
+use crate::partition::{Grant, inherited_settings};
 use crate::pipeline::WorkerId;
 
 /// What failed about starting a worker.
@@ -158,13 +158,13 @@ impl Worker {
         let slab_bytes = launch.assignment.response_slot_bytes * IN_FLIGHT as u64;
         let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
-        let files = [
+        let mut files = vec![
             Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
             Inherited { number: descriptors::REQUESTS, file: launch.requests },
             Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
-            launch.grant.inherited(),
         ];
+        files.extend(launch.grant.inherited());
         let spawned = Instant::now();
         let child = start(&launch, &name, &files)?;
         drop(theirs);
@@ -178,9 +178,10 @@ impl Worker {
         let (go, orders) = sync_channel(2);
         let (done, boot_done) = oneshot::channel();
         let booting = Booting { server: name, orders: go.clone(), done: boot_done };
-        tokio::spawn(watch(child, killed, booting, launch.grant, (launch.id, events)));
-        let must_find = (launch.assignment.purpose == Purpose::Serve).then_some(sms);
-        let boot = Boot { server, worker: launch.id, orders, done, sms: must_find, events: launch.events };
+        let admission = launch.grant.admission(pid);
+        let process = Process { child, pid, grant: launch.grant };
+        tokio::spawn(watch(process, killed, booting, (launch.id, events)));
+        let boot = Boot { server, worker: launch.id, orders, done, admission, events: launch.events };
         std::thread::Builder::new()
             .name(format!("boot-{pid}"))
             .spawn(move || boot::run(boot, plan))
@@ -263,7 +264,11 @@ impl Worker {
 
 fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
     let mut command = std::process::Command::new(launch.program);
-    command.args(["--boot", server]).envs(launch.grant.environment());
+    command.args(["--boot", server]);
+    for name in inherited_settings() {
+        command.env_remove(name);
+    }
+    command.envs(launch.grant.environment());
     // ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
     command.env("ORT_DISABLE_TELEMETRY", "1");
     command.stdin(std::process::Stdio::null());
@@ -324,22 +329,49 @@ fn call_and_hang_up(server: &str) {
     }
 }
 
+/// A process, and what it holds of a GPU.
+struct Process {
+    child: Child,
+    pid: i32,
+    grant: Grant,
+}
+
+impl Process {
+    /// Waits for its exit, or kills it: when told to, or when it cannot serve any more.
+    async fn ended(&mut self, killed: &mut mpsc::Receiver<()>) -> io::Result<ExitStatus> {
+        tokio::select! {
+            status = self.child.wait() => return status,
+            Some(()) = killed.recv() => {}
+            () = self.grant.lost() => {
+                tracing::warn!(pid = self.pid, "a worker's context on the GPU is lost; it is killed");
+                return self.kill().await;
+            }
+        }
+        // A kernel that were cut could take all other workers of the GPU with it.
+        if let Some(terminated) = self.grant.terminate(self.pid) {
+            tokio::select! {
+                status = self.child.wait() => return status,
+                () = terminated => {}
+            }
+        }
+        self.kill().await
+    }
+
+    async fn kill(&mut self) -> io::Result<ExitStatus> {
+        self.child.kill().await?;
+        self.child.wait().await
+    }
+}
+
 /// Waits for a worker's exit, or kills it; then gives back what it held.
 async fn watch(
-    mut child: Child,
+    mut process: Process,
     mut killed: mpsc::Receiver<()>,
     booting: Booting,
-    grant: Grant,
     (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
 ) {
-    let status = tokio::select! {
-        status = child.wait() => status,
-        Some(()) = killed.recv() => match child.kill().await {
-            Ok(()) => child.wait().await,
-            Err(error) => Err(error),
-        },
-    };
-    drop(grant);
+    let status = process.ended(&mut killed).await;
+    process.grant.give_back(process.pid);
     booting.end().await;
     // The controller is gone only when the supervisor ends.
     events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();

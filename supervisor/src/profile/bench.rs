@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 
 use crate::clock::monotonic_ns;
 use crate::config::{Model, Timeouts};
-use crate::control::{engine, warm_up};
-use crate::partition::{EmulatedGpu, NoSeat};
+use crate::control::{engine_spec, warm_up};
+use crate::partition::{Grant, GrantError, Partition, Wanted};
 use crate::pipeline::WorkerId;
 use crate::process::{
     BatchSocket, BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
@@ -33,7 +33,7 @@ const EVENTS: usize = 16;
 pub(super) enum BenchError {
     /// No room on the device.
     #[error("the device has no room")]
-    Grant(#[from] NoSeat),
+    Grant(#[from] GrantError),
     /// The process.
     #[error("a worker cannot be started")]
     Spawn(#[from] SpawnError),
@@ -72,9 +72,11 @@ pub(super) enum BenchError {
 /// How a model is measured.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b Model,
-    pub(super) gpu: Arc<EmulatedGpu>,
+    pub(super) gpu: Arc<dyn Partition>,
     pub(super) program: &'b std::path::Path,
     pub(super) library: &'b std::path::Path,
+    /// Where engines that are built for a share are kept.
+    pub(super) engines: &'b std::path::Path,
     pub(super) timeouts: Timeouts,
     pub(super) response_bytes: u64,
     pub(super) reference: ReferenceFile,
@@ -126,11 +128,12 @@ impl Bench<'_> {
         share: Percent,
     ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
         let (events, heard) = mpsc::channel(EVENTS);
-        let grant = self.gpu.grant(share)?;
+        let Model { priority, memory_limit, .. } = *self.model;
+        let grant = Grant::of(&self.gpu, Wanted { share, priority, memory_limit }, purpose)?;
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,
-            engine: engine(self.model, self.library),
+            engine: engine_spec(self.model, self.library, self.engines, share),
             device: grant.device(),
             profile: self.model.profile.clone(),
             request_bytes: self.requests.bytes(),

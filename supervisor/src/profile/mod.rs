@@ -6,7 +6,7 @@ mod bench;
 mod tests;
 mod yaml;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use shadowslice_shared::units::{NotAShare, Percent};
 use crate::config::{self, Config, ConfigError, Model};
 use crate::errors;
 use crate::exit::{self, fail};
-use crate::host::{self, HostError};
+use crate::host::{self, HostError, RunDir};
 use crate::process::{BootTimes, ReferenceError, ReferenceFile};
 use bench::{Bench, BenchError, Column};
 
@@ -115,16 +115,20 @@ pub fn run(options: &Options) -> u8 {
 
 fn measure(options: &Options) -> Result<(), ProfileError> {
     let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
-    let config = configuration(options)?;
+    let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
+    let config = configuration(options, scratch.path())?;
     let model = &config.models[0];
     if let Some(why) = &model.broken {
         return Err(ProfileError::Model(why.clone()));
     }
-    let gpus = host::emulated_gpus(&config.gpus)?;
+    let program = host::worker_program()?;
+    let run_dir = RunDir::take(&config.run_dir)?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
     let bench = Bench {
         model,
         gpu: Arc::clone(&gpus[0]),
-        program: &host::worker_program()?,
+        program: &program,
+        engines: &run_dir.private().join("tensorrt"),
         library: &host::onnxruntime_library(&config)?,
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,
@@ -134,8 +138,9 @@ fn measure(options: &Options) -> Result<(), ProfileError> {
         patience: Duration::try_from_secs_f64(options.seconds).unwrap_or(Duration::from_secs(2)),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(all(&bench, shares))?;
-    let profile = assemble(model, columns)?;
+    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(all(&bench, shares));
+    gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
+    let profile = assemble(model, columns?)?;
     let comment = format!("{}, measured by `shadowslice profile`.", model.name);
     put(options, &yaml::write(&profile, &comment))
 }
@@ -156,8 +161,8 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     Ok(columns)
 }
 
-/// The configuration that serves this model on this device.
-fn configuration(options: &Options) -> Result<Config, ProfileError> {
+/// The configuration that serves this model on this device, in a folder of its own.
+fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileError> {
     let json = |path: &PathBuf| {
         let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
         Ok::<_, ProfileError>(serde_json::json!(whole))
@@ -180,15 +185,15 @@ fn configuration(options: &Options) -> Result<Config, ProfileError> {
         Err(_) if options.device == "emulated" => gpu["sms"] = serde_json::json!(options.sms),
         Err(_) => {}
     }
-    let mut document = serde_json::json!({"gpus": [gpu], "models": [model]});
+    let run_dir = json(&scratch.to_owned())?;
+    let mut document = serde_json::json!({"run_dir": run_dir, "gpus": [gpu], "models": [model]});
     if let Some(library) = &options.library {
         document["onnxruntime"] = serde_json::json!({"library": json(library)?});
     }
     // JSON is YAML, and a file is what configurations are read from.
-    let file = tempfile::Builder::new().prefix("profile-").suffix(".yaml").tempfile();
-    let file = file.map_err(ProfileError::Describe)?;
-    std::fs::write(file.path(), document.to_string()).map_err(ProfileError::Describe)?;
-    Ok(config::load_here(file.path())?)
+    let file = scratch.join("profile.yaml");
+    std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
+    Ok(config::load_here(&file)?)
 }
 
 /// A profile of what was measured, one column a share.

@@ -28,7 +28,7 @@ pub(super) enum NotSimulated {
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
         Gpu::Emulated { sms } => Ok(*sms),
-        Gpu::Cuda(_) => Err(NotSimulated::RealGpu(index)),
+        Gpu::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
     };
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
     let served = |model: &Model| {

@@ -92,7 +92,9 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         part: "supervisor/src/process",
         may: &[
+            "crate::partition::Admission",
             "crate::partition::Grant",
+            "crate::partition::inherited_settings",
             "crate::pipeline::Pipeline",
             "crate::pipeline::WorkerId",
             "shadowslice_shared",
@@ -100,8 +102,15 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_GPU,
     },
     Row {
-        part: "supervisor/src/partition.rs",
-        may: &["crate::pipeline::Crowding", "crate::process::Inherited", "shadowslice_shared"],
+        part: "supervisor/src/partition",
+        may: &[
+            "crate::errors",
+            "crate::partition",
+            "crate::pipeline::Crowding",
+            "crate::process::Inherited",
+            "crate::process::inherit",
+            "shadowslice_shared",
+        ],
         never: NO_GPU,
     },
     // What people see and say. They know control's reports and orders, and not what it does.
@@ -113,6 +122,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control::Order",
             "crate::control::ResizeRefused",
             "crate::control::Standing",
+            "crate::partition::Partition",
             "crate::pipeline::Pipeline",
             "crate::status",
             "shadowslice_shared::units",
@@ -127,6 +137,8 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control::ModelState",
             "crate::control::Standing",
             "crate::control::WorkerStanding",
+            "crate::partition::GpuStanding",
+            "crate::partition::Partition",
             "crate::pipeline::Pipeline",
         ],
         never: NO_GPU,
@@ -157,7 +169,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::clock",
             "crate::config",
-            "crate::control::engine",
+            "crate::control::engine_spec",
             "crate::control::warm_up",
             "crate::errors",
             "crate::exit",
@@ -203,7 +215,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row { part: "supervisor/src/exit.rs", may: &[], never: NO_GPU },
     Row {
         part: "supervisor/src/host.rs",
-        may: &["crate::config", "crate::partition", "shadowslice_shared::slab"],
+        may: &["crate::config", "crate::partition", "shadowslice_shared::slab", "shadowslice_shared::units"],
         never: NO_GPU,
     },
     // The wiring: the only file that knows both data path and control.

@@ -1,0 +1,115 @@
+//! Short-lived programs: fed, read and bounded.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+use super::{Environment, inherited_settings};
+use crate::process::inherit;
+
+/// The most bytes that are read of what a program says, on each stream.
+const MAX_OUTPUT: u64 = 64 * 1024;
+
+/// Why a program gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// It could not be started.
+    #[error("{program} cannot be started")]
+    Start {
+        /// What was tried.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// It could not be talked to.
+    #[error("{program} cannot be talked to")]
+    Talk {
+        /// The program.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// It took too long.
+    #[error("{program} gave no answer within {limit:?} and was killed")]
+    TooLate {
+        /// The program.
+        program: PathBuf,
+        /// How long it had.
+        limit: Duration,
+    },
+}
+
+/// What a program said.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) status: ExitStatus,
+    pub(super) out: String,
+    pub(super) err: String,
+}
+
+/// A program in this environment, without MPS's variables of our own, in a process group of its own,
+/// so that a terminal's Ctrl-C does not reach it, and without descriptors of ours.
+pub(super) fn command(program: &Path, environment: &Environment) -> Command {
+    let mut command = std::process::Command::new(program);
+    for name in inherited_settings() {
+        command.env_remove(name);
+    }
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    inherit(&mut command, &[]);
+    let mut command = Command::from(command);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+/// Runs a program to its end, with this input; kills it after `limit`.
+pub(super) async fn run(
+    program: &Path,
+    arguments: &[&str],
+    environment: &Environment,
+    input: &str,
+    limit: Duration,
+) -> Result<Said, CommandError> {
+    let named = || program.to_owned();
+    let mut child = command(program, environment)
+        .args(arguments)
+        .spawn()
+        .map_err(|source| CommandError::Start { program: named(), source })?;
+    match tokio::time::timeout(limit, converse(&mut child, input)).await {
+        Ok(said) => said.map_err(|source| CommandError::Talk { program: named(), source }),
+        Err(_) => {
+            // An error means that it has ended meanwhile.
+            child.kill().await.ok();
+            Err(CommandError::TooLate { program: named(), limit })
+        }
+    }
+}
+
+async fn converse(child: &mut Child, input: &str) -> io::Result<Said> {
+    if let Some(mut stdin) = child.stdin.take() {
+        match stdin.write_all(input.as_bytes()).await {
+            // It wants to hear nothing.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+            _ => {}
+        }
+    }
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    tokio::try_join!(read(stdout, &mut out), read(stderr, &mut err))?;
+    let status = child.wait().await?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Said { status, out: text(out), err: text(err) })
+}
+
+async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<u8>) -> io::Result<()> {
+    if let Some(from) = from {
+        from.take(MAX_OUTPUT).read_to_end(to).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! The emulated GPU: workers share its SMs through a pool in memory.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::thread::futex;
+use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::pool::{Pool, SEATS};
+use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::{Environment, GpuStanding, GrantError, Partition, Ticket, Wanted};
+use crate::pipeline::Crowding;
+
+/// An emulated GPU. Its tickets are seats.
+#[derive(Debug)]
+pub struct EmulatedGpu {
+    sms: Sms,
+    pool: Pool,
+    taken: Mutex<BTreeSet<u32>>,
+    crowding: Crowding,
+}
+
+impl EmulatedGpu {
+    /// A GPU of `sms` SMs that nobody uses.
+    pub fn new(sms: Sms) -> Result<Self, SlabError> {
+        Ok(Self { sms, pool: Pool::create()?, taken: Mutex::default(), crowding: Crowding::default() })
+    }
+}
+
+/// A ticket's seat.
+fn seat(ticket: Ticket) -> u32 {
+    u32::try_from(ticket.0).unwrap_or(u32::MAX)
+}
+
+impl Partition for EmulatedGpu {
+    fn standing(&self) -> GpuStanding {
+        GpuStanding {
+            device: "emulated".to_owned(),
+            uuid: None,
+            backend: "emulated",
+            sms: self.sms,
+            mps_server_pid: None,
+            why: None,
+        }
+    }
+
+    fn sms(&self, share: Percent) -> Sms {
+        share.sms_of(self.sms)
+    }
+
+    fn crowding(&self) -> Crowding {
+        Arc::clone(&self.crowding)
+    }
+
+    fn enter(&self) -> Result<Ticket, GrantError> {
+        let mut taken = self.taken.lock();
+        let number = (0..SEATS).find(|seat| !taken.contains(seat)).ok_or(GrantError::NoSeat)?;
+        taken.insert(number);
+        Ok(Ticket(u64::from(number)))
+    }
+
+    fn leave(&self, ticket: Ticket) {
+        let seat = seat(ticket);
+        self.pool.occupy(seat, Sms(0));
+        let everyone = i32::MAX.unsigned_abs();
+        if let Err(error) = futex::wake(self.pool.generation(), futex::Flags::empty(), everyone) {
+            tracing::warn!(%error, "workers were not told that SMs are free again; they find out when a batch ends");
+        }
+        self.taken.lock().remove(&seat);
+    }
+
+    fn environment(&self, wanted: &Wanted) -> Environment {
+        vec![(SHARE_VARIABLE, wanted.share.get().to_string())]
+    }
+
+    fn device(&self, ticket: Ticket) -> DeviceSpec {
+        DeviceSpec::Emulated { sms: self.sms, seat: seat(ticket) }
+    }
+
+    fn pool(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.pool.as_fd())
+    }
+
+    fn admit(&self, wanted: &Wanted, _pid: i32, found: Sms) -> Result<(), String> {
+        let expected = self.sms(wanted.share);
+        if found == expected { Ok(()) } else { Err(format!("it was to have {expected} and found {found}")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::boot::Purpose;
+
+    use super::super::Grant;
+    use super::*;
+
+    #[test]
+    fn a_dead_workers_sms_and_seat_come_back() {
+        let emulated = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let gpu: Arc<dyn Partition> = emulated.clone();
+        let wanted = Wanted { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None };
+        let grant = || Grant::of(&gpu, wanted, Purpose::Serve).unwrap();
+        let (first, second) = (grant(), grant());
+        assert_eq!(first.sms(), Sms(38));
+        assert_ne!(first.device(), second.device());
+        let DeviceSpec::Emulated { seat, .. } = first.device() else { panic!("an emulated device") };
+        emulated.pool.occupy(seat, Sms(38));
+        let device = first.device();
+        drop(first);
+        assert_eq!(emulated.pool.in_use(), 0);
+        assert_eq!(grant().device(), device);
+    }
+}

@@ -1,0 +1,115 @@
+//! The control program's answers, from text to types. Nothing here trusts the text to be what its
+//! documentation shows.
+
+/// A state of an MPS server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ServerStatus {
+    /// It comes up.
+    Initializing,
+    /// It takes clients.
+    Active,
+    /// A client's fault broke every context; it takes none before all clients have gone.
+    Fault,
+    /// There is no such server any more.
+    Gone,
+    /// Something else.
+    Unknown(String),
+}
+
+/// What became of an order to terminate a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Termination {
+    /// Its work is off the GPU.
+    Done,
+    /// It is no client.
+    NoClient,
+    /// Something else.
+    Unknown(String),
+}
+
+/// Processes, as lists of servers and of clients name them: numbers between white space.
+pub(super) fn pids(text: &str) -> Option<Vec<i32>> {
+    text.split_whitespace().map(|word| word.parse().ok().filter(|pid| *pid > 0)).collect()
+}
+
+/// The answer to `get_server_status`.
+pub(super) fn server_status(text: &str) -> ServerStatus {
+    let text = text.trim();
+    match text.to_ascii_uppercase().as_str() {
+        "INITIALIZING" => ServerStatus::Initializing,
+        "ACTIVE" => ServerStatus::Active,
+        "FAULT" => ServerStatus::Fault,
+        upper if upper.contains("NOT FOUND") => ServerStatus::Gone,
+        _ => ServerStatus::Unknown(text.to_owned()),
+    }
+}
+
+/// The answer to `terminate_client`: words if something is wrong, then a number, 0 for success.
+pub(super) fn termination(text: &str) -> Termination {
+    let text = text.trim();
+    if text.contains("Invalid process") {
+        return Termination::NoClient;
+    }
+    match text.lines().last() {
+        Some("0") => Termination::Done,
+        _ => Termination::Unknown(text.to_owned()),
+    }
+}
+
+/// Whether the program knew a command at all.
+pub(super) fn knows(text: &str) -> bool {
+    !text.contains("Unknown command")
+}
+
+/// The number behind `version` in the answer to `-v`, e.g. 13000.
+pub(super) fn version(text: &str) -> Option<u32> {
+    let behind = text.to_ascii_lowercase();
+    let (_, behind) = behind.rsplit_once("version")?;
+    let digits: String =
+        behind.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processes() {
+        assert_eq!(pids("507\n"), Some(vec![507]));
+        assert_eq!(pids("508 509\n510\n"), Some(vec![508, 509, 510]));
+        assert_eq!(pids(""), Some(Vec::new()));
+        for text in
+            ["Server 507 not found\n", "Cannot find MPS control daemon process", "-1", "0", "99999999999"]
+        {
+            assert_eq!(pids(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn states_of_a_server() {
+        assert_eq!(server_status("ACTIVE\n"), ServerStatus::Active);
+        assert_eq!(server_status("Initializing"), ServerStatus::Initializing);
+        assert_eq!(server_status("FAULT\n"), ServerStatus::Fault);
+        assert_eq!(server_status("Server 12345 not found\n"), ServerStatus::Gone);
+        assert_eq!(server_status("INACTIVE"), ServerStatus::Unknown("INACTIVE".to_owned()));
+        assert_eq!(server_status(""), ServerStatus::Unknown(String::new()));
+    }
+
+    #[test]
+    fn what_became_of_a_termination() {
+        assert_eq!(termination("0\n"), Termination::Done);
+        assert_eq!(termination("Invalid process 99999!\n1\n"), Termination::NoClient);
+        assert_eq!(termination("1\n"), Termination::Unknown("1".to_owned()));
+        assert_eq!(termination(""), Termination::Unknown(String::new()));
+    }
+
+    #[test]
+    fn versions_and_commands() {
+        assert_eq!(version("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n"), Some(13000));
+        assert_eq!(version("CUDA MPS Control binary version: 13030"), Some(13030));
+        assert_eq!(version("usage: ..."), None);
+        assert!(!knows("Unknown command \"lspart\"\n"));
+        assert!(knows("GPU Partition free_chunks\n"));
+    }
+}

@@ -1,0 +1,142 @@
+//! The control program as a client of its daemon: one short-lived process a command.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::answers::{self, ServerStatus, Termination};
+use crate::partition::Environment;
+use crate::partition::command::{self, CommandError};
+
+/// The control program, unless [`PROGRAM_VARIABLE`] names another.
+const PROGRAM: &str = "nvidia-cuda-mps-control";
+
+/// Names the control program, for odd installations and for tests.
+const PROGRAM_VARIABLE: &str = "SHADOWSLICE_MPS_CONTROL";
+
+/// How long the daemon may take to answer a command.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Which program controls MPS here.
+pub fn control_program() -> PathBuf {
+    std::env::var_os(PROGRAM_VARIABLE).map_or_else(|| PathBuf::from(PROGRAM), PathBuf::from)
+}
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The control program did not do its part.
+    #[error("the MPS control program failed at `{command}`")]
+    Command {
+        /// The command.
+        command: String,
+        /// What went wrong.
+        #[source]
+        source: CommandError,
+    },
+    /// It ended with an error: there is no daemon, most likely.
+    #[error("the MPS control program refused `{command}`: {said}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// Its words.
+        said: String,
+    },
+    /// Its answer makes no sense.
+    #[error("the MPS control program answered `{command}` by {said:?}, which is not understood")]
+    Unclear {
+        /// The command.
+        command: String,
+        /// Its words.
+        said: String,
+    },
+}
+
+/// The control program, and how it finds its daemon.
+#[derive(Debug, Clone)]
+pub struct Control {
+    program: PathBuf,
+    environment: Environment,
+}
+
+impl Control {
+    /// The program that finds its daemon by this environment.
+    pub fn new(program: PathBuf, environment: Environment) -> Self {
+        Self { program, environment }
+    }
+
+    pub(super) fn program(&self) -> &std::path::Path {
+        &self.program
+    }
+
+    pub(super) fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// Says one command, and returns the answer.
+    pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
+        self.say_within(command, LIMIT).await
+    }
+
+    async fn say_within(&self, command: &str, limit: Duration) -> Result<String, ControlError> {
+        self.run(&[], command, &format!("{command}\n"), limit).await
+    }
+
+    async fn run(
+        &self,
+        arguments: &[&str],
+        command: &str,
+        input: &str,
+        limit: Duration,
+    ) -> Result<String, ControlError> {
+        let said = command::run(&self.program, arguments, &self.environment, input, limit).await;
+        let said = said.map_err(|source| ControlError::Command { command: command.to_owned(), source })?;
+        if said.status.success() {
+            return Ok(said.out);
+        }
+        let words = format!("{} {}", said.out.trim(), said.err.trim());
+        let said = format!("{} ({})", words.trim(), said.status);
+        Err(ControlError::Refused { command: command.to_owned(), said })
+    }
+
+    /// The program's own version, in its words. Needs no daemon.
+    pub(super) async fn version(&self) -> Result<String, ControlError> {
+        self.run(&["-v"], "-v", "", LIMIT).await
+    }
+
+    /// The servers.
+    pub(super) async fn servers(&self) -> Result<Vec<i32>, ControlError> {
+        self.pids("get_server_list".to_owned()).await
+    }
+
+    /// The clients of a server.
+    pub(super) async fn clients(&self, server: i32) -> Result<Vec<i32>, ControlError> {
+        self.pids(format!("get_client_list {server}")).await
+    }
+
+    async fn pids(&self, command: String) -> Result<Vec<i32>, ControlError> {
+        let said = self.say(&command).await?;
+        answers::pids(&said).ok_or(ControlError::Unclear { command, said })
+    }
+
+    /// How a server is.
+    pub(super) async fn server_status(&self, server: i32) -> Result<ServerStatus, ControlError> {
+        let said = self.say(&format!("get_server_status {server}")).await?;
+        Ok(answers::server_status(&said))
+    }
+
+    /// Starts a server for this user. It is there some time later.
+    pub(super) async fn start_server(&self, uid: u32) -> Result<(), ControlError> {
+        self.say(&format!("start_server -uid {uid}")).await.map(drop)
+    }
+
+    /// Takes a client's work off the GPU.
+    pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<Termination, ControlError> {
+        let said = self.say(&format!("terminate_client {server} {client}")).await?;
+        Ok(answers::termination(&said))
+    }
+
+    /// Ends the daemon, which first waits for all clients.
+    pub(super) async fn quit(&self, limit: Duration) -> Result<(), ControlError> {
+        self.say_within("quit", limit).await.map(drop)
+    }
+}

@@ -1,0 +1,179 @@
+//! Where a daemon of ours lives, and which processes live there.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+
+use crate::partition::PIPE_DIRECTORY;
+
+/// The longest pipe directory that MPS is sure to take, in bytes: names of sockets come behind it.
+const MAX_PIPE: usize = 75;
+
+/// Where daemons live whose owners did not choose.
+const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
+
+/// How much of a log's end is shown, in bytes.
+const TAIL: i64 = 2048;
+
+/// Names of programs of MPS begin so.
+const PROGRAMS: &str = "nvidia-cuda-mps-";
+
+/// The directories of one daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) pipe: PathBuf,
+    pub(super) log: PathBuf,
+}
+
+impl Place {
+    /// The directories of the `index`th GPU's daemon of the supervisor that has the folder `private`;
+    /// the same every time. The pipe directory lies elsewhere if its path were too long there.
+    pub(super) fn of(private: &Path, index: usize) -> Self {
+        let folder = private.join(format!("mps{index}"));
+        let pipe = folder.join("pipe");
+        let log = folder.join("log");
+        if pipe.as_os_str().len() <= MAX_PIPE {
+            return Self { pipe, log };
+        }
+        let name = format!("shadowslice-{}-{:08x}-{index}", geteuid(), hash(private.as_os_str()));
+        Self { pipe: Path::new("/tmp").join(name), log }
+    }
+
+    /// Makes the directories, closed to others.
+    pub(super) fn make(&self) -> io::Result<()> {
+        for directory in [&self.pipe, &self.log] {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+            let found = fs::symlink_metadata(directory)?;
+            if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o077 != 0 {
+                return Err(io::Error::other(format!(
+                    "{} is there already and not a directory of this user's alone; remove it",
+                    directory.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the directories. What is not there is fine.
+    pub(super) fn remove(&self) {
+        for directory in [&self.pipe, &self.log] {
+            match fs::remove_dir_all(directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %directory.display(), %error, "a directory of MPS stays behind");
+                }
+                _ => {}
+            }
+        }
+        // Its own folder, if nothing else is in it.
+        if let Some(folder) = self.log.parent() {
+            fs::remove_dir(folder).ok();
+        }
+    }
+
+    /// The programs of MPS, `program` among them, that live here.
+    pub(super) fn inhabitants(&self, program: &Path) -> Vec<i32> {
+        let setting = [PIPE_DIRECTORY.as_bytes(), b"=", self.pipe.as_os_str().as_bytes()].concat();
+        let lives_here = |pid: &i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            is_mps(*pid, program) && environment.split(|byte| *byte == 0).any(|entry| entry == setting)
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(lives_here).collect()
+    }
+
+    /// Kills them; how many there were.
+    pub(super) fn evict(&self, program: &Path) -> usize {
+        let inhabitants = self.inhabitants(program);
+        for pid in &inhabitants {
+            // An error means that it is gone already.
+            kill(Pid::from_raw(*pid), Signal::SIGKILL).ok();
+        }
+        inhabitants.len()
+    }
+
+    /// The ends of the daemon's logs.
+    pub(super) fn logs(&self) -> String {
+        let tails = ["control.log", "server.log"].map(|name| tail(&self.log.join(name)));
+        tails.concat().trim_end().to_owned()
+    }
+
+    /// The end of the server's log.
+    pub(super) fn server_log(&self) -> String {
+        tail(&self.log.join("server.log"))
+    }
+}
+
+/// The directory and process of a daemon that is not ours, if one runs where daemons usually do, or
+/// where `named`, our own environment, says.
+pub(super) fn foreign_daemon(named: Option<PathBuf>, program: &Path) -> Option<(PathBuf, i32)> {
+    let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
+    places.into_iter().find_map(|place| {
+        let file = fs::read_to_string(place.join("nvidia-cuda-mps-control.pid")).ok()?;
+        let pid = file.trim().parse().ok().filter(|pid| is_mps(*pid, program))?;
+        Some((place, pid))
+    })
+}
+
+/// Whether this process runs a program of MPS.
+fn is_mps(pid: i32, program: &Path) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = Path::new(OsStr::from_bytes(first)).file_name().unwrap_or_default();
+    name.as_bytes().starts_with(PROGRAMS.as_bytes()) || Some(name) == program.file_name()
+}
+
+fn tail(path: &Path) -> String {
+    let read = || {
+        let mut file = fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        if i64::try_from(length).is_ok_and(|length| length > TAIL) {
+            file.seek(SeekFrom::End(-TAIL))?;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        io::Result::Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read().unwrap_or_default()
+}
+
+/// FNV-1a: the same in every build, so that a later supervisor finds what an earlier one left.
+fn hash(text: &OsStr) -> u32 {
+    text.as_bytes().iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn pipe_directories_are_short_and_the_same_every_time() {
+        let short = Place::of(Path::new("/run/shadowslice/private"), 0);
+        assert_eq!(short.pipe, Path::new("/run/shadowslice/private/mps0/pipe"));
+        let deep = PathBuf::from(format!("/{}/private", "d".repeat(90)));
+        let long = Place::of(&deep, 3);
+        assert!(long.pipe.as_os_str().len() <= MAX_PIPE && long.pipe.starts_with("/tmp"), "{long:?}");
+        assert_eq!(long, Place::of(&deep, 3));
+        assert_ne!(long.pipe, Place::of(&deep, 4).pipe);
+    }
+
+    #[test]
+    fn what_others_may_read_is_not_lived_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::of(folder.path(), 0);
+        place.make().unwrap();
+        place.make().unwrap();
+        fs::set_permissions(&place.pipe, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(place.make().is_err());
+        place.remove();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

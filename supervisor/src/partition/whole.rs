@@ -1,0 +1,86 @@
+//! A CUDA GPU without MPS: every worker has the whole of it, and they take turns.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::{Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Ticket, VISIBLE, Wanted};
+use crate::pipeline::Crowding;
+
+/// A CUDA GPU on which no share is enforced.
+#[derive(Debug)]
+pub struct WholeGpu {
+    device: String,
+    uuid: String,
+    sms: Sms,
+    no_pipe: PathBuf,
+    crowding: Crowding,
+}
+
+impl WholeGpu {
+    /// The GPU `device` of this UUID and these SMs. `no_pipe` is a path at which there is nothing:
+    /// workers look for MPS there and find none, whatever else runs on the host.
+    pub fn new(device: String, uuid: String, sms: Sms, no_pipe: PathBuf) -> Self {
+        tracing::warn!(
+            device,
+            "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
+        );
+        Self { device, uuid, sms, no_pipe, crowding: Crowding::default() }
+    }
+
+    /// What a process needs to see this GPU and no MPS.
+    pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Environment {
+        vec![(VISIBLE, uuid.to_owned()), (PIPE_DIRECTORY, no_pipe.display().to_string())]
+    }
+}
+
+impl Partition for WholeGpu {
+    fn standing(&self) -> GpuStanding {
+        GpuStanding {
+            device: self.device.clone(),
+            uuid: Some(self.uuid.clone()),
+            backend: "none",
+            sms: self.sms,
+            mps_server_pid: None,
+            why: None,
+        }
+    }
+
+    fn sms(&self, _share: Percent) -> Sms {
+        self.sms
+    }
+
+    fn claim(&self, _share: Percent) -> Percent {
+        Percent::WHOLE
+    }
+
+    fn crowding(&self) -> Crowding {
+        Arc::clone(&self.crowding)
+    }
+
+    fn enter(&self) -> Result<Ticket, GrantError> {
+        Ok(Ticket(0))
+    }
+
+    fn environment(&self, wanted: &Wanted) -> Environment {
+        let mut environment = Self::surroundings(&self.uuid, &self.no_pipe);
+        environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
+        environment
+    }
+
+    fn device(&self, _ticket: Ticket) -> DeviceSpec {
+        DeviceSpec::Cuda
+    }
+
+    fn admit(&self, _wanted: &Wanted, _pid: i32, found: Sms) -> Result<(), String> {
+        if found == self.sms {
+            return Ok(());
+        }
+        Err(format!(
+            "without MPS it was to have the whole GPU, {}, and found {found}; something else on this host limits it",
+            self.sms
+        ))
+    }
+}
