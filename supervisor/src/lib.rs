@@ -10,6 +10,7 @@ pub mod exit;
 pub mod host;
 pub mod ingress;
 pub mod metrics;
+pub mod nvml;
 pub mod partition;
 pub mod pipeline;
 pub mod process;

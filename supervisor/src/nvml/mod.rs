@@ -1,0 +1,14 @@
+//! What NVML, the library of NVIDIA's driver, says of real GPUs: their memory and load, how they are set up,
+//! and the errors that the driver reports. It opens no CUDA context.
+
+mod facts;
+mod library;
+mod watch;
+mod xid;
+
+pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Usage};
+pub use library::{Library, NvmlFault};
+pub use watch::{Driver, Reading, Readings, Watch, Watched, XidEvent, Xids};
+
+#[cfg(test)]
+mod tests;
