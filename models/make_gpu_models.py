@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Makes the models of `make gpu-check`: the published networks' shapes, with random weights.
+
+Usage: make_gpu_models.py FOLDER [NAME ...]
+
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base; all of them if none is given. What costs time on a
+GPU is there (layers, channels, kernels, strides), what only matters for trained weights is not: batch
+norms are folded into the convolutions before them. Weights are drawn from fixed seeds and scaled by the
+layers' inputs (He et al., 2015), so that signals neither vanish nor explode and answers can be compared.
+Every first axis is the batch. A file that is there is kept. Needs numpy and onnx alone.
+"""
+
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, checker, helper, numpy_helper, save
+
+OPSET = 17
+
+
+class Graph:
+    """Collects an ONNX graph node by node; methods return the name of what they added."""
+
+    def __init__(self, name):
+        self.random = np.random.default_rng(zlib.crc32(name.encode()))
+        self.nodes, self.constants, self.channels = [], [], {}
+
+    def constant(self, value, dtype=np.float32):
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def add(self, operator, *inputs, output=None, **attributes):
+        output = output or f"n{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def weight(self, shape, fan_in, gain):
+        """Normal weights that give their sums a variance of `gain` times the mean square of what comes in."""
+        values = self.random.standard_normal(shape, dtype=np.float32)
+        return self.constant(values * np.float32((gain / fan_in) ** 0.5))
+
+    def bias(self, width):
+        return self.constant(self.random.standard_normal(width, dtype=np.float32) * np.float32(0.1))
+
+    def conv(self, x, width, kernel, stride=1, pad=None, group=1, gain=2.0):
+        """A convolution with bias. A gain of 2 makes up for the half of its input that a ReLU took."""
+        depth = self.channels.get(x, 3) // group
+        pads = [kernel // 2 if pad is None else pad] * 4
+        weight = self.weight((width, depth, kernel, kernel), depth * kernel * kernel, gain)
+        y = self.add("Conv", x, weight, self.bias(width), kernel_shape=[kernel] * 2, strides=[stride] * 2,
+                     pads=pads, group=group)
+        self.channels[y] = width
+        return y
+
+    def keep(self, operator, *inputs, **attributes):
+        """An operator after which there are as many channels as before."""
+        y = self.add(operator, *inputs, **attributes)
+        self.channels[y] = self.channels[inputs[0]]
+        return y
+
+    def relu(self, x):
+        return self.keep("Relu", x)
+
+    def relu6(self, x):
+        return self.keep("Clip", x, self.constant(0), self.constant(6))
+
+    def pool(self, x, kernel, stride, pad=0):
+        return self.keep("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+
+    def dense(self, x, inputs, width, gain=2.0, output=None):
+        return self.add("Gemm", x, self.weight((width, inputs), inputs, gain), self.bias(width), transB=1, output=output)
+
+    def linear(self, x, inputs, width):
+        return self.add("Add", self.add("MatMul", x, self.weight((inputs, width), inputs, 1.0)), self.bias(width))
+
+    def norm(self, x, width):
+        return self.add("LayerNormalization", x, self.constant(np.ones(width)), self.constant(np.zeros(width)))
+
+    def save(self, path, inputs, outputs):
+        graph = helper.make_graph(self.nodes, path.stem, inputs, outputs, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+        checker.check_model(model)
+        # Under another name first: a file that is there is whole.
+        save(model, path.with_suffix(".part"), format="protobuf")
+        path.with_suffix(".part").rename(path)
+
+
+def image_model(path, body):
+    """A classifier of 3x224x224 images into 1000 classes; `body` adds it and names its logits `logits`."""
+    graph = Graph(path.stem)
+    body(graph, "image")
+    graph.save(path,
+               [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, 224, 224])],
+               [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1000])])
+
+
+def head(graph, x, hidden=()):
+    """Flattens, then dense layers; `x` is (name, elements)."""
+    x, elements = graph.add("Flatten", x[0], axis=1), x[1]
+    for width in hidden:
+        x, elements = graph.add("Relu", graph.dense(x, elements, width)), width
+    graph.dense(x, elements, 1000, output="logits")
+
+
+def resnet50(graph, x):
+    """He et al., 2016, with the stride in the 3x3 convolution."""
+    x = graph.pool(graph.relu(graph.conv(x, 64, 7, stride=2, gain=1.0)), 3, 2, pad=1)
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            step = stride if block == 0 else 1
+            y = graph.relu(graph.conv(x, width, 1))
+            y = graph.relu(graph.conv(y, width, 3, stride=step))
+            # A small part of each sum, or sixteen of them would explode.
+            y = graph.conv(y, 4 * width, 1, gain=0.5)
+            short = graph.conv(x, 4 * width, 1, stride=step, gain=1.5) if block == 0 else x
+            x = graph.relu(graph.keep("Add", y, short))
+    head(graph, (graph.add("GlobalAveragePool", x), 2048))
+
+
+def mobilenet_v2(graph, x):
+    """Sandler et al., 2018."""
+    x = graph.relu6(graph.conv(x, 32, 3, stride=2, gain=1.0))
+    settings = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    for factor, width, blocks, stride in settings:
+        for block in range(blocks):
+            wide = graph.channels[x] * factor
+            y = x if factor == 1 else graph.relu6(graph.conv(x, wide, 1, gain=1.0))
+            y = graph.relu6(graph.conv(y, wide, 3, stride=stride if block == 0 else 1, group=wide))
+            if block == 0:
+                x = graph.conv(y, width, 1)
+            else:
+                x = graph.keep("Add", x, graph.conv(y, width, 1, gain=0.5))
+    x = graph.relu6(graph.conv(x, 1280, 1, gain=1.0))
+    head(graph, (graph.add("GlobalAveragePool", x), 1280))
+
+
+def vgg19(graph, x):
+    """Simonyan and Zisserman, 2015."""
+    gain = 1.0
+    for width, layers in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(layers):
+            x, gain = graph.relu(graph.conv(x, width, 3, gain=gain)), 2.0
+        # The largest of four is larger than they are on average.
+        x, gain = graph.pool(x, 2, 2), 1.0
+    head(graph, (x, 512 * 7 * 7), hidden=(4096, 4096))
+
+
+def alexnet(graph, x):
+    """Krizhevsky, 2014, as torchvision has it."""
+    x = graph.pool(graph.relu(graph.conv(x, 64, 11, stride=4, pad=2, gain=1.0)), 3, 2)
+    x = graph.pool(graph.relu(graph.conv(x, 192, 5, gain=1.0)), 3, 2)
+    for width, gain in ((384, 1.0), (256, 2.0), (256, 2.0)):
+        x = graph.relu(graph.conv(x, width, 3, gain=gain))
+    head(graph, (graph.pool(x, 3, 2), 256 * 6 * 6), hidden=(4096, 4096))
+
+
+def bert_base(path, layers=12, width=768, heads=12, length=128, vocabulary=30522):
+    """Devlin et al., 2019, on sequences of 128 tokens of one kind without padding, up to the pooled output."""
+    graph = Graph(path.stem)
+    tokens = graph.weight((vocabulary, width), 1, 1.0)
+    places = graph.weight((length, width), 1, 1.0)
+    x = graph.norm(graph.add("Add", graph.add("Gather", tokens, "input_ids"), places), width)
+    shape = lambda *sizes: graph.constant(sizes, np.int64)
+    split, joined = shape(0, 0, heads, width // heads), shape(0, 0, width)
+
+    def projected(x, order):
+        return graph.add("Transpose", graph.add("Reshape", graph.linear(x, width, width), split), perm=order)
+
+    def gelu(x):
+        raised = graph.add("Add", graph.add("Erf", graph.add("Div", x, graph.constant(2**0.5))), graph.constant(1))
+        return graph.add("Mul", graph.add("Mul", x, raised), graph.constant(0.5))
+
+    for _ in range(layers):
+        scores = graph.add("MatMul", projected(x, [0, 2, 1, 3]), projected(x, [0, 2, 3, 1]))
+        shares = graph.add("Softmax", graph.add("Div", scores, graph.constant((width // heads) ** 0.5)), axis=-1)
+        mixed = graph.add("Transpose", graph.add("MatMul", shares, projected(x, [0, 2, 1, 3])), perm=[0, 2, 1, 3])
+        attended = graph.linear(graph.add("Reshape", mixed, joined), width, width)
+        x = graph.norm(graph.add("Add", x, attended), width)
+        inner = gelu(graph.linear(x, width, 4 * width))
+        x = graph.norm(graph.add("Add", x, graph.linear(inner, 4 * width, width)), width)
+    first = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)
+    graph.add("Tanh", graph.linear(first, width, width), output="pooled")
+    graph.save(path,
+               [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", length])],
+               [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["batch", width])])
+
+
+MODELS = {
+    "resnet50": lambda path: image_model(path, resnet50),
+    "mobilenet-v2": lambda path: image_model(path, mobilenet_v2),
+    "vgg19": lambda path: image_model(path, vgg19),
+    "alexnet": lambda path: image_model(path, alexnet),
+    "bert-base": bert_base,
+}
+
+
+def main(folder, names):
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        sys.exit(f"error: no such model: {', '.join(unknown)}; there are {' '.join(MODELS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or MODELS:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            MODELS[name](path)
+        print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), sys.argv[2:])
