@@ -28,7 +28,7 @@ impl Tensor {
     }
 
     /// Its elements, if they are FP32.
-    fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
+    pub fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
         let elements = self.data.as_chunks::<4>().0;
         (self.datatype == "FP32").then(|| elements.iter().map(|bytes| f32::from_le_bytes(*bytes)))
     }

@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::proto::model_infer_request::InferInputTensor;
-use crate::proto::{ModelInferRequest, ModelReadyRequest, ServerReadyRequest};
+use crate::proto::{ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ServerReadyRequest};
 
 /// The largest answer taken, in bytes.
 const MAX_ANSWER: usize = 256 << 20;
@@ -50,6 +50,13 @@ impl Client {
     pub async fn model_ready(&mut self, model: &str) -> Result<bool, Status> {
         let request = ModelReadyRequest { name: model.into(), version: String::new() };
         Ok(self.grpc.model_ready(request).await?.into_inner().ready)
+    }
+
+    /// The model's inputs: name, datatype and shape of each, -1 for an axis of any size.
+    pub async fn inputs(&mut self, model: &str) -> Result<Vec<(String, String, Vec<i64>)>, Status> {
+        let request = ModelMetadataRequest { name: model.into(), version: String::new() };
+        let metadata = self.grpc.model_metadata(request).await?.into_inner();
+        Ok(metadata.inputs.into_iter().map(|input| (input.name, input.datatype, input.shape)).collect())
     }
 
     /// The model's answer to one request.

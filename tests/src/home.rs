@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::process::Process;
 
-/// How long anything that the supervisor does by itself may take here.
+/// How long anything that the supervisor does by itself may take here, unless a folder says otherwise.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much of the supervisor's log an error shows, in lines.
@@ -35,8 +35,10 @@ pub enum Error {
     #[error("there is no {}; build it first (`cargo build --workspace`), or set SHADOWSLICE_BIN", .0.display())]
     NoBinary(PathBuf),
     /// Something did not happen in time.
-    #[error("not within {PATIENCE:?}: {what}; its log:\n{log}")]
+    #[error("not within {within:?}: {what}; its log:\n{log}")]
     TooLate {
+        /// How long it was waited for.
+        within: Duration,
         /// What was waited for.
         what: String,
         /// The end of the supervisor's log.
@@ -84,6 +86,9 @@ pub enum Error {
 pub struct Home {
     folder: TempDir,
     environment: Vec<(OsString, OsString)>,
+    binary: Option<PathBuf>,
+    log: PathBuf,
+    patience: Duration,
 }
 
 impl Home {
@@ -93,7 +98,8 @@ impl Home {
             .prefix("ss-")
             .tempdir_in("/tmp")
             .map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
-        let home = Self { folder, environment: Vec::new() };
+        let log = folder.path().join("log");
+        let home = Self { folder, environment: Vec::new(), binary: None, log, patience: PATIENCE };
         let temporary = home.path().join("tmp");
         fs::create_dir(&temporary)
             .map_err(|source| Error::Io { what: format!("make {}", temporary.display()), source })?;
@@ -127,7 +133,7 @@ impl Home {
 
     /// The end of the supervisor's log.
     pub fn log(&self) -> String {
-        let text = fs::read_to_string(self.path().join("log")).unwrap_or_default();
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
@@ -137,11 +143,36 @@ impl Home {
         self.environment.push((name.into(), value.into()));
     }
 
+    /// Runs this `shadowslice` instead of the one that is found.
+    pub fn set_binary(&mut self, path: PathBuf) {
+        self.binary = Some(path);
+    }
+
+    /// Writes the supervisor's log there instead of into this folder.
+    pub fn set_log(&mut self, path: PathBuf) {
+        self.log = path;
+    }
+
+    /// Where the supervisor's log goes.
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// Waits for so long for what the supervisor does by itself.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// How long anything that the supervisor does by itself may take.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// The `shadowslice` command in this folder's environment. Whatever it writes to the temporary or
     /// the home directory is found by [`left_behind`]: ONNX Runtime's library writes its telemetry
     /// there if the supervisor does not keep it from doing so, for which nobody helps it here.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
-        let mut command = Command::new(binary()?);
+        let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command
             .args(arguments)
             .current_dir(self.path())
@@ -159,8 +190,10 @@ impl Home {
     /// Runs a command of `shadowslice` to its end.
     pub async fn run(&self, arguments: &[&str]) -> Result<Output, Error> {
         let what = format!("`shadowslice {}`", arguments.join(" "));
-        let output = timeout(PATIENCE, self.command(arguments)?.output()).await;
-        let output = output.map_err(|_| Error::TooLate { what: what.clone(), log: String::new() })?;
+        let within = self.patience;
+        let output = timeout(within, self.command(arguments)?.output()).await;
+        let output =
+            output.map_err(|_| Error::TooLate { within, what: what.clone(), log: String::new() })?;
         output.map_err(|source| Error::Io { what: format!("run {what}"), source })
     }
 }

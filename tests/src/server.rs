@@ -11,7 +11,7 @@ use tokio::process::Child;
 use tokio::time::{Instant, interval, timeout};
 
 use crate::client::Client;
-use crate::home::{Error, Home, PATIENCE, left_behind};
+use crate::home::{Error, Home, left_behind};
 use crate::process::{Process, descendants};
 use crate::status::{Handover, Model, Status};
 
@@ -29,8 +29,8 @@ pub struct Server {
 impl Server {
     /// Starts `shadowslice serve` on a configuration, `config.yaml` of the folder if none is named.
     pub fn start(home: Home, config: Option<&Path>) -> Result<Self, Error> {
-        let log = home.path().join("log");
-        let stderr = File::create(&log)
+        let log = home.log_path();
+        let stderr = File::create(log)
             .map_err(|source| Error::Io { what: format!("make {}", log.display()), source })?;
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
@@ -99,7 +99,7 @@ impl Server {
         what: &str,
         wanted: impl Fn(&Model) -> bool,
     ) -> Result<Model, Error> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.home.patience();
         let mut look = interval(LOOK_EVERY);
         loop {
             look.tick().await;
@@ -109,7 +109,7 @@ impl Server {
             }
             if Instant::now() > deadline {
                 let log = format!("{}\nlast status: {status:?}", self.log());
-                return Err(Error::TooLate { what: what.into(), log });
+                return Err(Error::TooLate { within: self.home.patience(), what: what.into(), log });
             }
         }
     }
@@ -122,14 +122,18 @@ impl Server {
             }
         };
         tokio::select! {
-            result = timeout(PATIENCE, happening) => {
-                result.map_err(|_| Error::TooLate { what: what.into(), log: self.home.log() })
+            result = timeout(self.home.patience(), happening) => {
+                result.map_err(|_| self.too_late(what))
             }
             ended = self.child.wait() => match ended {
                 Ok(status) => Err(Error::Ended { status, log: self.home.log() }),
                 Err(source) => Err(Error::Io { what: "wait for the supervisor".into(), source }),
             },
         }
+    }
+
+    fn too_late(&self, what: &str) -> Error {
+        Error::TooLate { within: self.home.patience(), what: what.into(), log: self.log() }
     }
 
     /// What `shadowslice status --json` says.
@@ -163,8 +167,8 @@ impl Server {
 
     /// Waits for its end, however it comes.
     pub async fn ended(&mut self) -> Result<ExitStatus, Error> {
-        let ended = timeout(PATIENCE, self.child.wait()).await;
-        let ended = ended.map_err(|_| Error::TooLate { what: "its end".into(), log: self.log() })?;
+        let ended = timeout(self.home.patience(), self.child.wait()).await;
+        let ended = ended.map_err(|_| self.too_late("its end"))?;
         ended.map_err(|source| Error::Io { what: "wait for the supervisor".into(), source })
     }
 

@@ -43,6 +43,9 @@ pub struct Worker {
     pub pid: i32,
     /// Its SMs.
     pub sms: u32,
+    /// Whatever else is said of it.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
 }
 
 /// Requests by what became of them.

@@ -1,0 +1,143 @@
+//! The figures: a tree of JSON that outlives a run, so that the next one goes on where it ended.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::Error;
+use crate::report;
+use crate::stages::Stage;
+use crate::tools::{Device, Setting};
+
+/// The figures taken so far.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    folder: PathBuf,
+    /// Tells the binaries under test from others.
+    binaries: String,
+    tree: Value,
+}
+
+impl Figures {
+    /// Those in a folder, or none yet.
+    pub(crate) fn open(folder: &Path, setting: &Setting) -> Result<Self, Error> {
+        let path = folder.join("gpu.json");
+        let tree = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|source| Error::Json { what: path.display().to_string(), source })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => json!({}),
+            Err(error) => return Err(Error::io("read", &path)(error)),
+        };
+        let binaries = fingerprint(&[setting.supervisor(), setting.worker()])?;
+        let mut figures = Self { folder: folder.into(), binaries, tree };
+        let rehearsal = setting.device == Device::Emulated;
+        let before = figures.get(&["rehearsal"]).is_some();
+        if before != rehearsal && figures.get(&["stages"]).is_some() {
+            let why = format!("{} holds figures of another kind of device; give another folder", path.display());
+            return Err(Error::Unusable(why));
+        }
+        if rehearsal {
+            figures.set(&["rehearsal"], "on an emulated device: no figure here is a measurement");
+        }
+        Ok(figures)
+    }
+
+    /// What stands at a path.
+    pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
+        path.iter().try_fold(&self.tree, |tree, key| tree.get(key)).filter(|value| !value.is_null())
+    }
+
+    /// Puts a value at a path, making the way to it.
+    pub(crate) fn set(&mut self, path: &[&str], value: impl Into<Value>) {
+        let mut tree = &mut self.tree;
+        for key in path {
+            if !tree.is_object() {
+                *tree = Value::Object(Map::new());
+            }
+            tree = &mut tree[*key];
+        }
+        *tree = value.into();
+    }
+
+    /// Removes what stands at a path.
+    pub(crate) fn remove(&mut self, path: &[&str]) {
+        if let Some((last, way)) = path.split_last()
+            && let Some(tree) = way.iter().try_fold(&mut self.tree, |tree, key| tree.get_mut(key))
+            && let Some(map) = tree.as_object_mut()
+        {
+            map.remove(*last);
+        }
+    }
+
+    /// Whether a stage has all its figures, taken with these binaries and no quicker than wanted.
+    pub(crate) fn has(&self, stage: Stage, quick: bool) -> bool {
+        let stages = ["stages", stage.name()];
+        let at = |key| self.get(&[stages[0], stages[1], key]);
+        at("binaries").and_then(Value::as_str) == Some(&self.binaries)
+            && at("complete").and_then(Value::as_bool) == Some(true)
+            && (quick || at("quick").and_then(Value::as_bool) == Some(false))
+    }
+
+    /// Notes that a stage ran.
+    pub(crate) fn ran(&mut self, stage: Stage, setting: &Setting, seconds: u64, failed: Option<String>) {
+        let record = json!({
+            "binaries": self.binaries,
+            "complete": failed.is_none(),
+            "quick": setting.quick,
+            "seconds": seconds,
+        });
+        self.set(&["stages", stage.name()], record);
+        match failed {
+            Some(why) => self.set(&["failed", stage.name()], why),
+            None => self.remove(&["failed", stage.name()]),
+        }
+    }
+
+    /// Writes gpu.json and gpu.md.
+    pub(crate) fn save(&self) -> Result<(), Error> {
+        let text = serde_json::to_string_pretty(&self.tree).expect("a tree of JSON is written as JSON");
+        for (name, text) in [("gpu.json", text + "\n"), ("gpu.md", report::page(&self.tree))] {
+            let (part, path) = (self.folder.join(format!("{name}.part")), self.folder.join(name));
+            fs::write(&part, text).map_err(Error::io("write", &part))?;
+            fs::rename(&part, &path).map_err(Error::io("write", &path))?;
+        }
+        Ok(())
+    }
+}
+
+/// A number for the contents of files (FNV-1a), and their sizes.
+fn fingerprint(paths: &[PathBuf]) -> Result<String, Error> {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for path in paths {
+        let mut bytes = Vec::new();
+        let mut file = fs::File::open(path).map_err(Error::io("read", path))?;
+        file.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+        for byte in bytes {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    Ok(format!("{hash:016x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_made_read_and_removed() {
+        let mut figures = Figures { folder: PathBuf::new(), binaries: "b".into(), tree: json!({}) };
+        figures.set(&["handover_ms", "resnet50", "spawn"], 3.5);
+        figures.set(&["handover_ms", "resnet50", "proof"], 1);
+        assert_eq!(figures.get(&["handover_ms", "resnet50", "spawn"]), Some(&json!(3.5)));
+        figures.remove(&["handover_ms", "resnet50", "spawn"]);
+        figures.remove(&["nothing", "there"]);
+        assert_eq!(figures.tree, json!({"handover_ms": {"resnet50": {"proof": 1}}}));
+        assert!(!figures.has(Stage::Sms, true));
+        figures.set(&["stages", "sms"], json!({"binaries": "b", "complete": true, "quick": true}));
+        assert!(figures.has(Stage::Sms, true) && !figures.has(Stage::Sms, false));
+        figures.set(&["stages", "sms", "binaries"], "older");
+        assert!(!figures.has(Stage::Sms, true));
+    }
+}

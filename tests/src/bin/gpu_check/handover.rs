@@ -1,0 +1,79 @@
+//! Where the time of a hand-over goes, model by model.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::models::Model;
+use crate::numbers::{median, rounded, summary};
+use crate::serving::{HandedOver, Service, Serving};
+use crate::tools::Setting;
+use crate::traffic::{Load, Subject};
+
+/// Hand-overs of each model.
+const HANDOVERS: usize = 5;
+
+/// The shares that take turns, in percent.
+const SHARES: [u32; 2] = [60, 30];
+
+/// The load meanwhile, in requests a second.
+const RATE: f64 = 20.0;
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    for model in &setting.models {
+        let models = std::slice::from_ref(model);
+        let name = format!("handover-{}", model.name);
+        let serving = Serving::start(setting, Service { name: &name, models, share: 50, batch: 8 }).await?;
+        let handovers = of_model(setting, &serving, model).await?;
+        into_figures(figures, &model.name, &handovers);
+        serving.stop(figures).await?;
+        figures.save()?;
+    }
+    Ok(())
+}
+
+async fn of_model(setting: &Setting, serving: &Serving, model: &Model) -> Result<Vec<HandedOver>, Error> {
+    let subject = Subject::learn(&serving.server, &model.name).await?;
+    let load = Load::begin(&subject, RATE, None);
+    let mut handovers = Vec::new();
+    for n in 0..setting.count(HANDOVERS, 2) {
+        handovers.push(serving.hand_over(&model.name, SHARES[n % 2]).await?);
+        serving.alone(&model.name).await?;
+    }
+    let tally = load.end(true).await?.tally;
+    let (lost, wrong) = (tally.failures(), tally.wrong);
+    if lost + wrong > 0 {
+        let why = format!("{lost} of {} lost {:?}, {wrong} wrong {:?}", tally.offered, tally.failed, tally.examples);
+        return Err(Error::Request { model: model.name.clone(), why });
+    }
+    Ok(handovers)
+}
+
+/// The medians, and what they come from.
+fn into_figures(figures: &mut Figures, model: &str, handovers: &[HandedOver]) {
+    let raw: Vec<Value> = handovers.iter().map(HandedOver::json).collect();
+    let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for handover in &raw {
+        for (part, ms) in handover["boot_ms"].as_object().into_iter().flatten() {
+            samples.entry(part.clone()).or_default().extend(ms.as_f64());
+        }
+        samples.entry("effect".into()).or_default().extend(handover["effect_ms"].as_f64());
+    }
+    for (part, sample) in samples {
+        figures.set(&["handover_ms", model, &part], median(&sample).map(rounded));
+    }
+    let stalls: Vec<f64> = handovers.iter().filter_map(|handover| handover.handover.stall_us).collect();
+    figures.set(&["raw", "handover", model], raw);
+    add_stalls(figures, model, &stalls);
+}
+
+/// Stalls are few and short, so all of them are kept; a later run of the same kind replaces its own.
+pub(crate) fn add_stalls(figures: &mut Figures, of: &str, stalls_us: &[f64]) {
+    figures.set(&["raw", "stall_us", of], stalls_us);
+    let all = figures.get(&["raw", "stall_us"]).and_then(Value::as_object);
+    let all = all.into_iter().flatten().filter_map(|(_, stalls)| stalls.as_array()).flatten();
+    let all: Vec<f64> = all.filter_map(Value::as_f64).collect();
+    figures.set(&["stall_us"], summary(&all));
+}

@@ -1,0 +1,155 @@
+//! Many hand-overs of all models under load: nothing may be lost or wrong. Beside it a twin run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use serde_json::{Value, json};
+use shadowslice_tests::load::Tally;
+use tokio::time::Instant;
+
+use crate::error::{Error, chain};
+use crate::figures::Figures;
+use crate::handover::add_stalls;
+use crate::numbers::rounded;
+use crate::serving::{Service, Serving};
+use crate::stages::STOPPING;
+use crate::tools::Setting;
+use crate::traffic::{Load, Loaded, Subject};
+
+/// Hand-overs of all models together.
+const HANDOVERS: usize = 200;
+
+/// Failures after which a model is handed over no more.
+const FAILURES: usize = 5;
+
+/// The shares that take turns, in percent.
+const SHARES: [u32; 2] = [45, 30];
+
+/// How long each capacity is measured.
+const SATURATE: Duration = Duration::from_secs(3);
+
+/// Requests under way of each model meanwhile.
+const UNDER_WAY: usize = 16;
+
+/// Parts of the load that the twin run repeats.
+const TWIN_PARTS: u64 = 15;
+
+/// What the twin run may take, and what it does: loading the same for as long, and then some.
+const TWIN: Duration = Duration::from_secs(45);
+
+/// The models under load, and how much of it.
+pub(crate) struct Loads {
+    pub(crate) subjects: Vec<Arc<Subject>>,
+    /// Requests a second of each.
+    pub(crate) rates: Vec<f64>,
+}
+
+impl Loads {
+    /// Half of what each model carries while all of them are saturated.
+    pub(crate) async fn half(setting: &Setting, serving: &Serving) -> Result<Self, Error> {
+        let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
+        let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+        let saturating = subjects.iter().map(|subject| subject.saturate(&serving.server, (1, UNDER_WAY), SATURATE));
+        let rates = try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s / 2.0).collect();
+        Ok(Self { subjects, rates })
+    }
+
+    /// Starts them all.
+    pub(crate) fn begin(&self, parts: Option<u64>) -> Vec<Load> {
+        self.subjects.iter().zip(&self.rates).map(|(subject, &rate)| Load::begin(subject, rate, parts)).collect()
+    }
+}
+
+/// Waits for the ends of loads.
+pub(crate) async fn end_all(loads: Vec<Load>, at_once: bool) -> Result<Vec<Loaded>, Error> {
+    try_join_all(loads.into_iter().map(|load| load.end(at_once))).await
+}
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+    let models = &setting.models;
+    let service = Service { name: "lossless", models, share: SHARES[1], batch: 8 };
+    let serving = Serving::start(setting, service).await?;
+    let loads = Loads::half(setting, &serving).await?;
+    let wanted = setting.count(HANDOVERS, 20);
+
+    let running = loads.begin(None);
+    let begun = AtomicUsize::new(0);
+    let deadline = end - STOPPING - TWIN;
+    let resizing = loads.subjects.iter().map(|subject| hand_over(&serving, &subject.model, &begun, wanted, deadline));
+    let done = join_all(resizing).await;
+    let parts = running.iter().map(Load::parts).min().unwrap_or(0);
+    let with = end_all(running, true).await?;
+    into_figures(figures, &loads, &with, &done);
+    figures.save()?;
+
+    let twin = end_all(loads.begin(Some(parts.clamp(1, TWIN_PARTS))), false).await?;
+    for ((subject, with), twin) in loads.subjects.iter().zip(&with).zip(&twin) {
+        let p99 = json!({ "with": p99(&with.tally), "twin": p99(&twin.tally), "twin_requests": twin.tally.offered });
+        figures.set(&["handovers", "p99_ms", &subject.model], p99);
+    }
+    serving.stop(figures).await?;
+    judged(&with, &done)
+}
+
+fn p99(tally: &Tally) -> f64 {
+    rounded(tally.latency_ms(0.99))
+}
+
+/// What became of one model's hand-overs.
+#[derive(Debug, Default)]
+struct Done {
+    effects_ms: Vec<f64>,
+    stalls_us: Vec<f64>,
+    failed: Vec<String>,
+}
+
+/// Hands a model over again and again until `wanted` hand-overs of all models have begun.
+async fn hand_over(serving: &Serving, model: &str, begun: &AtomicUsize, wanted: usize, deadline: Instant) -> Done {
+    let mut done = Done::default();
+    for n in 0.. {
+        if done.failed.len() >= FAILURES || Instant::now() > deadline || begun.fetch_add(1, Ordering::Relaxed) >= wanted {
+            break;
+        }
+        match serving.hand_over(model, SHARES[n % 2]).await {
+            Ok(handed) => {
+                done.effects_ms.extend(handed.handover.effect_ms);
+                done.stalls_us.push(handed.handover.stall_us.unwrap_or(0.0));
+            }
+            Err(error) => done.failed.push(chain(&error)),
+        }
+    }
+    done
+}
+
+fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[Done]) {
+    let sum = |of: fn(&Tally) -> u64| with.iter().map(|loaded| of(&loaded.tally)).sum::<u64>();
+    let completed: usize = done.iter().map(|done| done.stalls_us.len()).sum();
+    let failed: Vec<&String> = done.iter().flat_map(|done| &done.failed).collect();
+    figures.set(&["handovers", "done"], completed);
+    figures.set(&["handovers", "not_done"], json!(failed));
+    figures.set(&["handovers", "offered"], sum(|tally| tally.offered));
+    figures.set(&["handovers", "lost"], sum(Tally::failures));
+    figures.set(&["handovers", "wrong"], sum(|tally| tally.wrong));
+    let each = loads.subjects.iter().zip(&loads.rates).zip(with).zip(done);
+    for (((subject, rate), Loaded { tally, .. }), done) in each {
+        let of: Value = json!({ "done": done.stalls_us.len(), "rate": rounded(*rate), "offered": tally.offered,
+            "lost": tally.failed, "wrong": tally.wrong, "examples": tally.examples, "effects_ms": done.effects_ms,
+            "sent_late_ms": rounded(tally.sent_late.as_secs_f64() * 1e3) });
+        figures.set(&["handovers", "models", &subject.model], of);
+    }
+    let stalls: Vec<f64> = done.iter().flat_map(|done| done.stalls_us.iter().copied()).collect();
+    add_stalls(figures, "lossless", &stalls);
+}
+
+/// Fails where a request was lost or wrong, or a hand-over not carried out.
+fn judged(with: &[Loaded], done: &[Done]) -> Result<(), Error> {
+    let lost: u64 = with.iter().map(|loaded| loaded.tally.failures()).sum();
+    let wrong: u64 = with.iter().map(|loaded| loaded.tally.wrong).sum();
+    let undone: Vec<&String> = done.iter().flat_map(|done| &done.failed).collect();
+    if lost + wrong == 0 && undone.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unusable(format!("{lost} requests lost, {wrong} wrong; hand-overs not done: {undone:?}")))
+}

@@ -1,0 +1,106 @@
+//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON and as
+//! a page. It drives the real binaries over their sockets.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it talks to whoever runs it")]
+
+mod error;
+mod figures;
+mod handover;
+mod host;
+mod lossless;
+mod models;
+mod mps;
+mod neighbours;
+mod numbers;
+mod pairs;
+mod report;
+mod serving;
+mod sms;
+mod stages;
+mod sweep;
+mod tools;
+mod traffic;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use crate::error::{Error, chain};
+use crate::figures::Figures;
+use crate::stages::Stage;
+use crate::tools::Setting;
+
+/// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
+///
+/// A stage whose figures are there, taken with the same binaries, is skipped. A stage that fails is recorded with
+/// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where `shadowslice` and `shadowslice-worker` lie.
+    #[arg(long)]
+    bin_dir: PathBuf,
+    /// Where the models lie, NAME.onnx each.
+    #[arg(long)]
+    models: PathBuf,
+    /// Where figures, profiles and logs go.
+    #[arg(long)]
+    out: PathBuf,
+    /// The stages to run, in this order; all of them if none is named.
+    #[arg(long, value_delimiter = ',')]
+    stages: Vec<Stage>,
+    /// Fewer models, shares and repetitions.
+    #[arg(long)]
+    quick: bool,
+    /// Run stages again whose figures are there.
+    #[arg(long)]
+    again: bool,
+    /// The GPU's index, or `emulated` to rehearse without one.
+    #[arg(long, default_value = "0")]
+    device: String,
+    /// Only these models.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
+    #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
+    seconds: u64,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let checked = tokio::select! {
+        checked = check(&arguments) => checked,
+        why = stopped() => Err(Error::Unusable(why)),
+    };
+    match checked {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {}", chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends when somebody wants the check to end, so that what it started is cleaned up.
+async fn stopped() -> String {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return "no signal can be awaited".into();
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => "interrupted".into(),
+        _ = terminate.recv() => "terminated".into(),
+    }
+}
+
+/// Runs the stages; says whether all of them went well.
+async fn check(arguments: &Arguments) -> Result<bool, Error> {
+    let setting = Setting::new(arguments)?;
+    let mut figures = Figures::open(&arguments.out, &setting)?;
+    let stages: &[Stage] = if arguments.stages.is_empty() { &Stage::ALL } else { &arguments.stages };
+    let end = Instant::now() + Duration::from_secs(arguments.seconds);
+    stages::run_all(stages, &setting, &mut figures, end).await
+}

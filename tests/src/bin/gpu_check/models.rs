@@ -1,0 +1,111 @@
+//! The models to measure, and inputs for them.
+
+use std::collections::BTreeMap;
+use std::f64::consts::TAU;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::random::SplitMix64;
+
+use crate::error::Error;
+
+/// Which models come first, in case that time runs out.
+const FIRST: [&str; 5] = ["resnet50", "bert-base", "mobilenet-v2", "alexnet", "vgg19"];
+
+/// What an axis of any size other than the batch gets.
+const OPEN_AXIS: i64 = 16;
+
+/// INT64 inputs are drawn from 0 to this, without it.
+const TOKENS: f64 = 1000.0;
+
+/// A model's file.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// In bytes; nearly all of it is weights.
+    pub(crate) size: u64,
+}
+
+/// The models in a folder, only those named if any is.
+pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> {
+    let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
+    let mut models = BTreeMap::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if path.extension().is_some_and(|kind| kind == "onnx") && (only.is_empty() || only.contains(&name)) {
+            let size = path.metadata().map_err(Error::io("read", &path))?.len();
+            let rank = FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
+            models.insert((rank, name.clone()), Model { name, path, size });
+        }
+    }
+    if models.is_empty() {
+        return Err(Error::Unusable(format!("no models in {}; make_gpu_models.py makes them", folder.display())));
+    }
+    Ok(models.into_values().collect())
+}
+
+/// An input as the server describes it: name, datatype, whole shape.
+pub(crate) type Described = (String, String, Vec<i64>);
+
+/// The inputs of one request of so many rows; another seed gives other ones.
+pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Vec<Tensor>, Error> {
+    let of = |(name, datatype, shape): &Described| {
+        let mut shape: Vec<i64> = shape.iter().map(|&axis| if axis < 0 { OPEN_AXIS } else { axis }).collect();
+        if let Some(batch) = shape.first_mut() {
+            *batch = rows.into();
+        }
+        let data = match datatype.as_str() {
+            "FP32" => floats(&shape, seed),
+            "INT64" => integers(&shape, seed, name.ends_with("mask")),
+            other => return Err(Error::Unusable(format!("input {name} is {other}, of which none are made here"))),
+        };
+        Ok(Tensor { name: name.clone(), datatype: datatype.clone(), shape, data })
+    };
+    described.iter().map(of).collect()
+}
+
+/// Half noise, half one value for each channel: through averages over an image noise would vanish, and
+/// all answers were the same.
+fn floats(shape: &[i64], seed: u64) -> Bytes {
+    let mut random = SplitMix64::new(seed);
+    let mut normal = || (-2.0 * (1.0 - random.fraction()).ln()).sqrt() * (TAU * random.fraction()).cos();
+    let planes: i64 = shape.iter().take(2).product();
+    let plane: i64 = shape.iter().skip(2).product();
+    let mut bytes = Vec::with_capacity((planes * plane) as usize * 4);
+    for _ in 0..planes {
+        let level = normal();
+        bytes.extend((0..plane).flat_map(|_| ((level + 0.5 * normal()) as f32).to_le_bytes()));
+    }
+    bytes.into()
+}
+
+fn integers(shape: &[i64], seed: u64, mask: bool) -> Bytes {
+    let mut random = SplitMix64::new(seed);
+    let count: i64 = shape.iter().product();
+    let next = |_| if mask { 1_i64 } else { (random.fraction() * TOKENS) as i64 };
+    (0..count).map(next).flat_map(i64::to_le_bytes).collect::<Vec<u8>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_have_their_shapes_and_differ_by_seed() {
+        let described = [
+            ("image".to_owned(), "FP32".to_owned(), vec![-1, 3, 4, 4]),
+            ("ids".to_owned(), "INT64".to_owned(), vec![-1, -1]),
+            ("attention_mask".to_owned(), "INT64".to_owned(), vec![-1, 8]),
+        ];
+        let made = inputs(&described, 2, 1).unwrap();
+        assert_eq!(made[0].shape, [2, 3, 4, 4]);
+        assert_eq!(made[0].data.len(), 2 * 3 * 4 * 4 * 4);
+        assert!(made[0].as_fp32().unwrap().all(|value| value.is_finite() && value.abs() < 20.0));
+        assert_eq!(made[1].shape, [2, OPEN_AXIS]);
+        assert_eq!(made[2].data.as_chunks::<8>().0, [1_i64.to_le_bytes(); 16]);
+        assert_ne!(made, inputs(&described, 2, 2).unwrap());
+        assert!(inputs(&[("x".into(), "BYTES".into(), vec![1])], 1, 1).is_err());
+    }
+}

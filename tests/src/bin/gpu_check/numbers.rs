@@ -1,0 +1,52 @@
+//! Quantiles of small samples.
+
+use serde_json::{Value, json};
+
+/// The smallest value that `quantile` of the sample do not exceed; none of an empty one.
+pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (quantile * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.max(1) - 1).copied()
+}
+
+/// The middle of the sample.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    quantile(values, 0.5)
+}
+
+/// A sample as the figures show it; null if it is empty.
+pub(crate) fn summary(values: &[f64]) -> Value {
+    let at = |q| quantile(values, q).map(rounded);
+    match at(1.0) {
+        None => Value::Null,
+        Some(max) => json!({ "p50": at(0.5), "p99": at(0.99), "max": max, "count": values.len() }),
+    }
+}
+
+/// Four significant digits, which is more than any of these measurements has.
+pub(crate) fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let scale = 10_f64.powi(3 - value.abs().log10().floor() as i32);
+    (value * scale).round() / scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_of_small_samples() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!(quantile(&values, 0.5), Some(2.0));
+        assert_eq!(quantile(&values, 0.99), Some(4.0));
+        assert_eq!(quantile(&values, 0.0), Some(1.0));
+        assert_eq!(median(&[]), None);
+        assert_eq!(summary(&[]), Value::Null);
+        assert_eq!(rounded(1234.56), 1235.0);
+        assert_eq!(rounded(0.001_234_56), 0.001_235);
+        assert_eq!(rounded(-0.0), 0.0);
+    }
+}

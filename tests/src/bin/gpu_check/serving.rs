@@ -1,0 +1,158 @@
+//! A supervisor that serves some of the models, and hand-overs ordered of it.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use shadowslice_tests::home::{self, Home};
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::{self, Handover, Worker};
+use tokio::time::{Instant, interval};
+
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::models::Model;
+use crate::tools::{Device, Setting};
+
+/// How long the supervisor may take for anything, a model's reference answers on the CPU included.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// How often a supervisor that starts is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Cores that a model's reference answers are computed on.
+const THREADS: usize = 8;
+
+/// How the models are served.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Service<'a> {
+    /// Names the log.
+    pub(crate) name: &'a str,
+    pub(crate) models: &'a [Model],
+    /// The share that each starts with, in percent.
+    pub(crate) share: u32,
+    /// The largest batch, in rows.
+    pub(crate) batch: u32,
+}
+
+/// A running supervisor; dropping it kills it and its workers.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    pub(crate) server: Server,
+    name: String,
+}
+
+impl Serving {
+    /// Starts it, and waits until all models are ready.
+    pub(crate) async fn start(setting: &Setting, service: Service<'_>) -> Result<Self, Error> {
+        let mut home = Home::with_config(&config(setting, service))?;
+        home.set_binary(setting.supervisor());
+        home.set_patience(PATIENCE);
+        home.set_log(setting.log(service.name));
+        // CUDA keeps what it compiles in the home directory, where the next supervisor finds it.
+        let kept = setting.out.join("cache");
+        std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
+        home.set_env("HOME", kept);
+        home.set_env("ORT_DISABLE_TELEMETRY", "1");
+        let serving = Self { server: Server::start(home, None)?, name: service.name.into() };
+        serving.wait_ready().await?;
+        Ok(serving)
+    }
+
+    /// Unlike `ServerReady` this ends at once when a model cannot be served.
+    async fn wait_ready(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut look = interval(LOOK_EVERY);
+        loop {
+            look.tick().await;
+            let log = || self.server.log();
+            if !self.server.process().alive() {
+                return Err(Error::Unusable(format!("the supervisor ended; its log:\n{}", log())));
+            }
+            // Refused until the control socket is there.
+            let models = self.server.status().await.map(|status| status.models).unwrap_or_default();
+            if let Some(model) = models.iter().find(|model| model.state == "unready") {
+                let why = model.more.get("why").and_then(Value::as_str).unwrap_or("it does not say why");
+                return Err(Error::Unusable(format!("{} is unready: {why}", model.name)));
+            }
+            if !models.is_empty() && models.iter().all(|model| model.state == "ready") {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Unusable(format!("not ready within {PATIENCE:?}; its log:\n{}", log())));
+            }
+        }
+    }
+
+    /// One hand-over, up to the first batch at the new share; something must ask for batches.
+    pub(crate) async fn hand_over(&self, model: &str, percent: u32) -> Result<HandedOver, Error> {
+        let handover = self.server.resize(model, percent).await?;
+        let seen = |model: &status::Model| {
+            let last = model.handovers.last.as_ref();
+            last.is_some_and(|last| last.to_sms == handover.to_sms && last.effect_ms.is_some())
+        };
+        let standing = self.server.wait_status(model, "a batch at the new share", seen).await?;
+        let worker = incumbent(&standing).cloned();
+        let last = standing.handovers.last.unwrap_or(handover);
+        Ok(HandedOver { handover: last, worker })
+    }
+
+    /// Waits until a model has one worker only, and returns it.
+    pub(crate) async fn alone(&self, model: &str) -> Result<Worker, Error> {
+        let alone = |model: &status::Model| model.workers.len() == 1 && incumbent(model).is_some();
+        let standing = self.server.wait_status(model, "the end of the old worker", alone).await?;
+        let gone = || Error::Unusable(format!("{model} has no worker"));
+        incumbent(&standing).cloned().ok_or_else(gone)
+    }
+
+    /// Stops it. What it leaves behind is a figure, and no reason to throw others away.
+    pub(crate) async fn stop(self, figures: &mut Figures) -> Result<(), Error> {
+        match self.server.stop().await {
+            Err(home::Error::Left(left)) => figures.set(&["left_behind", &self.name], left),
+            stopped => stopped?,
+        }
+        Ok(())
+    }
+}
+
+/// A hand-over, and the worker that it put in charge.
+#[derive(Debug)]
+pub(crate) struct HandedOver {
+    pub(crate) handover: Handover,
+    pub(crate) worker: Option<Worker>,
+}
+
+impl HandedOver {
+    /// As it is kept among the raw figures.
+    pub(crate) fn json(&self) -> Value {
+        let Handover { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
+        let boot = self.worker.as_ref().and_then(|worker| worker.more.get("boot_ms"));
+        json!({ "from_sms": from_sms, "to_sms": to_sms, "effect_ms": effect_ms, "stall_us": stall_us, "boot_ms": boot })
+    }
+}
+
+fn incumbent(model: &status::Model) -> Option<&Worker> {
+    model.workers.iter().find(|worker| worker.role == "incumbent")
+}
+
+fn config(setting: &Setting, service: Service<'_>) -> String {
+    let gpu = match &setting.device {
+        Device::Gpu(index) => format!("{{device: {index}}}"),
+        Device::Emulated => "{device: emulated, sms: 132}".into(),
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS));
+    let Service { share, batch, .. } = service;
+    let mut text = format!(
+        "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\ngpus: [{gpu}]\n\
+         controller: {{policy: static}}\ntimeouts: {{spawn: 30s, warm: 3m, dwell: 200ms}}\nmodels:\n"
+    );
+    for Model { name, path, .. } in service.models {
+        let path = path.to_string_lossy();
+        let line = format!(
+            "  - {{name: {name}, path: {path:?}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: {batch}}}, \
+             queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
+        );
+        writeln!(text, "{line}").expect("a string takes everything");
+    }
+    text
+}

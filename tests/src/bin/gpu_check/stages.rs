@@ -1,0 +1,119 @@
+//! The stages: their order, their bounds, and what becomes of those that fail.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tokio::time::{Instant, timeout};
+
+use crate::error::{Error, chain};
+use crate::figures::Figures;
+use crate::tools::Setting;
+use crate::{handover, host, lossless, neighbours, pairs, sms, sweep};
+
+/// One part of the check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stage {
+    /// Device, driver, MPS, what `shadowslice doctor` says.
+    Host,
+    /// From percent to SMs; contexts, green contexts, shared memory, blank workers.
+    Sms,
+    /// Where the time of a hand-over goes, model by model.
+    Handover,
+    /// Many hand-overs of all models under load, every answer checked.
+    Lossless,
+    /// What a warming shadow costs the others.
+    Neighbours,
+    /// Each model at each share: execution times, memory, errors of the answers.
+    Sweep,
+    /// Every pair of models side by side.
+    Pairs,
+}
+
+impl Stage {
+    /// The most valuable first.
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Host, Self::Sms, Self::Handover, Self::Lossless, Self::Neighbours, Self::Sweep, Self::Pairs];
+
+    /// Its name on the command line and in the figures.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Sms => "sms",
+            Self::Handover => "handover",
+            Self::Lossless => "lossless",
+            Self::Neighbours => "neighbours",
+            Self::Sweep => "sweep",
+            Self::Pairs => "pairs",
+        }
+    }
+
+    /// The most that it may take.
+    fn bound(self) -> Duration {
+        let minutes = match self {
+            Self::Host => 1,
+            Self::Sms => 4,
+            Self::Handover => 7,
+            Self::Lossless | Self::Sweep => 9,
+            Self::Neighbours => 6,
+            Self::Pairs => 4,
+        };
+        Duration::from_secs(60 * minutes)
+    }
+}
+
+/// Below this nothing is begun any more.
+const TOO_LITTLE: Duration = Duration::from_secs(5);
+
+/// What a stage that plans its own end keeps for stopping what it started.
+pub(crate) const STOPPING: Duration = Duration::from_secs(20);
+
+/// Runs the stages one after the other, at most until `end`; says whether all went well.
+pub(crate) async fn run_all(
+    stages: &[Stage],
+    setting: &Setting,
+    figures: &mut Figures,
+    end: Instant,
+) -> Result<bool, Error> {
+    let mut well = true;
+    for &stage in stages {
+        if figures.has(stage, setting.quick) && !setting.again {
+            println!("{}: its figures are there", stage.name());
+            continue;
+        }
+        let begun = Instant::now();
+        let bound = stage.bound().min(end.saturating_duration_since(begun));
+        if bound < TOO_LITTLE {
+            println!("{}: no time is left", stage.name());
+            well = false;
+            continue;
+        }
+        println!("{} ...", stage.name());
+        let ran = timeout(bound, run(stage, setting, figures, begun + bound)).await;
+        let failed = match ran {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(chain(&error)),
+            Err(_) => Some(format!("not done within {} s; what was measured is kept", bound.as_secs())),
+        };
+        let seconds = begun.elapsed().as_secs();
+        match &failed {
+            None => println!("{}: done in {seconds} s", stage.name()),
+            Some(why) => println!("{}: FAILED after {seconds} s: {why}", stage.name()),
+        }
+        well &= failed.is_none();
+        figures.ran(stage, setting, seconds, failed);
+        figures.save()?;
+    }
+    Ok(well)
+}
+
+async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+    match stage {
+        Stage::Host => host::run(setting, figures).await,
+        Stage::Sms => sms::run(setting, figures).await,
+        Stage::Handover => handover::run(setting, figures).await,
+        Stage::Lossless => lossless::run(setting, figures, end).await,
+        Stage::Neighbours => neighbours::run(setting, figures).await,
+        Stage::Sweep => sweep::run(setting, figures).await,
+        Stage::Pairs => pairs::run(setting, figures).await,
+    }
+}

@@ -1,0 +1,105 @@
+//! What all stages are given, and programs run to their end within a bound.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::Arguments;
+use crate::error::Error;
+use crate::models::{self, Model};
+
+/// What is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// A GPU by its index.
+    Gpu(String),
+    /// None: a rehearsal.
+    Emulated,
+}
+
+/// What all stages are given.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) bin_dir: PathBuf,
+    pub(crate) out: PathBuf,
+    pub(crate) device: Device,
+    pub(crate) models: Vec<Model>,
+    pub(crate) quick: bool,
+    pub(crate) again: bool,
+}
+
+impl Setting {
+    /// What the arguments come to; makes the folders.
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self, Error> {
+        let device = match arguments.device.as_str() {
+            "emulated" => Device::Emulated,
+            index => Device::Gpu(index.into()),
+        };
+        for folder in ["logs", "profiles"] {
+            let folder = arguments.out.join(folder);
+            fs::create_dir_all(&folder).map_err(Error::io("make", &folder))?;
+        }
+        let absolute = |path: &Path| fs::canonicalize(path).map_err(Error::io("find", path));
+        let out = absolute(&arguments.out)?;
+        if device == Device::Emulated && out.ends_with("docs/measurements") {
+            let why = "a rehearsal on the emulated device measures nothing; give another folder than docs/measurements";
+            return Err(Error::Unusable(why.into()));
+        }
+        let mut models = models::find(&absolute(&arguments.models)?, &arguments.only)?;
+        if arguments.quick {
+            models.truncate(2);
+        }
+        let bin_dir = absolute(&arguments.bin_dir)?;
+        Ok(Self { bin_dir, out, device, models, quick: arguments.quick, again: arguments.again })
+    }
+
+    /// The binaries under test.
+    pub(crate) fn supervisor(&self) -> PathBuf {
+        self.bin_dir.join("shadowslice")
+    }
+
+    /// The worker's binary.
+    pub(crate) fn worker(&self) -> PathBuf {
+        self.bin_dir.join("shadowslice-worker")
+    }
+
+    /// Where a log goes.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.out.join("logs").join(format!("{name}.log"))
+    }
+
+    /// As many as asked for, fewer in a quick run.
+    pub(crate) fn count(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// Runs a program to its end, its stderr added to a log, and returns what it printed.
+pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, Error> {
+    let program = {
+        let command = command.as_std();
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    };
+    let stderr = fs::File::options().create(true).append(true).open(log).map_err(Error::io("write", log))?;
+    let running = command.stdin(Stdio::null()).stderr(stderr).kill_on_drop(true).output();
+    let Ok(ended) = timeout(within, running).await else {
+        return Err(Error::Endless { program, within });
+    };
+    let output = ended.map_err(|source| Error::Io { what: format!("run `{program}`"), source })?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let said = format!("{}; {}", last_line(&output.stdout), last_line(&fs::read(log).unwrap_or_default()));
+        Err(Error::Program { program, status: output.status, said })
+    }
+}
+
+fn last_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+}

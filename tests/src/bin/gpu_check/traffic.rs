@@ -1,0 +1,211 @@
+//! Requests whose answers are checked, open-loop and closed-loop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_tests::cases::{Case, Tensor, compare};
+use shadowslice_tests::client::Client;
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::server::Server;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::error::Error;
+use crate::models::{Described, inputs};
+
+/// How far an answer may lie from the first one to the same input, as part of its largest value: kernels
+/// and the order of sums depend on the batch size and the share.
+pub(crate) const TOLERANCE: f32 = 0.02;
+
+/// Different inputs, of those that are told apart by their answers.
+const INPUTS: u64 = 8;
+
+/// Connections of an open-loop load.
+const CONNECTIONS: usize = 8;
+
+/// A load consists of parts of this length, each with arrivals of its own.
+const PART: Duration = Duration::from_secs(2);
+
+/// How long one answer may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// A model with requests whose answers are known.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) model: String,
+    described: Vec<Described>,
+    clients: Vec<Client>,
+    cases: Vec<(Case, f32)>,
+}
+
+impl Subject {
+    /// Asks each input once; what comes back is what must come back from then on.
+    pub(crate) async fn learn(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
+        let failed = |why: String| Error::Request { model: model.into(), why };
+        let mut client = server.client();
+        let described = client.inputs(model).await.map_err(|status| failed(status.message().into()))?;
+        let mut cases: Vec<(Case, f32)> = Vec::new();
+        for seed in 1..=INPUTS {
+            let inputs = inputs(&described, 1, seed)?;
+            let answered = timeout(ANSWER_WITHIN, client.infer(model, &inputs)).await;
+            let answered = answered.map_err(|_| failed("no answer in time".into()))?;
+            let outputs = answered.map_err(|status| failed(status.message().into()))?;
+            let tolerance = TOLERANCE * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
+            let alike = |(other, bound): &(Case, f32)| {
+                compare(&other.outputs, &outputs, 2.0 * bound.max(tolerance)).is_ok()
+            };
+            if !cases.iter().any(alike) {
+                cases.push((Case { inputs, outputs, truth: None }, tolerance));
+            }
+        }
+        if cases.len() < 2 {
+            return Err(failed("different inputs have the same answer, so nothing could be checked".into()));
+        }
+        let clients = (0..CONNECTIONS).map(|_| server.client()).collect();
+        Ok(Arc::new(Self { model: model.into(), described, clients, cases }))
+    }
+
+    /// Sends the n-th request, and checks its answer.
+    async fn ask(&self, n: usize) -> Outcome {
+        let (case, tolerance) = &self.cases[n % self.cases.len()];
+        let mut client = self.clients[n % self.clients.len()].clone();
+        match client.infer(&self.model, &case.inputs).await {
+            Ok(answer) => compare(&case.outputs, &answer, *tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right),
+            Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+        }
+    }
+
+    /// Keeps `concurrency` requests of so many rows under way for a while, each on a connection of its own.
+    pub(crate) async fn saturate(
+        self: &Arc<Self>,
+        server: &Server,
+        (rows, concurrency): (u32, usize),
+        span: Duration,
+    ) -> Result<Saturated, Error> {
+        let end = Instant::now() + span;
+        let mut tasks = JoinSet::new();
+        for seed in 0..concurrency as u64 {
+            let (subject, client) = (Arc::clone(self), server.client());
+            let inputs = inputs(&self.described, rows, 100 + seed)?;
+            tasks.spawn(async move { subject.in_turn(client, &inputs, end).await });
+        }
+        let begun = Instant::now();
+        let mut latencies_ms = Vec::new();
+        while let Some(ended) = tasks.join_next().await {
+            let panicked = |_| Error::Unusable("a client's task panicked".into());
+            latencies_ms.extend(ended.map_err(panicked)??);
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let rows_per_s = latencies_ms.len() as f64 * f64::from(rows) / seconds;
+        Ok(Saturated { rows_per_s, latencies_ms })
+    }
+
+    /// One request after the other until `end`, at least one; the latency of each in ms.
+    async fn in_turn(&self, mut client: Client, inputs: &[Tensor], end: Instant) -> Result<Vec<f64>, Error> {
+        let failed = |why: String| Error::Request { model: self.model.clone(), why };
+        let mut latencies_ms = Vec::new();
+        while latencies_ms.is_empty() || Instant::now() < end {
+            let sent = Instant::now();
+            let answered = timeout_at(sent + ANSWER_WITHIN, client.infer(&self.model, inputs)).await;
+            let answered = answered.map_err(|_| failed("no answer in time".into()))?;
+            answered.map_err(|status| failed(status.message().into()))?;
+            latencies_ms.push(sent.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(latencies_ms)
+    }
+}
+
+/// What a closed loop yields.
+#[derive(Debug)]
+pub(crate) struct Saturated {
+    pub(crate) rows_per_s: f64,
+    pub(crate) latencies_ms: Vec<f64>,
+}
+
+/// The largest magnitude among the FP32 outputs; none if one of them is no number.
+fn largest(outputs: &[Tensor]) -> Option<f32> {
+    let mut elements = outputs.iter().filter_map(Tensor::as_fp32).flatten();
+    elements.try_fold(0.0_f32, |largest, value| value.is_finite().then(|| largest.max(value.abs())))
+}
+
+/// From a request's scheduled arrival to its answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) due: Instant,
+    pub(crate) end: Instant,
+}
+
+/// An open-loop load that goes on until it is ended. The n-th part of a load always has the same arrivals.
+#[derive(Debug)]
+pub(crate) struct Load {
+    task: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+    parts: Arc<AtomicU64>,
+    tally: Arc<Mutex<Tally>>,
+    spans: Arc<Mutex<Vec<Span>>>,
+}
+
+/// What became of a load.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) tally: Tally,
+    pub(crate) spans: Vec<Span>,
+    /// Parts that it had.
+    pub(crate) parts: u64,
+}
+
+impl Load {
+    /// Loads a model with Poisson arrivals, `limit` parts or until it is ended.
+    pub(crate) fn begin(subject: &Arc<Subject>, rate: f64, limit: Option<u64>) -> Self {
+        let (stop, parts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (tally, spans) = (Arc::<Mutex<Tally>>::default(), Arc::<Mutex<Vec<Span>>>::default());
+        let task = tokio::spawn({
+            let (subject, stop, parts) = (Arc::clone(subject), Arc::clone(&stop), Arc::clone(&parts));
+            let (tally, spans) = (Arc::clone(&tally), Arc::clone(&spans));
+            async move {
+                while !stop.load(Ordering::Relaxed) && limit.is_none_or(|limit| parts.load(Ordering::Relaxed) < limit) {
+                    let seed = parts.fetch_add(1, Ordering::Relaxed) + 1;
+                    let plan = Plan { rate, span: PART, arrivals: Arrivals::Poisson, seed };
+                    part(&subject, &plan, &tally, &spans).await;
+                }
+            }
+        });
+        Self { task, stop, parts, tally, spans }
+    }
+
+    /// Waits for the end of the part under way, or of the last one.
+    pub(crate) async fn end(mut self, at_once: bool) -> Result<Loaded, Error> {
+        self.stop.store(at_once, Ordering::Relaxed);
+        (&mut self.task).await.map_err(|_| Error::Unusable("a load's task panicked".into()))?;
+        let (tally, spans) = (self.tally.lock().clone(), std::mem::take(&mut *self.spans.lock()));
+        Ok(Loaded { tally, spans, parts: self.parts.load(Ordering::Relaxed) })
+    }
+
+    /// How many parts it has begun.
+    pub(crate) fn parts(&self) -> u64 {
+        self.parts.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn part(subject: &Arc<Subject>, plan: &Plan, tally: &Arc<Mutex<Tally>>, spans: &Arc<Mutex<Vec<Span>>>) {
+    let schedule = plan.schedule();
+    let begun = Instant::now();
+    load::run(plan, tally, |n| {
+        let (subject, spans) = (Arc::clone(subject), Arc::clone(spans));
+        let due = begun + schedule.get(n).copied().unwrap_or_default();
+        async move {
+            let outcome = subject.ask(n).await;
+            spans.lock().push(Span { due, end: Instant::now() });
+            outcome
+        }
+    })
+    .await;
+}
