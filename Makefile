@@ -20,6 +20,7 @@ export ORT_DISABLE_TELEMETRY := 1
 NEXTEST_VERSION := 0.9.143
 
 ort       := $(TARGET)/onnxruntime/libonnxruntime.so
+ort_gpu   := $(TARGET)/onnxruntime-gpu/libonnxruntime.so
 py_stamp  := $(TARGET)/python/.complete-$(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
 models    := $(TARGET)/models/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
@@ -71,6 +72,18 @@ bench: build ## Hot structures, then echo requests through the whole system (fiv
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 
+# On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
+.PHONY: gpu-check
+gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) ## Proof and figures on a GPU host (half an hour once built)
+	WORK=$(TARGET)/gpu-check BIN_DIR=$(TARGET)/release MAKE_MODELS=$(CURDIR)/models/make_gpu_models.py LIMIT=3600 \
+	  OUT=$(TARGET)/gpu-check/collected ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$(ort_gpu)} PYTHON="$(PYTHON)" \
+	  PYTHONPATH=$(TARGET)/python tests/gpu/run $(GPU_CHECK_ARGS)
+	cp $(TARGET)/gpu-check/collected/gpu.json $(TARGET)/gpu-check/collected/gpu.md docs/measurements/
+
+.PHONY: gpu-pack
+gpu-pack: build $(ort_gpu) ## What gpu-check needs on a GPU host without a network, in target/gpu-pack
+	tests/gpu/pack $(TARGET)/gpu-pack $(TARGET)/release $(dir $(ort_gpu))
+
 .PHONY: build
 build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it
 	$(CARGO) build --workspace --release --locked
@@ -93,6 +106,16 @@ $(ort): requirements-onnxruntime.txt | have-pip
 	$(pip) download --no-deps --only-binary=:all: --python-version 3.11 --require-hashes \
 	  --platform manylinux_2_28_$$(uname -m) --requirement $< --dest $(@D)
 	$(PYTHON) -m zipfile --extract $(@D)/*.whl $(@D)/wheel
+	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime.so.* $@
+	rm -rf $(@D)/wheel $(@D)/*.whl
+	touch $@
+
+$(ort_gpu): requirements-onnxruntime-gpu.txt | have-pip
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(pip) download --no-deps --only-binary=:all: --python-version 3.12 --require-hashes \
+	  --platform manylinux_2_28_x86_64 --requirement $< --dest $(@D)
+	$(PYTHON) -m zipfile --extract $(@D)/*.whl $(@D)/wheel
+	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime_providers_{shared,cuda}.so $(@D)
 	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime.so.* $@
 	rm -rf $(@D)/wheel $(@D)/*.whl
 	touch $@
