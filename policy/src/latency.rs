@@ -56,6 +56,11 @@ impl Predictor {
         }
     }
 
+    /// The row counts seen so far, ascending, and the mean execution time of each, recent ones weighing more.
+    pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
+        self.observed.iter().map(|(&rows, &mean)| (rows, span(mean)))
+    }
+
     /// The time that a batch of so many rows should take; nothing while neither a profile nor an
     /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
@@ -116,6 +121,7 @@ mod tests {
         let mut predictor = Predictor::new(Some(&profile()), Sms(20));
         assert!(near(predictor.predict(4), 20 * MS));
         predictor.observe(4, 30 * MS);
+        assert_eq!(predictor.observed().collect::<Vec<_>>(), [(4, 30 * MS)]);
         assert!(near(predictor.predict(4), 30 * MS));
         assert!(near(predictor.predict(8), 60 * MS), "corrected as its neighbour");
     }

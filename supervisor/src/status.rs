@@ -1,5 +1,7 @@
 //! What `shadowslice status` shows, as it goes over the control socket and to scripts.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::config::Model;
@@ -62,6 +64,8 @@ pub struct ModelStatus {
     pub requests: Requests,
     /// Batches answered since the start.
     pub batches: u64,
+    /// How long a batch executes at the share in force, in ms, by rows: a mean in which recent batches weigh more.
+    pub execution_ms: BTreeMap<u32, f64>,
     /// Over the last minute or two, from acceptance to answer.
     pub latency_ms: Latency,
     /// Its objective, and how well it is met.
@@ -118,6 +122,7 @@ pub fn of_gpu(index: usize, gpu: &dyn Partition) -> GpuStatus {
 /// One model's status, from its parts.
 pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> ModelStatus {
     let (counts, latencies, (queue, in_flight)) = pipeline.report();
+    let execution = pipeline.execution_times().into_iter();
     let (state, why) = match &standing.state {
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
@@ -146,6 +151,7 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> Mode
             cancelled: counts.cancelled,
         },
         batches: counts.batches,
+        execution_ms: execution.map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
         latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
         slo: SloStatus {
             latency_ms: model.slo.latency.as_secs_f64() * 1e3,

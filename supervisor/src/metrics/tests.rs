@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::*;
@@ -28,6 +28,7 @@ fn model(name: &str) -> Model {
         worker_deaths: 10,
         requests,
         batches: 11,
+        execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25 },
         handovers: Handovers::default(),

@@ -46,7 +46,7 @@ pub use stats::{Counts, Latencies};
 
 use crate::clock::Clock;
 use facts::Reporter;
-use lane::{Ticket, Waiting};
+use lane::{Duty, Ticket, Waiting};
 use memory::{RequestMemory, Reservation};
 use stall::StallMeter;
 use state::{Door, State};
@@ -318,6 +318,13 @@ impl Pipeline {
         let now = self.clock.now();
         let mut state = self.state.lock();
         (state.stats.counts, state.stats.latencies(now), state.pending())
+    }
+
+    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    pub fn execution_times(&self) -> Vec<(u32, Duration)> {
+        let state = self.state.lock();
+        let serving = state.lanes.iter().find(|lane| lane.duty == Duty::Serving);
+        serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
     }
 
     /// The latencies of all answers since the start.
