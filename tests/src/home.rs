@@ -192,8 +192,7 @@ impl Home {
         let what = format!("`shadowslice {}`", arguments.join(" "));
         let within = self.patience;
         let output = timeout(within, self.command(arguments)?.output()).await;
-        let output =
-            output.map_err(|_| Error::TooLate { within, what: what.clone(), log: String::new() })?;
+        let output = output.map_err(|_| Error::TooLate { within, what: what.clone(), log: String::new() })?;
         output.map_err(|source| Error::Io { what: format!("run {what}"), source })
     }
 }

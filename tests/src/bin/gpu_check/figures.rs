@@ -35,7 +35,8 @@ impl Figures {
         let rehearsal = setting.device == Device::Emulated;
         let before = figures.get(&["rehearsal"]).is_some();
         if before != rehearsal && figures.get(&["stages"]).is_some() {
-            let why = format!("{} holds figures of another kind of device; give another folder", path.display());
+            let why =
+                format!("{} holds figures of another kind of device; give another folder", path.display());
             return Err(Error::Unusable(why));
         }
         if rehearsal {
@@ -80,6 +81,26 @@ impl Figures {
             && (quick || at("quick").and_then(Value::as_bool) == Some(false))
     }
 
+    /// Whether an unfinished stage has a model's figures, taken with these binaries and no quicker than wanted.
+    pub(crate) fn has_model(&self, stage: Stage, model: &str, quick: bool) -> bool {
+        let taken = self.get(&["progress", stage.name(), model]);
+        let quickly = taken.and_then(|taken| taken["quick"].as_bool());
+        taken.and_then(|taken| taken["binaries"].as_str()) == Some(&self.binaries)
+            && (quick || quickly == Some(false))
+    }
+
+    /// Notes that a stage has a model's figures, and writes them.
+    pub(crate) fn has_now(&mut self, stage: Stage, model: &str, quick: bool) -> Result<(), Error> {
+        let taken = json!({ "binaries": self.binaries, "quick": quick });
+        self.set(&["progress", stage.name(), model], taken);
+        self.save()
+    }
+
+    /// Forgets how far a stage has come.
+    pub(crate) fn start_over(&mut self, stage: Stage) {
+        self.remove(&["progress", stage.name()]);
+    }
+
     /// Notes that a stage ran.
     pub(crate) fn ran(&mut self, stage: Stage, setting: &Setting, seconds: u64, failed: Option<String>) {
         let record = json!({
@@ -91,7 +112,10 @@ impl Figures {
         self.set(&["stages", stage.name()], record);
         match failed {
             Some(why) => self.set(&["failed", stage.name()], why),
-            None => self.remove(&["failed", stage.name()]),
+            None => {
+                self.remove(&["failed", stage.name()]);
+                self.start_over(stage);
+            }
         }
     }
 
@@ -137,6 +161,11 @@ mod tests {
         assert!(!figures.has(Stage::Sms, true));
         figures.set(&["stages", "sms"], json!({"binaries": "b", "complete": true, "quick": true}));
         assert!(figures.has(Stage::Sms, true) && !figures.has(Stage::Sms, false));
+        figures.set(&["progress", "sweep", "resnet50"], json!({"binaries": "b", "quick": true}));
+        assert!(figures.has_model(Stage::Sweep, "resnet50", true));
+        assert!(!figures.has_model(Stage::Sweep, "resnet50", false), "a quick figure is none of a full run");
+        figures.start_over(Stage::Sweep);
+        assert!(!figures.has_model(Stage::Sweep, "resnet50", true));
         figures.set(&["stages", "sms", "binaries"], "older");
         assert!(!figures.has(Stage::Sms, true));
     }

@@ -9,6 +9,7 @@ use crate::figures::Figures;
 use crate::models::Model;
 use crate::numbers::{median, rounded, summary};
 use crate::serving::{HandedOver, Service, Serving};
+use crate::stages::Stage;
 use crate::tools::Setting;
 use crate::traffic::{Load, Subject};
 
@@ -23,13 +24,16 @@ const RATE: f64 = 20.0;
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
     for model in &setting.models {
+        if figures.has_model(Stage::Handover, &model.name, setting.quick) {
+            continue;
+        }
         let models = std::slice::from_ref(model);
         let name = format!("handover-{}", model.name);
         let serving = Serving::start(setting, Service { name: &name, models, share: 50, batch: 8 }).await?;
         let handovers = of_model(setting, &serving, model).await?;
         into_figures(figures, &model.name, &handovers);
         serving.stop(figures).await?;
-        figures.save()?;
+        figures.has_now(Stage::Handover, &model.name, setting.quick)?;
     }
     Ok(())
 }
@@ -45,7 +49,10 @@ async fn of_model(setting: &Setting, serving: &Serving, model: &Model) -> Result
     let tally = load.end(true).await?.tally;
     let (lost, wrong) = (tally.failures(), tally.wrong);
     if lost + wrong > 0 {
-        let why = format!("{lost} of {} lost {:?}, {wrong} wrong {:?}", tally.offered, tally.failed, tally.examples);
+        let why = format!(
+            "{lost} of {} lost {:?}, {wrong} wrong {:?}",
+            tally.offered, tally.failed, tally.examples
+        );
         return Err(Error::Request { model: model.name.clone(), why });
     }
     Ok(handovers)

@@ -34,13 +34,17 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
             };
             figures.set(&["device"], name);
             figures.set(&["driver"], driver);
-            figures.set(&["gpu"], json!({ "uuid": uuid, "memory_mib": memory.parse::<u64>().ok(), "capability": capability }));
+            figures.set(
+                &["gpu"],
+                json!({ "uuid": uuid, "memory_mib": memory.parse::<u64>().ok(), "capability": capability }),
+            );
         }
     }
     // Tells whether there is MPS; supervisors of hosts without it divide nothing.
     let mps = ask("nvidia-cuda-mps-control", &["-v"]).await.ok();
     figures.set(&["mps"], mps.map_or(Value::Null, |said| said.trim().into()));
-    figures.set(&["doctor"], doctor(setting).await.unwrap_or_else(|error| json!({ "failed": chain(&error) })));
+    figures
+        .set(&["doctor"], doctor(setting).await.unwrap_or_else(|error| json!({ "failed": chain(&error) })));
     Ok(())
 }
 

@@ -51,14 +51,20 @@ impl Loads {
     pub(crate) async fn half(setting: &Setting, serving: &Serving) -> Result<Self, Error> {
         let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
         let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
-        let saturating = subjects.iter().map(|subject| subject.saturate(&serving.server, (1, UNDER_WAY), SATURATE));
-        let rates = try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s / 2.0).collect();
+        let saturating =
+            subjects.iter().map(|subject| subject.saturate(&serving.server, (1, UNDER_WAY), SATURATE));
+        let rates =
+            try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s / 2.0).collect();
         Ok(Self { subjects, rates })
     }
 
     /// Starts them all.
     pub(crate) fn begin(&self, parts: Option<u64>) -> Vec<Load> {
-        self.subjects.iter().zip(&self.rates).map(|(subject, &rate)| Load::begin(subject, rate, parts)).collect()
+        self.subjects
+            .iter()
+            .zip(&self.rates)
+            .map(|(subject, &rate)| Load::begin(subject, rate, parts))
+            .collect()
     }
 }
 
@@ -77,7 +83,8 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
     let running = loads.begin(None);
     let begun = AtomicUsize::new(0);
     let deadline = end - STOPPING - TWIN;
-    let resizing = loads.subjects.iter().map(|subject| hand_over(&serving, &subject.model, &begun, wanted, deadline));
+    let resizing =
+        loads.subjects.iter().map(|subject| hand_over(&serving, &subject.model, &begun, wanted, deadline));
     let done = join_all(resizing).await;
     let parts = running.iter().map(Load::parts).min().unwrap_or(0);
     let with = end_all(running, true).await?;
@@ -106,10 +113,19 @@ struct Done {
 }
 
 /// Hands a model over again and again until `wanted` hand-overs of all models have begun.
-async fn hand_over(serving: &Serving, model: &str, begun: &AtomicUsize, wanted: usize, deadline: Instant) -> Done {
+async fn hand_over(
+    serving: &Serving,
+    model: &str,
+    begun: &AtomicUsize,
+    wanted: usize,
+    deadline: Instant,
+) -> Done {
     let mut done = Done::default();
     for n in 0.. {
-        if done.failed.len() >= FAILURES || Instant::now() > deadline || begun.fetch_add(1, Ordering::Relaxed) >= wanted {
+        if done.failed.len() >= FAILURES
+            || Instant::now() > deadline
+            || begun.fetch_add(1, Ordering::Relaxed) >= wanted
+        {
             break;
         }
         match serving.hand_over(model, SHARES[n % 2]).await {

@@ -41,7 +41,10 @@ pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> 
         }
     }
     if models.is_empty() {
-        return Err(Error::Unusable(format!("no models in {}; make_gpu_models.py makes them", folder.display())));
+        return Err(Error::Unusable(format!(
+            "no models in {}; make_gpu_models.py makes them",
+            folder.display()
+        )));
     }
     Ok(models.into_values().collect())
 }
@@ -59,7 +62,9 @@ pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Ve
         let data = match datatype.as_str() {
             "FP32" => floats(&shape, seed),
             "INT64" => integers(&shape, seed, name.ends_with("mask")),
-            other => return Err(Error::Unusable(format!("input {name} is {other}, of which none are made here"))),
+            other => {
+                return Err(Error::Unusable(format!("input {name} is {other}, of which none are made here")));
+            }
         };
         Ok(Tensor { name: name.clone(), datatype: datatype.clone(), shape, data })
     };

@@ -46,9 +46,16 @@ impl Daemon {
         let errors = printed.try_clone().map_err(Error::io("write", &log))?;
         let mut command = Command::new(CONTROL);
         // Its standard input stays open: it might take an end for an order.
-        command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0).kill_on_drop(true);
+        command
+            .arg("-f")
+            .stdin(Stdio::piped())
+            .stdout(printed)
+            .stderr(errors)
+            .process_group(0)
+            .kill_on_drop(true);
         environment(&mut command, &folder, &logs, uuid);
-        let child = command.spawn().map_err(|source| Error::Io { what: format!("start {CONTROL}"), source })?;
+        let child =
+            command.spawn().map_err(|source| Error::Io { what: format!("start {CONTROL}"), source })?;
         let daemon = Self { folder, logs, child, uuid: uuid.into() };
         daemon.wait_ready().await?;
         Ok(daemon)
@@ -74,7 +81,8 @@ impl Daemon {
         };
         let answered = timeout(ANSWER_WITHIN, asking).await;
         let program = format!("{CONTROL} {order}");
-        let output = answered.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?.map_err(failed)?;
+        let output =
+            answered.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?.map_err(failed)?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
@@ -89,12 +97,18 @@ impl Daemon {
             let servers = self.ask("get_server_list").await.unwrap_or_default();
             if let Some(server) = servers.split_ascii_whitespace().next()
                 && server.parse::<u32>().is_ok()
-                && self.ask(&format!("get_server_status {server}")).await.is_ok_and(|status| status.contains("ACTIVE"))
+                && self
+                    .ask(&format!("get_server_status {server}"))
+                    .await
+                    .is_ok_and(|status| status.contains("ACTIVE"))
             {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Endless { program: format!("the start of {CONTROL}"), within: READY_WITHIN });
+                return Err(Error::Endless {
+                    program: format!("the start of {CONTROL}"),
+                    within: READY_WITHIN,
+                });
             }
         }
     }

@@ -1,7 +1,109 @@
+//! What a warming shadow costs its incumbent and the other models: requests that overlap a hand-over beside the same
+//! load without any.
+
+use std::time::Duration;
+
+use serde_json::{Map, json};
+use tokio::time::{Instant, sleep};
+
 use crate::error::Error;
 use crate::figures::Figures;
+use crate::lossless::{Loads, end_all};
+use crate::numbers::{quantile, rounded};
+use crate::serving::{Service, Serving};
 use crate::tools::Setting;
+use crate::traffic::{Loaded, Span};
 
-pub(crate) async fn run(_: &Setting, _: &mut Figures) -> Result<(), Error> {
-    Err(Error::Unusable("not there yet".into()))
+/// Hand-overs of each model.
+const HANDOVERS: usize = 5;
+
+/// The shares that take turns, in percent.
+const SHARES: [u32; 2] = [45, 30];
+
+/// How long the load runs without hand-overs, first.
+const CALM: Duration = Duration::from_secs(20);
+
+/// Fewer requests than this have no p99.
+const ENOUGH: usize = 100;
+
+/// When something went on.
+type Window = (Instant, Instant);
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    let service = Service { name: "neighbours", models: &setting.models, share: SHARES[1], batch: 8 };
+    let serving = Serving::start(setting, service).await?;
+    let loads = Loads::half(setting, &serving).await?;
+    let running = loads.begin(None);
+    let begun = Instant::now();
+    // A measured time: there is no event to wait for.
+    sleep(if setting.quick { CALM / 4 } else { CALM }).await;
+    let calm = (begun, Instant::now());
+    let mut warming = Vec::new();
+    for subject in &loads.subjects {
+        let mut windows = Vec::new();
+        for n in 0..setting.count(HANDOVERS, 2) {
+            let begun = Instant::now();
+            serving.server.resize(&subject.model, SHARES[n % 2]).await?;
+            windows.push((begun, Instant::now()));
+            serving.alone(&subject.model).await?;
+        }
+        warming.push(windows);
+    }
+    let loaded = end_all(running, true).await?;
+    let names: Vec<&str> = loads.subjects.iter().map(|subject| subject.model.as_str()).collect();
+    into_figures(figures, &names, &loaded, (calm, &warming));
+    serving.stop(figures).await
+}
+
+fn into_figures(
+    figures: &mut Figures,
+    names: &[&str],
+    loaded: &[Loaded],
+    (calm, warming): (Window, &[Vec<Window>]),
+) {
+    for (&model, windows) in names.iter().zip(warming) {
+        let (mut incumbent, mut worst, mut each) = (None, None::<f64>, Map::new());
+        for (&other, loaded) in names.iter().zip(loaded) {
+            let (during, without) = (p99(&loaded.spans, windows), p99(&loaded.spans, &[calm]));
+            let ratio = during.zip(without).map(|(during, without)| during / without);
+            if other == model {
+                incumbent = ratio;
+            } else {
+                worst = worst.into_iter().chain(ratio).reduce(f64::max);
+            }
+            each.insert(
+                other.into(),
+                json!({ "during_ms": during.map(rounded), "without_ms": without.map(rounded) }),
+            );
+        }
+        let seconds: f64 = windows.iter().map(|(begun, end)| (*end - *begun).as_secs_f64()).sum();
+        let of = json!({ "incumbent": incumbent.map(rounded), "neighbours": worst.map(rounded),
+            "p99_ms": each, "warming_s": rounded(seconds) });
+        figures.set(&["neighbour_p99_ratio", model], of);
+    }
+}
+
+/// p99 of the latencies, in ms, of requests that were under way in one of the windows.
+fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
+    let within = |span: &&Span| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
+    let latencies: Vec<f64> =
+        spans.iter().filter(within).map(|span| (span.end - span.due).as_secs_f64() * 1e3).collect();
+    if latencies.len() < ENOUGH { None } else { quantile(&latencies, 0.99) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_requests_under_way_in_a_window_count() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut spans: Vec<Span> = (0..200).map(|n| Span { due: at(n), end: at(n + 2) }).collect();
+        spans.push(Span { due: at(900), end: at(1000) });
+        assert_eq!(p99(&spans, &[(at(0), at(300))]), Some(2.0));
+        assert_eq!(p99(&spans, &[(at(950), at(960))]), None, "one request has no p99");
+        assert_eq!(p99(&spans, &[(at(100), at(300))]), Some(2.0));
+        assert_eq!(p99(&spans, &[(at(150), at(300))]), None);
+    }
 }

@@ -1,7 +1,76 @@
+//! What two models cost each other: every pair side by side at 50 % each, both saturated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use serde_json::Value;
+
 use crate::error::Error;
 use crate::figures::Figures;
+use crate::numbers::rounded;
+use crate::serving::{Service, Serving};
 use crate::tools::Setting;
+use crate::traffic::Subject;
 
-pub(crate) async fn run(_: &Setting, _: &mut Figures) -> Result<(), Error> {
-    Err(Error::Unusable("not there yet".into()))
+/// The share of each, in percent.
+const SHARE: u32 = 50;
+
+/// Rows of each request, which is a batch.
+const ROWS: u32 = 8;
+
+/// Requests under way of each model: one executes, one is next, one is on its way.
+const UNDER_WAY: usize = 3;
+
+/// How long each model and each pair runs.
+const SPAN: Duration = Duration::from_millis(2500);
+
+/// What a saturated model does.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    rows_per_s: f64,
+    execution_ms: Option<f64>,
+}
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    let service = Service { name: "pairs", models: &setting.models, share: SHARE, batch: ROWS };
+    let serving = Serving::start(setting, service).await?;
+    let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
+    let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+    let mut alone = Vec::new();
+    for subject in &subjects {
+        let pace = together(&serving, &[subject]).await?.remove(0);
+        figures.set(&["alone_rows_per_s", &subject.model], rounded(pace.rows_per_s));
+        alone.push(pace);
+    }
+    for first in 0..subjects.len() {
+        for second in first + 1..subjects.len() {
+            let beside = together(&serving, &[&subjects[first], &subjects[second]]).await?;
+            for (pace, of, with) in [(beside[0], first, second), (beside[1], second, first)] {
+                let path = |table| [table, subjects[of].model.as_str(), subjects[with].model.as_str()];
+                let slower = alone[of].rows_per_s / pace.rows_per_s;
+                figures.set(&path("pair_slowdown"), rounded(slower));
+                let longer = pace.execution_ms.zip(alone[of].execution_ms).map(|(with, alone)| with / alone);
+                figures.set(&path("pair_execution_slowdown"), longer.map(rounded));
+            }
+        }
+    }
+    serving.stop(figures).await
+}
+
+/// Saturates some models at once.
+async fn together(serving: &Serving, subjects: &[&Arc<Subject>]) -> Result<Vec<Pace>, Error> {
+    let one = async |subject: &Arc<Subject>| {
+        let saturated = subject.saturate(&serving.server, (ROWS, UNDER_WAY), SPAN).await?;
+        let execution_ms = execution_ms(serving, &subject.model, ROWS).await?;
+        Ok::<_, Error>(Pace { rows_per_s: saturated.rows_per_s, execution_ms })
+    };
+    try_join_all(subjects.iter().map(|subject| one(subject))).await
+}
+
+/// How long batches of so many rows executed lately, as the supervisor says.
+pub(crate) async fn execution_ms(serving: &Serving, model: &str, rows: u32) -> Result<Option<f64>, Error> {
+    let model = serving.server.model(model).await?;
+    let times = model.more.get("execution_ms");
+    Ok(times.and_then(|times| times.get(rows.to_string())).and_then(Value::as_f64))
 }

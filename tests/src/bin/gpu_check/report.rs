@@ -1,6 +1,291 @@
-//! The page.
+//! The page: the figures as tables, what each of them means, and which command took it. What is not there is
+//! said to be missing.
+
+mod table;
+
+use std::fmt::Write;
+
 use serde_json::Value;
 
+use table::{Table, cell};
+
+/// A part of the page.
+struct Section {
+    title: &'static str,
+    /// The stage that takes its figures.
+    stage: &'static str,
+    /// The figure without which there is nothing to show.
+    figure: &'static str,
+    means: &'static str,
+    show: fn(&Value) -> String,
+}
+
+/// All parts, in order.
+const SECTIONS: &[Section] = &[
+    Section {
+        title: "From percent to SMs",
+        stage: "sms",
+        figure: "sms_by_percent",
+        means: "SMs that a process may use under MPS at a percentage of active threads, read back from the device; \
+                percentages in a row that come to the same are taken together.",
+        show: sms,
+    },
+    Section {
+        title: "Contexts",
+        stage: "sms",
+        figure: "context_ms",
+        means: "What a process pays before it loads anything: initialising CUDA and making its context under MPS (ms), a green \
+                context made and switched to within a process (us), another process's memory opened (us).",
+        show: contexts,
+    },
+    Section {
+        title: "Where the time of a hand-over goes",
+        stage: "handover",
+        figure: "handover_ms",
+        means: "Medians in ms over hand-overs between 30 % and 60 % under light load, one model at a time, batches up to 8. `effect`: \
+                from the order to the first batch done at the new share; requests are served all along. `blank`: context, session \
+                and first run in a process that had loaded all libraries before.",
+        show: |figures| matrix(figures, "handover_ms", &HANDOVER_PARTS),
+    },
+    Section {
+        title: "Stall",
+        stage: "handover",
+        figure: "stall_us",
+        means: "The longest time within a hand-over in which a batch was ready, a slot free, and no worker took it, in us, over all \
+                hand-overs of the stages handover and lossless.",
+        show: |figures| samples(figures, &[("stall", &["stall_us"])]),
+    },
+    Section {
+        title: "Hand-overs under load",
+        stage: "lossless",
+        figure: "handovers",
+        means: "All models at once, each at half of what it carries while all are saturated, handed over between 30 % and 45 % again and \
+                again. Every answer is compared with the first one to the same input, within 2 % of its largest value. The twin \
+                run has the first parts of the same arrivals, and no hand-overs.",
+        show: handovers,
+    },
+    Section {
+        title: "What a warming shadow costs",
+        stage: "neighbours",
+        figure: "neighbour_p99_ratio",
+        means: "p99 of requests under way while a shadow of the model starts, loads and warms up, over p99 of the same load without \
+                hand-overs: of the model itself, and the worst of the other models. All at half of what they carry.",
+        show: |figures| matrix(figures, "neighbour_p99_ratio", &["incumbent", "neighbours", "warming_s"]),
+    },
+    Section {
+        title: "Execution times",
+        stage: "sweep",
+        figure: "execution_ms",
+        means: "How long a batch executes in ms, alone on the GPU, by share (rows of the table) and batch size, as the worker \
+                measures it, the copies to and from the GPU included. The same as profiles: profiles/MODEL.yaml.",
+        show: execution,
+    },
+    Section {
+        title: "Memory of a shadow",
+        stage: "sweep",
+        figure: "shadow_memory_mib",
+        means: "GPU memory in MiB that a worker takes at 30 %, batches up to 32, as nvidia-smi says: its context (measured alone), its \
+                weights (the file's size), and the rest, which is activations and workspaces.",
+        show: |figures| matrix(figures, "shadow_memory_mib", &["context", "weights", "activations"]),
+    },
+    Section {
+        title: "Errors of the answers",
+        stage: "sweep",
+        figure: "answer_error",
+        means: "The largest difference from the CPU's answers at any batch size up to 32, relative to the largest value, by share.",
+        show: errors,
+    },
+    Section {
+        title: "Pairs",
+        stage: "pairs",
+        figure: "pair_slowdown",
+        means: "Throughput of the row's model alone at 50 %, over its throughput beside the column's model, also at 50 %; both closed-loop \
+                with batches of 8, as their clients see it, so the host's part is in it.",
+        show: |figures| square(figures, "pair_slowdown"),
+    },
+    Section {
+        title: "Pairs: execution",
+        stage: "pairs",
+        figure: "pair_execution_slowdown",
+        means: "The same, of the time that a batch executes: the GPU's part alone.",
+        show: |figures| square(figures, "pair_execution_slowdown"),
+    },
+];
+
+const HANDOVER_PARTS: [&str; 8] =
+    ["spawn", "libraries", "context", "session", "warmup", "proof", "effect", "blank"];
+
+/// The page for these figures.
 pub(crate) fn page(figures: &Value) -> String {
-    figures.to_string()
+    let mut text = String::from("# GPU check\n\n");
+    let mut line = |said: String| writeln!(text, "{said}").expect("a string takes everything");
+    if let Some(what) = figures["rehearsal"].as_str() {
+        line(format!("**A rehearsal** {what}.\n"));
+    }
+    line(format!(
+        "{}, driver {}, MPS: {}; {} cores, {}; {}. Taken by `make gpu-check`; figures for programs: gpu.json.\n",
+        cell(&figures["device"]),
+        cell(&figures["driver"]),
+        cell(&figures["mps"]),
+        cell(&figures["host"]["cores"]),
+        cell(&figures["host"]["system"]),
+        cell(&figures["date"]),
+    ));
+    line(
+        "Models have the published networks' shapes and random weights (models/make_gpu_models.py), FP32.\n"
+            .into(),
+    );
+    for (stage, why) in figures["failed"].as_object().into_iter().flatten() {
+        line(format!("* **Stage {stage} failed**: {}", why.as_str().unwrap_or("?").replace('\n', " ")));
+    }
+    for Section { title, stage, figure, means, show } in SECTIONS {
+        let there = figures.get(*figure).is_some_and(|value| !value.is_null());
+        let body = if there { show(figures) } else { "**Missing**: not measured.\n".into() };
+        line(format!(
+            "\n## {title}\n\n{means} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{body}"
+        ));
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+/// Percentages in a row with the same SMs, as one cell.
+fn sms(figures: &Value) -> String {
+    let mut steps: Vec<(u64, u64, u64)> = Vec::new();
+    let all = figures["sms_by_percent"].as_object().into_iter().flatten();
+    let mut all: Vec<(u64, u64)> =
+        all.filter_map(|(percent, sms)| Some((percent.parse().ok()?, sms.as_u64()?))).collect();
+    all.sort_unstable();
+    for (percent, sms) in all {
+        match steps.last_mut() {
+            Some(step) if step.2 == sms => step.1 = percent,
+            _ => steps.push((percent, percent, sms)),
+        }
+    }
+    let span = |from, to| if from == to { format!("{from} %") } else { format!("{from}-{to} %") };
+    let steps: Vec<String> =
+        steps.iter().map(|&(from, to, sms)| format!("{}: {sms}", span(from, to))).collect();
+    format!("{}\n", steps.join("; "))
+}
+
+fn contexts(figures: &Value) -> String {
+    samples(
+        figures,
+        &[
+            ("initialising CUDA, ms", &["context_ms", "init"]),
+            ("context, ms", &["context_ms", "context"]),
+            ("green context made, us", &["green_context_us", "create"]),
+            ("green context switched to, us", &["green_context_us", "switch"]),
+            ("memory opened, us", &["ipc_open_us"]),
+        ],
+    )
+}
+
+/// Quantiles, a row a sample.
+fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
+    let mut table = Table::new(&["", "p50", "p99", "max", "count"]);
+    for (name, path) in rows {
+        let sample = path.iter().fold(figures, |tree, key| &tree[*key]);
+        table.row(name, ["p50", "p99", "max", "count"].iter().map(|key| cell(&sample[*key])));
+    }
+    table.text()
+}
+
+/// A row a model, a column a part.
+fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
+    let mut table = Table::new(&[&["model"], parts].concat());
+    for (model, of) in figures[figure].as_object().into_iter().flatten() {
+        table.row(model, parts.iter().map(|part| cell(&of[*part])));
+    }
+    table.text()
+}
+
+/// A row and a column a model.
+fn square(figures: &Value, figure: &str) -> String {
+    let of = figures[figure].as_object();
+    let models: Vec<&str> = of.into_iter().flatten().map(|(model, _)| model.as_str()).collect();
+    let mut table = Table::new(&[&["beside"], models.as_slice()].concat());
+    for model in &models {
+        let with =
+            |other: &&str| if other == model { "-".into() } else { cell(&figures[figure][*model][*other]) };
+        table.row(model, models.iter().map(with));
+    }
+    table.text()
+}
+
+fn handovers(figures: &Value) -> String {
+    let all = &figures["handovers"];
+    let mut text = format!(
+        "{} hand-overs done, {} not; {} requests offered, {} lost, {} wrong.\n\n",
+        cell(&all["done"]),
+        all["not_done"].as_array().map_or(0, Vec::len),
+        cell(&all["offered"]),
+        cell(&all["lost"]),
+        cell(&all["wrong"]),
+    );
+    let mut table = Table::new(&["model", "requests/s", "hand-overs", "requests", "p99 ms", "twin's p99 ms"]);
+    for (model, of) in all["models"].as_object().into_iter().flatten() {
+        let p99 = &all["p99_ms"][model];
+        let cells = [&of["rate"], &of["done"], &of["offered"], &p99["with"], &p99["twin"]];
+        table.row(model, cells.into_iter().map(cell));
+    }
+    text.push_str(&table.text());
+    text
+}
+
+fn execution(figures: &Value) -> String {
+    let batches = ["1", "2", "4", "8", "16", "32"];
+    let mut table = Table::new(&[&["model, share"], batches.as_slice()].concat());
+    for (model, shares) in figures["execution_ms"].as_object().into_iter().flatten() {
+        for share in by_number(shares) {
+            let times = &shares[share];
+            table.row(&format!("{model}, {share} %"), batches.iter().map(|batch| cell(&times[*batch])));
+        }
+    }
+    table.text()
+}
+
+fn errors(figures: &Value) -> String {
+    let all = &figures["answer_error"];
+    let Some((_, some)) = all.as_object().and_then(|models| models.iter().next()) else {
+        return String::new();
+    };
+    let shares = by_number(some);
+    let heads: Vec<String> = shares.iter().map(|share| format!("{share} %")).collect();
+    let heads: Vec<&str> = std::iter::once("model").chain(heads.iter().map(String::as_str)).collect();
+    let mut table = Table::new(&heads);
+    for (model, of) in all.as_object().into_iter().flatten() {
+        table.row(model, shares.iter().map(|share| cell(&of[*share])));
+    }
+    table.text()
+}
+
+/// The keys of a map, by the number that each is.
+fn by_number(map: &Value) -> Vec<&str> {
+    let mut keys: Vec<&str> = map.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+    keys.sort_by_key(|key| key.parse::<u64>().unwrap_or(u64::MAX));
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn says_what_is_there_and_what_is_missing() {
+        let figures = json!({
+            "device": "NVIDIA H200", "driver": "580", "date": "2026-11-20", "mps": null,
+            "sms_by_percent": {"1": 8, "2": 8, "10": 12},
+            "handover_ms": {"resnet50": {"spawn": 20.5, "effect": 3000.0}},
+            "failed": {"pairs": "it\nbroke"},
+        });
+        let page = page(&figures);
+        assert!(page.contains("NVIDIA H200, driver 580, MPS: -"));
+        assert!(page.contains("1-2 %: 8; 10 %: 12"));
+        assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 | - |"));
+        assert!(page.contains("Stage pairs failed**: it broke"));
+        assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 2);
+        assert!(!page.contains("rehearsal"));
+    }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -76,7 +76,8 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     note("shared memory", ipc(setting, &daemon, figures).await);
     for model in &setting.models {
         let path = model.path.to_string_lossy();
-        let asked = probe::<Blank>(setting, &daemon, &["blank", &path, BLANK_SHARE], None, BLANK_WITHIN).await;
+        let asked =
+            probe::<Blank>(setting, &daemon, &["blank", &path, BLANK_SHARE], None, BLANK_WITHIN).await;
         note(&format!("blank {}", model.name), asked.map(|blank| blank.into_figures(figures, &model.name)));
     }
     figures.save()?;
@@ -137,10 +138,8 @@ async fn shares(
 
 async fn green(setting: &Setting, daemon: &Daemon, figures: &mut Figures) -> Result<(), Error> {
     let Green { create_us, switch_us } = probe(setting, daemon, &["green"], None, PROBE_WITHIN).await?;
-    figures.set(
-        &["green_context_us"],
-        json!({ "create": summary(&create_us), "switch": summary(&switch_us) }),
-    );
+    figures
+        .set(&["green_context_us"], json!({ "create": summary(&create_us), "switch": summary(&switch_us) }));
     Ok(())
 }
 

@@ -88,6 +88,9 @@ pub(crate) async fn run_all(
             continue;
         }
         println!("{} ...", stage.name());
+        if setting.again {
+            figures.start_over(stage);
+        }
         let ran = timeout(bound, run(stage, setting, figures, begun + bound)).await;
         let failed = match ran {
             Ok(Ok(())) => None,

@@ -94,7 +94,8 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     if output.status.success() {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
-        let said = format!("{}; {}", last_line(&output.stdout), last_line(&fs::read(log).unwrap_or_default()));
+        let said =
+            format!("{}; {}", last_line(&output.stdout), last_line(&fs::read(log).unwrap_or_default()));
         Err(Error::Program { program, status: output.status, said })
     }
 }

@@ -52,7 +52,8 @@ impl Subject {
             let answered = timeout(ANSWER_WITHIN, client.infer(model, &inputs)).await;
             let answered = answered.map_err(|_| failed("no answer in time".into()))?;
             let outputs = answered.map_err(|status| failed(status.message().into()))?;
-            let tolerance = TOLERANCE * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
+            let tolerance =
+                TOLERANCE * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
             let alike = |(other, bound): &(Case, f32)| {
                 compare(&other.outputs, &outputs, 2.0 * bound.max(tolerance)).is_ok()
             };
@@ -72,7 +73,9 @@ impl Subject {
         let (case, tolerance) = &self.cases[n % self.cases.len()];
         let mut client = self.clients[n % self.clients.len()].clone();
         match client.infer(&self.model, &case.inputs).await {
-            Ok(answer) => compare(&case.outputs, &answer, *tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right),
+            Ok(answer) => {
+                compare(&case.outputs, &answer, *tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right)
+            }
             Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
         }
     }
@@ -152,8 +155,6 @@ pub(crate) struct Load {
 pub(crate) struct Loaded {
     pub(crate) tally: Tally,
     pub(crate) spans: Vec<Span>,
-    /// Parts that it had.
-    pub(crate) parts: u64,
 }
 
 impl Load {
@@ -165,7 +166,9 @@ impl Load {
             let (subject, stop, parts) = (Arc::clone(subject), Arc::clone(&stop), Arc::clone(&parts));
             let (tally, spans) = (Arc::clone(&tally), Arc::clone(&spans));
             async move {
-                while !stop.load(Ordering::Relaxed) && limit.is_none_or(|limit| parts.load(Ordering::Relaxed) < limit) {
+                while !stop.load(Ordering::Relaxed)
+                    && limit.is_none_or(|limit| parts.load(Ordering::Relaxed) < limit)
+                {
                     let seed = parts.fetch_add(1, Ordering::Relaxed) + 1;
                     let plan = Plan { rate, span: PART, arrivals: Arrivals::Poisson, seed };
                     part(&subject, &plan, &tally, &spans).await;
@@ -180,7 +183,7 @@ impl Load {
         self.stop.store(at_once, Ordering::Relaxed);
         (&mut self.task).await.map_err(|_| Error::Unusable("a load's task panicked".into()))?;
         let (tally, spans) = (self.tally.lock().clone(), std::mem::take(&mut *self.spans.lock()));
-        Ok(Loaded { tally, spans, parts: self.parts.load(Ordering::Relaxed) })
+        Ok(Loaded { tally, spans })
     }
 
     /// How many parts it has begun.
