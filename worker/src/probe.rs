@@ -103,9 +103,13 @@ impl Probe {
 
 fn facts() -> Result<String, ProbeError> {
     let begun = Instant::now();
+    trials::initialise()?;
+    let init_ms = ms(begun);
+    let begun = Instant::now();
     let gpu = CudaGpu::open()?;
     let context_ms = ms(begun);
     let mut facts = serde_json::to_value(trials::facts(&gpu)?)?;
+    facts["init_ms"] = json!(init_ms);
     facts["context_ms"] = json!(context_ms);
     line(&facts)
 }

@@ -63,12 +63,16 @@ impl Xids for Told<'_> {
     }
 }
 
+fn cuda(device: CudaDevice) -> config::Gpu {
+    config::Gpu::Cuda { device, partition: config::Partitioning::Mps }
+}
+
 fn gpus() -> Vec<config::Gpu> {
     vec![
-        config::Gpu::Cuda(CudaDevice::Uuid("GPU-1a2b".to_owned())),
+        cuda(CudaDevice::Uuid("GPU-1a2b".to_owned())),
         config::Gpu::Emulated { sms: Sms(132) },
-        config::Gpu::Cuda(CudaDevice::Index(0)),
-        config::Gpu::Cuda(CudaDevice::Index(7)),
+        cuda(CudaDevice::Index(0)),
+        cuda(CudaDevice::Index(7)),
     ]
 }
 

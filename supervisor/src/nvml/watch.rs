@@ -112,7 +112,7 @@ impl Readings {
 impl Watch {
     /// Watches the real ones among these GPUs. What is not to be had is logged, and missing from the readings.
     pub fn start(gpus: &[config::Gpu]) -> Self {
-        if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda(_))) {
+        if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda { .. })) {
             return Self::of_nothing(gpus);
         }
         match Library::open() {
@@ -158,7 +158,7 @@ impl Watch {
 
 /// A place for what is found out about a configured GPU.
 fn slot(gpu: &config::Gpu, known: &[Identity]) -> Option<Slot> {
-    let config::Gpu::Cuda(device) = gpu else { return None };
+    let config::Gpu::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
         tracing::warn!(?device, "NVML knows no such GPU; `nvidia-smi -L` lists those that it knows");
         return None;

@@ -166,7 +166,8 @@ impl Parts {
     }
 
     fn into_warm(self, batched: bool) -> Warm {
-        let Self { engine, signature, device, requests, slots, socket, .. } = self;
+        let Self { mut engine, signature, device, requests, slots, socket, .. } = self;
+        engine.warmed_up();
         Warm { engine, signature, batched, device, requests, slots, socket }
     }
 }

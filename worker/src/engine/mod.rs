@@ -79,6 +79,14 @@ impl Engine {
         }
     }
 
+    /// The warm-up is over: what comes now comes from clients.
+    pub fn warmed_up(&mut self) {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => {}
+            Self::OnGpu(engine) => engine.warmed_up(),
+        }
+    }
+
     /// Runs a batch, and writes the parts of its answer into `slot`.
     pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
         let outputs = match self {

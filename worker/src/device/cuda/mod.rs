@@ -6,6 +6,8 @@
 //! further batches at once.
 #![allow(unsafe_code)] // calls into CUDA's driver
 
+pub mod buffer;
+pub mod graph;
 mod open;
 pub mod pinned;
 pub mod trials;

@@ -6,10 +6,10 @@ use std::ptr::null_mut;
 use std::time::Instant;
 
 use cudarc::driver::{DriverError, result, sys};
-use shadowslice_shared::boot::SHARE_VARIABLE;
+use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
 use shadowslice_shared::units::Percent;
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaFault, CudaGpu, fault, open};
 
 /// How often each is done.
 const TIMES: usize = 50;
@@ -34,6 +34,13 @@ pub struct Facts {
     pub memory_total: usize,
     /// Bytes that are free, with this process's context.
     pub memory_free: usize,
+}
+
+/// Initialises the driver, without a context. If it cannot be, opening the GPU will say why.
+pub fn initialise() -> Result<(), Refusal> {
+    open::load_driver().map_err(|why| Refusal::Setup(why.to_string()))?;
+    result::init().ok();
+    Ok(())
 }
 
 /// Asks the driver.

@@ -1,6 +1,7 @@
 //! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU, on a real one with the
 //! providers that the assignment names.
 
+mod bound;
 mod gather;
 mod input;
 mod on_gpu;

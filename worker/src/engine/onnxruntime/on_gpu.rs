@@ -4,22 +4,21 @@
 
 use std::fmt;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
-use ort::session::{IoBinding, RunOptions};
-use ort::value::DynTensor;
+use ort::session::RunOptions;
 use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::{Provider, Refusal};
-use shadowslice_shared::tensor::Datatype;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::{Library, OnnxRuntime, Signature, broken, element_type, failed, options, output, providers};
+use super::bound::{Bound, Fixed, How, Kind, Maker, Recorder};
+use super::{Library, OnnxRuntime, Signature, broken, failed, options, output, providers};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 
-/// Combinations of slot and shapes whose tensors are kept. Warmed-up sizes are about a dozen.
+/// Kinds of batches whose places are kept. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;
 
 /// A model whose tensors lie on the GPU.
@@ -31,22 +30,14 @@ pub struct OnGpu {
     memory: MemoryInfo<'static>,
     model: OnnxRuntime,
     gpu: Arc<CudaGpu>,
+    /// While it warms up, executions are recorded; what comes up later is executed once, and may never come again.
+    warming: bool,
 }
 
 impl fmt::Debug for OnGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnGpu").field("gpu", &self.gpu).finish_non_exhaustive()
     }
-}
-
-/// Where batches of these shapes in this slot lie. The memory is not shared with anything that is computed, so that
-/// a batch can arrive while the one before executes.
-#[derive(Debug)]
-struct Bound {
-    slot: u8,
-    shapes: Vec<Vec<i64>>,
-    binding: IoBinding,
-    tensors: Vec<DynTensor>,
 }
 
 impl OnGpu {
@@ -70,7 +61,8 @@ impl OnGpu {
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
         let memory = memory().map_err(setup)?;
-        Ok((Self { bound: Vec::new(), options, allocator, memory, model, gpu }, signature))
+        let engine = Self { bound: Vec::new(), options, allocator, memory, model, gpu, warming: true };
+        Ok((engine, signature))
     }
 
     /// The GPU.
@@ -102,76 +94,100 @@ impl OnGpu {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
+    /// The warm-up is over.
+    pub fn warmed_up(&mut self) {
+        self.warming = false;
+    }
+
     fn run_bound(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<Output>, RunFailure> {
         let index = self.bound(inputs)?;
-        let bound = &mut self.bound[index];
-        for (input, tensor) in bound.tensors.iter_mut().enumerate() {
+        self.copy_in(inputs, index)?;
+        let Self { bound, model, gpu, options, .. } = self;
+        gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+        let specs = model.outputs.iter();
+        match &bound[index].how {
+            How::Recorded(graph, outputs) => {
+                gpu.replay(graph).map_err(|fault| broken(&fault))?;
+                let fetched = specs.zip(outputs).map(|(spec, Fixed { layout, buffer })| {
+                    output::fetch(layout, size_of(spec), buffer.start(), inputs, (gpu, slot))
+                });
+                fetched.collect()
+            }
+            How::Eager(binding) => {
+                let rows = bound[index].kind.rows;
+                let answer = model.session.run_binding_with_options(binding, options);
+                let answer = answer.map_err(|fault| failed(&fault))?;
+                let fetched = specs.map(|spec| {
+                    let missing = || RunFailure::Engine(format!("output `{}` is missing", spec.name));
+                    let value = answer.get(&spec.name).ok_or_else(missing)?;
+                    let layout = output::layout(spec, value, rows)?;
+                    match output::on_device(value)? {
+                        Some(start) => output::fetch(&layout, size_of(spec), start, inputs, (gpu, slot)),
+                        None => output::split(spec, value, inputs, slot),
+                    }
+                });
+                fetched.collect()
+            }
+        }
+    }
+
+    /// The places for a batch like this one, made if need be.
+    fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
+        let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
+        let kind = Kind { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let fitting = self.bound.iter().enumerate().filter(|(_, bound)| bound.kind.holds(&kind));
+        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
+            return Ok(found);
+        }
+        // What is on its way may use what goes now.
+        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        if self.bound.len() >= MAX_BOUND {
+            self.bound.pop();
+        }
+        let Self { model, allocator, memory, gpu, .. } = self;
+        let maker = Maker { allocator, memory, gpu };
+        let bound = maker.bind(&model.session, kind, inputs.specs(), &model.outputs)?;
+        self.bound.push(bound);
+        let index = self.bound.len() - 1;
+        if self.warming {
+            self.copy_in(inputs, index)?;
+            self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+            self.record(index)?;
+        }
+        Ok(index)
+    }
+
+    fn record(&mut self, index: usize) -> Result<(), RunFailure> {
+        let Self { bound, model, allocator, memory, options, gpu, .. } = self;
+        let OnnxRuntime { session, outputs, .. } = model;
+        Recorder { session, maker: Maker { allocator, memory, gpu }, options }
+            .record(&mut bound[index], outputs)
+    }
+
+    /// Lets the parts of all inputs travel to their places, one after the other.
+    fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
+        for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
                 Datatype::Bool => vec![self.model.buffers[input].booleans(inputs, input)],
                 _ => (0..inputs.requests()).map(|request| inputs.part(request, input)).collect(),
             };
-            copy_in(&self.gpu, &parts, tensor)?;
+            let mut done = 0;
+            for part in parts {
+                // SAFETY: there is room for a batch at least as large, whose parts `Inputs` has measured. It is used by the
+                // batch in this slot only, and a part in the slab stays as it is until that is answered. What lies
+                // elsewhere is not registered with the driver, which then has a copy of its own when the call returns.
+                unsafe { self.gpu.copy_in(part, place.start().add(done)) }.map_err(|fault| broken(&fault))?;
+                done += part.len();
+            }
         }
-        self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
-        let answer = self.model.session.run_binding_with_options(&bound.binding, &self.options);
-        let answer = answer.map_err(|fault| failed(&fault))?;
-        let outputs = self.model.outputs.iter().map(|spec| {
-            let value = answer.get(&spec.name);
-            let value =
-                value.ok_or_else(|| RunFailure::Engine(format!("output `{}` is missing", spec.name)))?;
-            let size = spec.datatype.size().expect("strings take another way");
-            output::fetch(spec, size, value, inputs, (&self.gpu, slot))
-        });
-        outputs.collect()
-    }
-
-    /// The tensors for a batch like this one.
-    fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
-        let shapes: Vec<Vec<i64>> =
-            (0..inputs.specs().len()).map(|input| inputs.shape(input).collect()).collect();
-        let same = |bound: &Bound| bound.slot == inputs.slot() && bound.shapes == shapes;
-        if let Some(found) = self.bound.iter().position(same) {
-            return Ok(found);
-        }
-        // What the allocator hands out may have been freed by a run that still executes.
-        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
-        if self.bound.len() >= MAX_BOUND {
-            self.bound.clear();
-        }
-        let bound = self.bind(inputs, shapes).map_err(|fault| failed(&fault))?;
-        self.bound.push(bound);
-        Ok(self.bound.len() - 1)
-    }
-
-    fn bind(&self, inputs: &Inputs<'_>, shapes: Vec<Vec<i64>>) -> ort::Result<Bound> {
-        let mut binding = self.model.session.create_binding()?;
-        let mut tensors = Vec::with_capacity(shapes.len());
-        for (spec, shape) in inputs.specs().iter().zip(&shapes) {
-            let tensor = DynTensor::new(&self.allocator, element_type(spec.datatype), shape.clone())?;
-            binding.bind_input(&spec.name, &tensor)?;
-            tensors.push(tensor);
-        }
-        for spec in &self.model.outputs {
-            binding.bind_output_to_device(&spec.name, &self.memory)?;
-        }
-        Ok(Bound { slot: inputs.slot(), shapes, binding, tensors })
+        Ok(())
     }
 }
 
-/// Lets the parts of an input travel to their places in a tensor, one after the other.
-fn copy_in(gpu: &CudaGpu, parts: &[&[u8]], tensor: &mut DynTensor) -> Result<(), RunFailure> {
-    let Some(start) = NonNull::new(tensor.data_ptr_mut().cast::<u8>()) else { return Ok(()) };
-    let mut done = 0;
-    for part in parts {
-        // SAFETY: the tensor was made for the shape of the whole batch, whose parts `Inputs` has measured. It is
-        // used by the batch in this slot only, and a part in the slab stays as it is until that is answered. What lies
-        // elsewhere is not registered with the driver, which then has a copy of its own when the call returns.
-        unsafe { gpu.copy_in(part, start.add(done)) }.map_err(|fault| broken(&fault))?;
-        done += part.len();
-    }
-    Ok(())
+fn size_of(spec: &TensorSpec) -> usize {
+    spec.datatype.size().expect("strings are not bound")
 }

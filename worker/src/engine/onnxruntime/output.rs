@@ -20,7 +20,7 @@ pub(super) fn split(
     inputs: &Inputs<'_>,
     slot: &mut AnswerSlot<'_>,
 ) -> Result<Output, RunFailure> {
-    let (shape, row) = checked_shape(spec, value, inputs)?;
+    let Layout { shape, row } = layout(spec, value, inputs.rows())?;
     let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
     let parts = match spec.datatype.size() {
         Some(size) => put_numbers(bytes(value)?, counts.map(|count| count * size), slot)
@@ -30,56 +30,65 @@ pub(super) fn split(
             put_strings(&Strings::of(value, total).map_err(|fault| failed(&fault))?, counts, slot)
         }
     };
-    Ok(Output { shape: shape.to_vec(), parts })
+    Ok(Output { shape, parts })
 }
 
-/// Lets the parts of an output of numbers travel from the GPU into the slot.
+/// Where an output that ONNX Runtime allotted lies on the GPU; `None` if it is on the host, as a constant may be.
+pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
+    if tensor.memory_info().is_cpu_accessible() {
+        return Ok(None);
+    }
+    // An output without elements may be nowhere, and nothing is copied from there.
+    Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
+}
+
+/// Lets the parts of an output of numbers, which lies at `start` on the GPU, travel into the slot. That memory is
+/// written, and freed, by the stream that computes only.
 pub(super) fn fetch(
-    spec: &TensorSpec,
+    layout: &Layout,
     size: usize,
-    value: &DynValue,
+    start: NonNull<u8>,
     inputs: &Inputs<'_>,
     (gpu, slot): (&CudaGpu, &mut AnswerSlot<'_>),
 ) -> Result<Output, RunFailure> {
-    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
-    // A constant, say, which ONNX Runtime has on the host already.
-    if tensor.memory_info().is_cpu_accessible() {
-        return split(spec, value, inputs, slot);
-    }
-    let (shape, row) = checked_shape(spec, value, inputs)?;
-    let start = NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut());
     let mut done = 0;
     let parts = (0..inputs.requests()).map(|request| {
-        let len = row * inputs.rows_of(request) as usize * size;
+        let len = layout.row * inputs.rows_of(request) as usize * size;
         let (extent, place) = slot.reserve(len as u64);
-        if let (Some(start), Some(place)) = (start, place) {
-            // SAFETY: the tensor has as many bytes as its shape says, and memory of an output is freed on the
-            // stream that computes; the place is this batch's until it is answered.
+        if let Some(place) = place {
+            // SAFETY: the output has as many bytes as its layout says for at least the rows of this batch, and the
+            // stream copies before it writes or frees; the place is this batch's until it is answered.
             unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
         }
         done += len;
         Ok(extent)
     });
     let parts = parts.collect::<Result<_, RunFailure>>()?;
-    Ok(Output { shape: shape.to_vec(), parts })
+    Ok(Output { shape: layout.shape.clone(), parts })
 }
 
-/// An output's shape without the batch axis, and the number of elements of a row.
-fn checked_shape<'v>(
-    spec: &TensorSpec,
-    value: &'v DynValue,
-    inputs: &Inputs<'_>,
-) -> Result<(&'v [i64], usize), RunFailure> {
+/// How an output divides into rows.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// Without the batch axis.
+    pub(super) shape: Vec<i64>,
+    /// Elements of a row.
+    pub(super) row: usize,
+}
+
+/// The layout of an output of a batch of `rows` rows.
+pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> Result<Layout, RunFailure> {
     let ValueType::Tensor { ty, shape, .. } = value.dtype() else { return Err(odd(spec, "is no tensor")) };
     if datatype(*ty) != Some(spec.datatype) {
         return Err(odd(spec, &format!("holds {ty} instead of {}", spec.datatype)));
     }
-    let shape = row_shape(shape, inputs.rows()).ok_or_else(|| {
+    let shape = row_shape(shape, rows).ok_or_else(|| {
         let why = "whose first axis is not the batch; set batch.max: 0 for this model";
         odd(spec, &format!("has the shape {shape:?}, {why}"))
     })?;
     let row = elements(shape).ok_or_else(|| odd(spec, "has an impossible shape"))?;
-    Ok((shape, row))
+    Ok(Layout { shape: shape.to_vec(), row })
 }
 
 fn odd(spec: &TensorSpec, what: &str) -> RunFailure {

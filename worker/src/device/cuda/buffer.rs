@@ -1,0 +1,55 @@
+//! Memory on the GPU that no engine hands out, so that nothing it computes shares it.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result};
+
+use super::{CudaFault, CudaGpu, fault};
+
+/// Memory on the GPU, zero at first.
+pub struct DeviceBuffer {
+    start: NonNull<u8>,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl DeviceBuffer {
+    /// Room for `bytes` bytes, and for one where it is none.
+    pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaFault> {
+        let failed = fault("give memory");
+        // SAFETY: a new allocation disturbs no other; it is freed with the value.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
+        // SAFETY: it was allocated with this size, and nobody knows it yet.
+        unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
+        let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
+        Ok(Self { start, bytes, context: Arc::clone(&gpu.context) })
+    }
+
+    /// Where it starts, on the GPU.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // If the context is beyond use, its memory is gone with it.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: ours; what used it has been synchronised with by who drops it.
+            unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
+        }
+    }
+}

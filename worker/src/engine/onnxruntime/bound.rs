@@ -1,0 +1,160 @@
+//! The places on the GPU of batches of one size in one slot, and how such a batch is executed.
+#![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
+
+use std::ptr::NonNull;
+
+use ort::memory::{Allocator, MemoryInfo};
+use ort::session::{IoBinding, RunOptions, Session};
+use ort::value::DynTensor;
+use ort::{AsPointer, ortsys};
+use shadowslice_shared::batch::RunFailure;
+use shadowslice_shared::tensor::{TensorSpec, elements};
+
+use super::output::{Layout, layout};
+use super::{broken, element_type, failed};
+use crate::device::cuda::CudaGpu;
+use crate::device::cuda::buffer::DeviceBuffer;
+use crate::device::cuda::graph::Graph;
+
+/// What batches are alike in that share their places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) slot: u8,
+    /// The batch size; `None` for a model without a batch axis.
+    pub(super) rows: Option<u32>,
+    /// Per input, without the batch axis.
+    pub(super) shapes: Vec<Vec<i64>>,
+}
+
+impl Kind {
+    /// Whether a batch like `other` fits into the places of this kind, padded if need be.
+    pub(super) fn holds(&self, other: &Self) -> bool {
+        self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
+    }
+}
+
+/// The places of batches of one kind. They are not shared with anything that is computed, so that a batch can arrive
+/// while the one before executes.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) kind: Kind,
+    pub(super) how: How,
+    pub(super) inputs: Vec<DeviceBuffer>,
+}
+
+/// How a batch is executed.
+#[derive(Debug)]
+pub(super) enum How {
+    /// Operator by operator, by ONNX Runtime, which allots the outputs.
+    Eager(Box<IoBinding>),
+    /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the algorithms of a
+    /// convolution anew whenever the batch size changes, which a recording does not.
+    Recorded(Graph, Vec<Fixed>),
+}
+
+/// An output that stays where it is.
+#[derive(Debug)]
+pub(super) struct Fixed {
+    pub(super) layout: Layout,
+    pub(super) buffer: DeviceBuffer,
+}
+
+/// What makes places on the GPU.
+pub(super) struct Maker<'m> {
+    pub(super) allocator: &'m Allocator,
+    pub(super) memory: &'m MemoryInfo<'static>,
+    pub(super) gpu: &'m CudaGpu,
+}
+
+/// What records executions.
+pub(super) struct Recorder<'m> {
+    pub(super) session: &'m mut Session,
+    pub(super) options: &'m RunOptions,
+    pub(super) maker: Maker<'m>,
+}
+
+impl Maker<'_> {
+    /// Places for batches of this kind.
+    pub(super) fn bind(
+        &self,
+        session: &Session,
+        kind: Kind,
+        inputs: &[TensorSpec],
+        outputs: &[TensorSpec],
+    ) -> Result<Bound, RunFailure> {
+        let mut binding = session.create_binding().map_err(|fault| failed(&fault))?;
+        let mut buffers = Vec::with_capacity(inputs.len());
+        for (spec, row) in inputs.iter().zip(&kind.shapes) {
+            let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
+            let (buffer, tensor) = self.place(spec, &shape)?;
+            binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
+            buffers.push(buffer);
+        }
+        for spec in outputs {
+            binding.bind_output_to_device(&spec.name, self.memory).map_err(|fault| failed(&fault))?;
+        }
+        Ok(Bound { kind, how: How::Eager(Box::new(binding)), inputs: buffers })
+    }
+
+    /// Memory for a tensor, and the tensor over it.
+    fn place(&self, spec: &TensorSpec, shape: &[i64]) -> Result<(DeviceBuffer, DynTensor), RunFailure> {
+        let size = spec.datatype.size().expect("strings are not bound");
+        let bytes = elements(shape).and_then(|count| count.checked_mul(size));
+        let bytes = bytes.ok_or_else(|| {
+            RunFailure::Engine(format!("`{}` has an impossible shape {shape:?}", spec.name))
+        })?;
+        let buffer = DeviceBuffer::zeroed(self.gpu, bytes).map_err(|fault| broken(&fault))?;
+        let tensor = self.tensor(spec, shape, &buffer).map_err(|fault| failed(&fault))?;
+        Ok((buffer, tensor))
+    }
+
+    fn tensor(&self, spec: &TensorSpec, shape: &[i64], buffer: &DeviceBuffer) -> ort::Result<DynTensor> {
+        let (start, bytes) = (buffer.start().as_ptr().cast(), buffer.bytes());
+        let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
+        let mut value = std::ptr::null_mut();
+        // SAFETY: the memory has the size that shape and type come to, and outlives the value: bindings go before
+        // buffers.
+        ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
+        let value = NonNull::new(value).expect("the call above made it");
+        // SAFETY: it is a tensor, and nobody else's.
+        Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
+    }
+}
+
+impl Recorder<'_> {
+    /// Records the execution of a batch whose inputs are in place, if it can be recorded. It is executed once before,
+    /// so that all that happens only once has happened.
+    pub(super) fn record(&mut self, bound: &mut Bound, outputs: &[TensorSpec]) -> Result<(), RunFailure> {
+        let How::Eager(binding) = &mut bound.how else { return Ok(()) };
+        let answer = self.session.run_binding_with_options(binding, self.options);
+        let answer = answer.map_err(|fault| failed(&fault))?;
+        let mut layouts = Vec::with_capacity(outputs.len());
+        for spec in outputs {
+            let Some(value) = answer.get(&spec.name) else { return Ok(()) };
+            layouts.push(layout(spec, value, bound.kind.rows)?);
+        }
+        drop(answer);
+        self.maker.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        let mut fixed = Vec::with_capacity(outputs.len());
+        for (spec, layout) in outputs.iter().zip(layouts) {
+            let rows = bound.kind.rows.map(i64::from);
+            let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
+            let (buffer, tensor) = self.maker.place(spec, &shape)?;
+            binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
+            fixed.push(Fixed { layout, buffer });
+        }
+        let (session, options) = (&mut *self.session, self.options);
+        let work = || session.run_binding_with_options(binding, options).map(drop);
+        match self.maker.gpu.record(work).map_err(|fault| broken(&fault))? {
+            Some(graph) => bound.how = How::Recorded(graph, fixed),
+            None => {
+                for spec in outputs {
+                    binding
+                        .bind_output_to_device(&spec.name, self.maker.memory)
+                        .map_err(|fault| failed(&fault))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
