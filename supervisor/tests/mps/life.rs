@@ -46,6 +46,8 @@ fn what_cannot_be_started_says_what_to_do() {
     assert!(error.to_string().contains("partition: none"), "{error}");
     rig.probing("GPU-another");
     assert!(matches!(rig.start(), Err(MpsError::OtherGpu { .. })));
+    rig.script("probe", &format!("echo '{{\"sms\": 132, \"uuid\": \"{UUID}\", \"name\": \"\", \"driver\": 1, \"memory_total\": 2, \"memory_free\": 1}}'"));
+    assert!(matches!(rig.start(), Err(MpsError::Outside(Sms(132)))));
     rig.script("probe", "echo 'error: no CUDA driver' >&2; exit 1");
     let error = rig.start().unwrap_err();
     assert!(shadowslice::errors::chain(&error).contains("no CUDA driver"), "{error:?}");

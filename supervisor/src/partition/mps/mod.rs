@@ -100,6 +100,11 @@ pub enum MpsError {
         /// The UUID that was found.
         found: String,
     },
+    /// And again.
+    #[error(
+        "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
+    )]
+    Outside(Sms),
     /// The thread.
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
@@ -296,7 +301,8 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
         Ok(Sms(found.sms))
     };
     let smallest = Percent::new(1).expect("1 is a percentage");
-    Ok(Found { total: at(Percent::WHOLE).await?, least: at(smallest).await? })
+    let found = Found { total: at(Percent::WHOLE).await?, least: at(smallest).await? };
+    if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
 }
 
 impl Partition for MpsGpu {
