@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -148,6 +148,19 @@ impl Home {
         self.binary = Some(path);
     }
 
+    /// Runs the binary from a folder `bin` of its own, where this script is the worker's.
+    pub fn set_worker(&mut self, script: &str) -> Result<(), Error> {
+        let failed = |source| Error::Io { what: "give the supervisor another worker".into(), source };
+        let folder = self.path().join("bin");
+        fs::create_dir_all(&folder).map_err(failed)?;
+        let program = folder.join("shadowslice");
+        fs::copy(binary()?, &program).map_err(failed)?;
+        let worker = self.write("bin/shadowslice-worker", format!("#!/bin/sh\n{script}\n"))?;
+        fs::set_permissions(worker, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+        self.set_binary(program);
+        Ok(())
+    }
+
     /// Writes the supervisor's log there instead of into this folder.
     pub fn set_log(&mut self, path: PathBuf) {
         self.log = path;
@@ -199,14 +212,19 @@ impl Home {
 
 /// The `shadowslice` binary: named by SHADOWSLICE_BIN, or built beside this one.
 fn binary() -> Result<PathBuf, Error> {
-    if let Some(path) = std::env::var_os("SHADOWSLICE_BIN") {
-        return Ok(path.into());
+    match std::env::var_os("SHADOWSLICE_BIN") {
+        Some(path) => Ok(path.into()),
+        None => beside("shadowslice"),
     }
+}
+
+/// A binary of this workspace, built beside this one.
+pub fn beside(name: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe()
         .map_err(|source| Error::Io { what: "find the running program".into(), source })?;
     // Cargo puts tests into `deps`, one folder below the binaries.
     let folder = own.parent().filter(|folder| !folder.ends_with("deps")).or(own.ancestors().nth(2));
-    let path = folder.unwrap_or(Path::new(".")).join("shadowslice");
+    let path = folder.unwrap_or(Path::new(".")).join(name);
     if path.is_file() { Ok(path) } else { Err(Error::NoBinary(path)) }
 }
 

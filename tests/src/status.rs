@@ -8,6 +8,21 @@ use serde_json::{Map, Value};
 pub struct Status {
     /// Every model.
     pub models: Vec<Model>,
+    /// Every GPU.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Gpu {
+    /// `emulated`, `mps` or `none`.
+    pub backend: String,
+    /// Its SMs.
+    pub sms: u32,
+    /// The MPS server.
+    pub mps_server_pid: Option<i32>,
+    /// Why it takes no workers.
+    pub why: Option<String>,
 }
 
 /// One model.

@@ -7,6 +7,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod modes;
+mod mps;
 mod profile;
 mod resize;
 mod scene;

@@ -32,9 +32,13 @@ pub(super) fn pids(text: &str) -> Option<Vec<i32>> {
     text.split_whitespace().map(|word| word.parse().ok().filter(|pid| *pid > 0)).collect()
 }
 
-/// The answer to `get_server_status`.
+/// The answer to `get_server_status`. To a program that does not know the question, a server that is
+/// listed takes clients.
 pub(super) fn server_status(text: &str) -> ServerStatus {
     let text = text.trim();
+    if !knows(text) {
+        return ServerStatus::Active;
+    }
     match text.to_ascii_uppercase().as_str() {
         "INITIALIZING" => ServerStatus::Initializing,
         "ACTIVE" => ServerStatus::Active,
@@ -89,6 +93,7 @@ mod tests {
     #[test]
     fn states_of_a_server() {
         assert_eq!(server_status("ACTIVE\n"), ServerStatus::Active);
+        assert_eq!(server_status("Unknown command \"get_server_status\""), ServerStatus::Active);
         assert_eq!(server_status("Initializing"), ServerStatus::Initializing);
         assert_eq!(server_status("FAULT\n"), ServerStatus::Fault);
         assert_eq!(server_status("Server 12345 not found\n"), ServerStatus::Gone);

@@ -1,0 +1,169 @@
+//! Whole supervisors on a GPU under MPS of which only the processes are real: a stand-in for NVIDIA's
+//! control program, and workers that are clients of its server and have no GPU.
+#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::{Error, Home, beside};
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Gpu;
+use tokio::time::{interval, timeout};
+
+use crate::scene::echo;
+
+const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
+
+/// A worker that says what it finds on the GPU, computes reference answers on the CPU as ever, and when
+/// it is to serve does `then`, being a client of the MPS server.
+fn worker(then: &str) -> String {
+    let real = beside("shadowslice-worker").unwrap();
+    format!(
+        "if [ \"$1\" = --probe ]; then\n\
+           case $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in 1) sms=8;; *) sms=132;; esac\n\
+           echo \"{{\\\"sms\\\": $sms, \\\"uuid\\\": \\\"{UUID}\\\", \\\"name\\\": \\\"x\\\", \\\"driver\\\": 13000, \
+           \\\"memory_total\\\": 2, \\\"memory_free\\\": 1}}\"; exit\n\
+         fi\n\
+         [ -n \"$CUDA_VISIBLE_DEVICES\" ] || exec {} \"$@\"\n\
+         : > \"$CUDA_MPS_PIPE_DIRECTORY/clients/$$\"\n\
+         {then}",
+        real.display()
+    )
+}
+
+fn home(then: &str, partition: &str) -> Result<Home, Error> {
+    let mut home = Home::with_config(&format!(
+        "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
+         gpus: [{{device: {UUID}, partition: {partition}}}]\n\
+         timeouts: {{spawn: 300ms, stop: 1s}}\n\
+         models:\n  - {}\n",
+        echo("echo", "share: {initial: 30%}")
+    ))?;
+    home.set_worker(&worker(then))?;
+    let orders = home.path().join("orders");
+    std::fs::create_dir(&orders).map_err(|source| Error::Io { what: "make a folder".into(), source })?;
+    home.set_env("STAND_IN_ORDERS", orders);
+    home.set_env("SHADOWSLICE_MPS_CONTROL", beside("nvidia-cuda-mps-stand-in")?);
+    Ok(home)
+}
+
+/// The GPU, once it is as wanted.
+async fn gpu(server: &Server, wanted: impl Fn(&Gpu) -> bool) -> Gpu {
+    let looking = async {
+        let mut look = interval(Duration::from_millis(20));
+        loop {
+            look.tick().await;
+            if let Ok(status) = server.status().await
+                && wanted(&status.gpus[0])
+            {
+                return status.gpus[0].clone();
+            }
+        }
+    };
+    let found = timeout(Duration::from_secs(30), looking).await;
+    found.map_err(|_| server.log()).unwrap()
+}
+
+/// Waits until a process is gone.
+async fn gone(process: Process) {
+    let mut look = interval(Duration::from_millis(20));
+    let waiting = async {
+        while process.alive() {
+            look.tick().await;
+        }
+    };
+    timeout(Duration::from_secs(30), waiting).await.unwrap();
+}
+
+fn process_of(pid_file: &Path) -> Process {
+    Process::of(std::fs::read_to_string(pid_file).unwrap().parse().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_worker_is_taken_off_the_gpu_before_it_is_killed() {
+    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let status = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    assert_eq!((status.backend.as_str(), status.sms, status.why), ("mps", 132, None));
+    // It never says hello, and is given up.
+    let died = |model: &shadowslice_tests::status::Model| {
+        model.more["worker_deaths"].as_u64().is_some_and(|deaths| deaths > 0)
+    };
+    let model = server.wait_status("echo", "a worker that died", died).await.unwrap();
+    assert_eq!(model.sms, 38);
+    let terminated = std::fs::read_to_string(server.home().path().join("orders/terminated")).unwrap();
+    assert!(terminated.lines().all(|line| line.parse::<i32>().is_ok()), "{terminated}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
+    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
+    let children = server.children();
+    server.signal(Signal::SIGKILL).unwrap();
+    server.ended().await.unwrap();
+    // Real workers notice by themselves.
+    for child in children.iter().filter(|child| **child != daemon && name(child.pid) == "sleep") {
+        child.signal(Signal::SIGKILL).ok();
+    }
+    gone(daemon).await;
+}
+
+fn name(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+#[tokio::test]
+async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
+    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    let run_dir = server.home().run_dir();
+    let daemon = process_of(&run_dir.join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
+    server.home().write("orders/initializing", "").unwrap();
+    daemon.signal(Signal::SIGKILL).unwrap();
+    let down = gpu(&server, |gpu| gpu.why.is_some()).await;
+    assert!(down.why.unwrap().contains("daemon"), "{}", server.log());
+    let before = server.model("echo").await.unwrap();
+    // Longer than eight deaths take.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let after = server.model("echo").await.unwrap();
+    assert_ne!(after.state, "unready", "{}", server.log());
+    let deaths = |model: &shadowslice_tests::status::Model| model.more["worker_deaths"].as_u64().unwrap();
+    assert!(deaths(&after) <= deaths(&before) + 1, "an outage is no death of the model's");
+    std::fs::remove_file(server.home().path().join("orders/initializing")).unwrap();
+    gpu(&server, |gpu| gpu.why.is_none()).await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_mps_no_share_is_enforced_and_status_says_so() {
+    let server = Server::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
+    let status = gpu(&server, |_| true).await;
+    assert_eq!((status.backend.as_str(), status.sms, status.mps_server_pid), ("none", 132, None));
+    let model = server.model("echo").await.unwrap();
+    assert_eq!((model.share_percent, model.sms), (30, 132));
+    let shown = server.home().run(&["status"]).await.unwrap();
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("no share is enforced"));
+    assert!(server.log().contains("no share is enforced"), "{}", server.log());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_missing_is_named_with_what_to_do() {
+    for (program, partition, says) in
+        [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot be used")]
+    {
+        let mut home = home("exit 1", partition).unwrap();
+        home.set_env("SHADOWSLICE_MPS_CONTROL", program);
+        if partition == "none" {
+            home.set_worker("echo 'error: libcuda.so.1 cannot be loaded' >&2; exit 69").unwrap();
+        }
+        let output = home.run(&["serve", "config.yaml"]).await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(69), "{said}");
+        assert!(said.contains(says), "{said}");
+    }
+}
