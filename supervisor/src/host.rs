@@ -13,21 +13,35 @@ use shadowslice_shared::units::Sms;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, CudaDevice, Engine, Gpu, Partitioning};
+use crate::nvml::{Driver, Library, NvmlFault};
 use crate::partition::{
-    self, EmulatedGpu, Gpus, IdentityError, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
+    self, EmulatedGpu, Gpus, Limits, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
 };
 
 /// What the host does not offer.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// No such GPU, or no driver.
-    #[error("there is no GPU {device}; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`")]
-    NoGpu {
+    /// No driver.
+    #[error(
+        "GPU {device} is not to be had; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
+    )]
+    NoDriver {
         /// As the configuration names it.
         device: String,
         /// Why.
         #[source]
-        source: IdentityError,
+        source: NvmlFault,
+    },
+    /// No such GPU, or several.
+    #[error(
+        "{found} GPUs of this host are meant by {device}; `nvidia-smi -L` lists them all; \
+         to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
+    )]
+    NoGpu {
+        /// As the configuration names it.
+        device: String,
+        /// How many are meant.
+        found: usize,
     },
     /// A GPU without MPS that does not work.
     #[error(
@@ -112,15 +126,24 @@ pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostErro
     gpus.iter().enumerate().map(make).collect()
 }
 
-/// The name that people use, and the UUID.
+/// The length of a whole UUID: `GPU-` and 36 characters.
+const WHOLE_UUID: usize = 40;
+
+/// The name that people use, and the UUID. A whole UUID needs no NVML.
 fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
-    let (name, uuid) = match device {
-        CudaDevice::Index(index) => (index.to_string(), partition::uuid_of_index(*index)),
-        CudaDevice::Uuid(uuid) => (uuid.clone(), partition::uuid_of_name(uuid)),
+    let name = match device {
+        CudaDevice::Index(index) => index.to_string(),
+        CudaDevice::Uuid(uuid) => uuid.clone(),
     };
-    match uuid {
-        Ok(uuid) => Ok((name, uuid)),
-        Err(source) => Err(HostError::NoGpu { device: name, source }),
+    let known = match Library::open().and_then(|nvml| nvml.identities()) {
+        Ok(known) => known,
+        Err(_) if name.len() == WHOLE_UUID => return Ok((name.clone(), name)),
+        Err(source) => return Err(HostError::NoDriver { device: name, source }),
+    };
+    let mut meant = known.into_iter().filter(|gpu| gpu.is(device));
+    match (meant.next(), meant.count()) {
+        (Some(gpu), 0) => Ok((name, gpu.uuid)),
+        (first, more) => Err(HostError::NoGpu { device: name, found: usize::from(first.is_some()) + more }),
     }
 }
 
@@ -149,6 +172,7 @@ fn mps_gpu(
         program: partition::control_program(),
         probe: probe.to_owned(),
         private: private.to_owned(),
+        limits: Limits::default(),
     };
     MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
 }

@@ -6,7 +6,7 @@ use shadowslice_shared::units::Percent;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Engine, Gpu, HandoverMode, Limits, Model, Share, Slo, Standby};
+use super::types::{Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
 /// The most models of one supervisor.
@@ -91,7 +91,7 @@ fn model(fields: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'
         slo: slo(fields),
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),
-        priority: priority(fields, context),
+        priority: priority(fields, gpus.get(gpu), context),
         handover: handover(fields),
         standby: standby(fields),
         cpus: fields.or("cpus", Vec::new(), cpus),
@@ -189,10 +189,11 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
     at_least(value, Duration::from_micros(1))
 }
 
-fn priority(fields: &Fields<'_>, context: &Context<'_>) -> u32 {
+fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
-    if priority != 1 {
+    // MPS prefers clients by it.
+    if priority != 1 && !matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. })) {
         context.note(&value, "has no effect while no policy decides shares");
     }
     priority
@@ -228,8 +229,14 @@ fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
 fn memory_limit(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Option<u64> {
     let memory = fields.section("memory", &["limit"]);
     let value = memory.get("limit")?;
-    if matches!(gpu, Some(Gpu::Emulated { .. })) {
-        context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
+    match gpu {
+        Some(Gpu::Emulated { .. }) => {
+            context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
+        }
+        Some(Gpu::Cuda { partition: Partitioning::None, .. }) => {
+            context.note(&value, "has no effect on a GPU with `partition: none`: it is MPS that enforces it");
+        }
+        Some(Gpu::Cuda { partition: Partitioning::Mps, .. }) | None => {}
     }
     size_within(&value, 1 << 20, 1 << 40)
 }

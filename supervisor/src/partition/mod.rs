@@ -7,7 +7,6 @@
 mod command;
 mod emulated;
 mod grant;
-mod identity;
 mod mps;
 mod probe;
 mod whole;
@@ -25,8 +24,7 @@ use crate::pipeline::Crowding;
 
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
-pub use identity::{IdentityError, uuid_of_index, uuid_of_name};
-pub use mps::{Control, ControlError, Generation, MpsError, MpsGpu, MpsSetup, control_program};
+pub use mps::{Control, ControlError, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
 pub use probe::{ProbeError, Probed, probe};
 pub use whole::WholeGpu;
 

@@ -1,18 +1,30 @@
 //! A host with one GPU under MPS, of which nothing is real but the processes.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shadowslice::partition::{MpsError, MpsGpu, MpsSetup, Partition, Wanted};
+use shadowslice::partition::{Limits, MpsError, MpsGpu, MpsSetup, Partition, Wanted};
 use shadowslice_shared::units::Percent;
 use tempfile::TempDir;
 
 /// How long anything may take here.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Shorter than those in use, so that a test need not wait for long.
+pub(crate) const LIMITS: Limits = Limits {
+    start: Duration::from_secs(4),
+    command: Duration::from_secs(2),
+    quit: Duration::from_secs(1),
+    terminate: Duration::from_secs(1),
+    departure: Duration::from_secs(20),
+    fault: Duration::from_secs(1),
+    lost: Duration::from_millis(100),
+};
 
 pub(crate) const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 
@@ -82,6 +94,7 @@ impl Rig {
             program: self.path("control"),
             probe: self.path("probe"),
             private: self.folder.path().to_owned(),
+            limits: LIMITS,
         }
     }
 
@@ -118,6 +131,15 @@ impl Rig {
         fs::read_to_string(file).ok()?.parse().ok()
     }
 
+    /// A daemon in the pipe directory, with a server, of whom nobody here knows.
+    pub(crate) fn leave_daemon(&self, pipe: &Path) -> Client {
+        let mut daemon = Command::new(self.path("control"));
+        daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", pipe).env_remove("CUDA_MPS_LOG_DIRECTORY");
+        let daemon = Client(daemon.spawn().unwrap());
+        until("it answers", || ask(pipe, "start_server -uid 0").is_empty());
+        daemon
+    }
+
     /// A process that is a client of the server, from now on.
     pub(crate) fn client(&self) -> Client {
         let client = Client(Command::new("sleep").arg("3600").spawn().unwrap());
@@ -125,18 +147,21 @@ impl Rig {
         client
     }
 
-    /// What a daemon says to a command.
+    /// What the daemon says to a command.
     pub(crate) fn ask(&self, command: &str) -> String {
-        let mut child = Command::new(stand_in())
-            .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe())
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::io::Write::write_all(&mut child.stdin.take().unwrap(), format!("{command}\n").as_bytes())
-            .unwrap();
-        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+        ask(&self.pipe(), command)
     }
+}
+
+fn ask(pipe: &Path, command: &str) -> String {
+    let mut child = Command::new(stand_in())
+        .env("CUDA_MPS_PIPE_DIRECTORY", pipe)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("{command}\n").as_bytes()).unwrap();
+    String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
 }
 
 impl Drop for Rig {

@@ -18,6 +18,13 @@ fn only_a_client_with_the_sms_of_its_share_is_let_in() {
     let outsider = i32::try_from(std::process::id()).unwrap();
     let outside = gpu.admit(&wanted(30), outsider, Sms(132)).unwrap_err();
     assert!(outside.contains("the worker runs outside of MPS, with the whole GPU"), "{outside}");
+    rig.order("say-get_client_list", "Server 1 not found");
+    let unclear = gpu.admit(&wanted(30), client.pid(), Sms(38)).unwrap_err();
+    assert!(unclear.contains("not understood"), "{unclear}");
+    rig.behave("say-get_client_list");
+    rig.order("hang-get_client_list", "");
+    let silent = gpu.admit(&wanted(30), client.pid(), Sms(38)).unwrap_err();
+    assert!(silent.contains("no answer"), "{silent}");
     gpu.stop(true);
 }
 
@@ -42,8 +49,20 @@ fn a_daemon_that_hangs_delays_a_kill_for_seconds_and_no_longer() {
     rig.order("hang-terminate_client", "");
     let begun = Instant::now();
     wait(gpu.terminate(client.pid()).unwrap());
-    assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     gpu.stop(true);
+}
+
+#[test]
+fn a_daemon_that_refuses_to_terminate_does_not_keep_a_worker_from_its_kill() {
+    let rig = Rig::new();
+    let gpu = rig.start().unwrap();
+    let client = rig.client();
+    rig.order("say-terminate_client", "something else\n");
+    wait(gpu.terminate(client.pid()).unwrap());
+    gpu.stop(true);
+    wait(gpu.terminate(client.pid()).unwrap());
+    wait(gpu.departed(client.pid()).unwrap());
 }
 
 #[test]

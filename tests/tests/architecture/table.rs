@@ -215,7 +215,13 @@ pub(crate) const ROWS: &[Row] = &[
     Row { part: "supervisor/src/exit.rs", may: &[], never: NO_GPU },
     Row {
         part: "supervisor/src/host.rs",
-        may: &["crate::config", "crate::partition", "shadowslice_shared::slab", "shadowslice_shared::units"],
+        may: &[
+            "crate::config",
+            "crate::nvml",
+            "crate::partition",
+            "shadowslice_shared::slab",
+            "shadowslice_shared::units",
+        ],
         never: NO_GPU,
     },
     // The wiring: the only file that knows both data path and control.

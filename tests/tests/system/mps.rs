@@ -139,6 +139,28 @@ async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
 }
 
 #[tokio::test]
+async fn a_daemon_of_others_is_left_alone_and_reported() {
+    let mut home = home("exec sleep 3600", "mps").unwrap();
+    let theirs = home.path().join("theirs");
+    let mut daemon = tokio::process::Command::new(beside("nvidia-cuda-mps-stand-in").unwrap());
+    daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", &theirs).kill_on_drop(true);
+    let mut daemon = daemon.spawn().unwrap();
+    let pid_file = theirs.join("nvidia-cuda-mps-control.pid");
+    let mut look = interval(Duration::from_millis(20));
+    while !pid_file.is_file() {
+        look.tick().await;
+    }
+    home.set_env("CUDA_MPS_PIPE_DIRECTORY", &theirs);
+    home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
+    let server = Server::start(home, None).unwrap();
+    let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach nobody");
+    assert!(server.log().contains("it is left alone"), "{}", server.log());
+    server.stop().await.unwrap();
+    assert!(matches!(daemon.try_wait(), Ok(None)), "it lives");
+}
+
+#[tokio::test]
 async fn without_mps_no_share_is_enforced_and_status_says_so() {
     let server = Server::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
     let status = gpu(&server, |_| true).await;

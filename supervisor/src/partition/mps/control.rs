@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::Limits;
 use super::answers::{self, ServerStatus, Termination};
 use crate::partition::Environment;
 use crate::partition::command::{self, CommandError};
@@ -12,9 +13,6 @@ const PROGRAM: &str = "nvidia-cuda-mps-control";
 
 /// Names the control program, for odd installations and for tests.
 const PROGRAM_VARIABLE: &str = "SHADOWSLICE_MPS_CONTROL";
-
-/// How long the daemon may take to answer a command.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// Which program controls MPS here.
 pub fn control_program() -> PathBuf {
@@ -56,12 +54,17 @@ pub enum ControlError {
 pub struct Control {
     program: PathBuf,
     environment: Environment,
+    limits: Limits,
 }
 
 impl Control {
     /// The program that finds its daemon by this environment.
-    pub fn new(program: PathBuf, environment: Environment) -> Self {
-        Self { program, environment }
+    pub fn new(program: PathBuf, environment: Environment, limits: Limits) -> Self {
+        Self { program, environment, limits }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(super) fn program(&self) -> &std::path::Path {
@@ -74,7 +77,7 @@ impl Control {
 
     /// Says one command, and returns the answer.
     pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
-        self.say_within(command, LIMIT).await
+        self.say_within(command, self.limits.command).await
     }
 
     async fn say_within(&self, command: &str, limit: Duration) -> Result<String, ControlError> {
@@ -100,7 +103,7 @@ impl Control {
 
     /// The program's own version, in its words. Needs no daemon.
     pub(super) async fn version(&self) -> Result<String, ControlError> {
-        self.run(&["-v"], "-v", "", LIMIT).await
+        self.run(&["-v"], "-v", "", self.limits.command).await
     }
 
     /// The servers.
@@ -136,7 +139,7 @@ impl Control {
     }
 
     /// Ends the daemon, which first waits for all clients.
-    pub(super) async fn quit(&self, limit: Duration) -> Result<(), ControlError> {
-        self.say_within("quit", limit).await.map(drop)
+    pub(super) async fn quit(&self) -> Result<(), ControlError> {
+        self.say_within("quit", self.limits.quit).await.map(drop)
     }
 }

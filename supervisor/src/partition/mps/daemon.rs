@@ -2,7 +2,6 @@
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -11,9 +10,6 @@ use tokio::process::{Child, ChildStdin};
 use super::control::Control;
 use super::place::Place;
 use crate::partition::command;
-
-/// How long the daemon may take to quit when its clients have gone.
-const QUIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Ends the daemon if this process dies without a word: its input then ends. The daemon itself goes
 /// on without an input, and a signal could cut a client's kernel, which `quit` does not.
@@ -52,9 +48,9 @@ impl Daemon {
     /// Ends it: by asking it, unless at once; then by killing what is left.
     pub(super) async fn end(mut self, control: &Control, place: &Place, at_once: bool) {
         if !at_once {
-            match control.quit(QUIT_LIMIT).await {
+            match control.quit().await {
                 Ok(()) => {
-                    if tokio::time::timeout(QUIT_LIMIT, self.child.wait()).await.is_err() {
+                    if tokio::time::timeout(control.limits().quit, self.child.wait()).await.is_err() {
                         tracing::warn!(
                             "the MPS control daemon said that it quits and does not; it is killed"
                         );

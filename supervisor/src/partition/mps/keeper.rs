@@ -12,18 +12,11 @@ use super::daemon::Daemon;
 use super::place::Place;
 use crate::errors;
 
-/// How long a new daemon may take until it answers, and then until its server takes clients: the
-/// driver may have to come up first.
-const START_LIMIT: Duration = Duration::from_secs(30);
-
 /// How often something is looked at that nobody tells.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How often it is looked whether a worker has become a client.
 const ADMISSION_LOOKS: u32 = 5;
-
-/// How long a server may stay at fault after its clients were given up, before the daemon is restarted.
-const FAULT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The first pause before a dead daemon is started again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -81,9 +74,9 @@ impl Keeper {
             .map_err(|source| MpsError::Program { program: self.control.program().to_owned(), source })?;
         let ready = tokio::select! {
             status = daemon.ended() => Err(format!("it ended at once ({})", crate::partition::shown(&status))),
-            ready = timeout(START_LIMIT, self.await_server()) => match ready {
+            ready = timeout(self.control.limits().start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
-                Err(_) => Err(format!("no server took clients within {START_LIMIT:?}")),
+                Err(_) => Err(format!("no server took clients within {:?}", self.control.limits().start)),
             },
         };
         match ready {
@@ -291,7 +284,8 @@ impl Keeper {
             self.take_clients(*server);
             return None;
         }
-        (since.elapsed() > FAULT_LIMIT).then(|| format!("its server did not recover within {FAULT_LIMIT:?}"))
+        let limit = self.control.limits().fault;
+        (since.elapsed() > limit).then(|| format!("its server did not recover within {limit:?}"))
     }
 
     fn take_clients(&self, server: i32) {

@@ -9,6 +9,7 @@ mod control;
 mod daemon;
 mod generation;
 mod keeper;
+mod limits;
 mod place;
 
 use std::io;
@@ -30,22 +31,14 @@ use answers::Termination;
 pub use control::{Control, ControlError, control_program};
 pub use generation::Generation;
 use keeper::{Condition, Keeper, Request};
+pub use limits::Limits;
 use place::Place;
 
 /// Requests that may wait for a daemon's keeper; each worker has at most three.
 const REQUESTS: usize = 256;
 
-/// How long a worker's work may take to leave the GPU before the worker is killed all the same.
-const TERMINATE_LIMIT: Duration = Duration::from_secs(3);
-
-/// How long a worker that has exited may stay in the list of clients.
-const DEPARTURE_LIMIT: Duration = Duration::from_secs(10);
-
 /// How often the list of clients is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// How long a worker whose context is lost has to find out by itself.
-const LOST_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a GPU cannot be had under MPS.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +118,8 @@ pub struct MpsSetup {
     pub probe: PathBuf,
     /// A folder of this user's alone.
     pub private: PathBuf,
+    /// How long MPS is waited for.
+    pub limits: Limits,
 }
 
 /// A GPU under MPS. Its tickets are lives of the server.
@@ -139,6 +134,7 @@ pub struct MpsGpu {
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    limits: Limits,
 }
 
 /// What is known of a GPU once its daemon runs.
@@ -159,13 +155,13 @@ impl MpsGpu {
             // Later control programs could speak another by default.
             ("CUDA_MPS_PROTOCOL_VERSION", "2".to_owned()),
         ];
-        let control = Control::new(setup.program.clone(), surroundings.clone());
+        let control = Control::new(setup.program.clone(), surroundings.clone(), setup.limits);
         let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()) };
         let (condition, seen) = watch::channel(unknown);
         let keeper = Keeper { control, place, uid: nix::unistd::geteuid().as_raw(), condition, fault: None };
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (begun, beginning) = oneshot::channel();
-        let (device, uuid) = (setup.device.clone(), setup.uuid.clone());
+        let (device, uuid, limits) = (setup.device.clone(), setup.uuid.clone(), setup.limits);
         let thread = spawn(keeper, setup, asked, begun)?;
         let ended = || MpsError::Thread(io::Error::other("it ended at once"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
@@ -179,6 +175,7 @@ impl MpsGpu {
             requests,
             condition: seen,
             thread: Mutex::new(Some(thread)),
+            limits,
         })
     }
 
@@ -282,7 +279,7 @@ async fn clear(keeper: &Keeper) {
         return;
     }
     tracing::warn!(pids = ?left, "an earlier supervisor left its MPS daemon, which is ended now");
-    if let Err(error) = keeper.control.quit(TERMINATE_LIMIT).await {
+    if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "it does not quit");
     }
     keeper.place.evict(keeper.control.program());
@@ -365,14 +362,14 @@ impl Partition for MpsGpu {
     }
 
     fn terminate(&self, pid: i32) -> Option<Wait> {
-        let requests = self.requests.clone();
+        let (requests, limit) = (self.requests.clone(), self.limits.terminate);
         let asked = async move {
             let (reply, answer) = oneshot::channel();
             requests.send(Request::Terminate(pid, reply)).await.ok()?;
             Some(answer.await.ok()?.map_err(|error| errors::chain(&error)))
         };
         Some(Box::pin(async move {
-            match tokio::time::timeout(TERMINATE_LIMIT, asked).await {
+            match tokio::time::timeout(limit, asked).await {
                 Ok(Some(Ok(Termination::Done | Termination::NoClient))) => {}
                 Ok(Some(Ok(Termination::Unknown(said)))) => {
                     tracing::warn!(pid, said, "MPS did not say that the worker's work is off the GPU");
@@ -382,14 +379,14 @@ impl Partition for MpsGpu {
                 }
                 Ok(None) => {}
                 Err(_) => {
-                    tracing::warn!(pid, limit = ?TERMINATE_LIMIT, "a worker's work does not leave the GPU")
+                    tracing::warn!(pid, ?limit, "a worker's work does not leave the GPU")
                 }
             }
         }))
     }
 
     fn departed(&self, pid: i32) -> Option<Wait> {
-        let requests = self.requests.clone();
+        let (requests, limit) = (self.requests.clone(), self.limits.departure);
         let gone = async move {
             // Closed: all ends.
             requests.send(Request::Examine).await.ok()?;
@@ -404,7 +401,7 @@ impl Partition for MpsGpu {
             }
         };
         Some(Box::pin(async move {
-            if tokio::time::timeout(DEPARTURE_LIMIT, gone).await.is_err() {
+            if tokio::time::timeout(limit, gone).await.is_err() {
                 tracing::error!(
                     pid,
                     "MPS still lists a worker that has exited; what it held may not be free"
@@ -414,14 +411,14 @@ impl Partition for MpsGpu {
     }
 
     fn lost(&self, ticket: Ticket) -> Option<Wait> {
-        let mut condition = self.condition.clone();
+        let (mut condition, grace) = (self.condition.clone(), self.limits.lost);
         Some(Box::pin(async move {
             let over = condition.wait_for(|condition| condition.life != ticket.0).await.is_ok();
             if !over {
                 // The keeper has ended, and so will everything.
                 std::future::pending::<()>().await;
             }
-            tokio::time::sleep(LOST_GRACE).await;
+            tokio::time::sleep(grace).await;
         }))
     }
 
