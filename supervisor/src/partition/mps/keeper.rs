@@ -139,20 +139,16 @@ impl Keeper {
     /// Starts a daemon after a pause, as often as it takes; `None` if asked to stop meanwhile.
     async fn restart(&self, requests: &mut mpsc::Receiver<Request>, pause: &mut Duration) -> Option<Daemon> {
         loop {
-            let paused = sleep(*pause);
-            tokio::pin!(paused);
-            loop {
-                tokio::select! {
-                    () = &mut paused => break,
-                    request = requests.recv() => match request {
-                        None | Some(Request::Stop { .. }) => return None,
-                        // Who asks hears that nobody answers.
-                        Some(_) => {}
-                    },
-                }
-            }
+            let attempt = async {
+                sleep(*pause).await;
+                self.start().await
+            };
+            let Some(started) = unless_stopped(requests, attempt).await else {
+                self.place.evict(self.control.program());
+                return None;
+            };
             *pause = (*pause * 2).min(LAST_PAUSE);
-            match self.start().await {
+            match started {
                 Ok((daemon, server)) => {
                     tracing::info!(server, "MPS is back");
                     self.take_clients(server);
@@ -201,7 +197,14 @@ impl Keeper {
         }
     }
 
+    /// The clients of the server that is known, or else of all.
     async fn clients(&self) -> Result<Vec<i32>, ControlError> {
+        let known = self.condition.borrow().server.clone();
+        if let Ok(known) = known
+            && let Ok(clients) = self.control.clients(known).await
+        {
+            return Ok(clients);
+        }
         let mut clients = Vec::new();
         for server in self.control.servers().await? {
             clients.extend(self.control.clients(server).await?);
@@ -302,5 +305,22 @@ impl Keeper {
             condition.life += 1;
             condition.server = Err(why);
         });
+    }
+}
+
+/// Works to the end, unless asked to stop. Who asks anything else hears at once that nobody answers.
+async fn unless_stopped<T>(
+    requests: &mut mpsc::Receiver<Request>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Some(done),
+            request = requests.recv() => match request {
+                None | Some(Request::Stop { .. }) => return None,
+                Some(_) => {}
+            },
+        }
     }
 }
