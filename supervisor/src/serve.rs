@@ -18,6 +18,7 @@ use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::metrics;
+use crate::nvml::{Readings, Watch};
 use crate::partition::{Gpus, Partition};
 use crate::pipeline::{FACTS, Pipeline, Settings};
 use crate::process::{ReferenceFile, may_raise_priority};
@@ -108,7 +109,8 @@ fn start(config: &Config) -> Result<u8, Failed> {
         lower_shadows: may_raise_priority(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
-    let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
+    let watch = Watch::start(&config.gpus);
+    let code = runtime.block_on(serve(config, &run_dir, context, &gpus, watch.readings()));
     // By now the workers have gone, or everything is to end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -152,7 +154,13 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result
     Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
 }
 
-async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus) -> Result<u8, Failed> {
+async fn serve(
+    config: &Config,
+    run_dir: &RunDir,
+    context: Context,
+    gpus: &Gpus,
+    readings: Arc<Readings>,
+) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let ingress =
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
@@ -170,13 +178,13 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
         let pipeline = Arc::clone(&model.pipeline);
         tokio::spawn(async move { pipeline.watch().await });
     }
-    let reach = Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone() });
+    let reach = Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone(), readings });
     let mut control = ControlThread::start(controllers)?;
     let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
-    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&models)), ending));
+    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach)), ending));
 
     let served = async {
         if config.start == Start::Strict {
@@ -209,13 +217,17 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     code
 }
 
-/// Writes the models' metrics.
-fn rendering(models: Arc<Vec<Administered>>) -> Render {
-    let told = |model: &Administered| metrics::Model {
-        status: model.status(),
-        latency: model.pipeline.latency_histogram(),
-    };
-    Arc::new(move || metrics::render(&models.iter().map(told).collect::<Vec<_>>()))
+/// Writes the metrics of models and GPUs.
+fn rendering(reach: Arc<Reach>) -> Render {
+    Arc::new(move || {
+        let status = reach.status();
+        let models = status.models.into_iter().zip(reach.models.iter());
+        let told = |(status, model): (_, &Administered)| metrics::Model {
+            status,
+            latency: model.pipeline.latency_histogram(),
+        };
+        metrics::render(&models.map(told).collect::<Vec<_>>(), &status.gpus)
+    })
 }
 
 /// Serves until a signal, and then until all is answered; `None` if a second signal cuts that short.

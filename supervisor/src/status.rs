@@ -1,11 +1,16 @@
 //! What `shadowslice status` shows, as it goes over the control socket and to scripts.
 
+mod gpus;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
+
 use crate::config::Model;
-use crate::control::{Handovers, ModelState, Standing, WorkerStanding};
+use crate::control::{Handovers, ModelState, Standing};
+use crate::nvml::Watched;
 use crate::partition::{GpuStanding, Partition};
 use crate::pipeline::Pipeline;
 
@@ -35,6 +40,8 @@ pub struct GpuStatus {
     pub mps_server_pid: Option<i32>,
     /// Why it takes no workers at the moment.
     pub why: Option<String>,
+    /// What NVML says of it; `None` for an emulated one, and where NVML does not know it.
+    pub nvml: Option<NvmlStatus>,
 }
 
 /// One model.
@@ -57,7 +64,7 @@ pub struct ModelStatus {
     /// Requests that its workers have.
     pub in_flight: usize,
     /// Its workers.
-    pub workers: Vec<WorkerStanding>,
+    pub workers: Vec<WorkerStatus>,
     /// Deaths since the start that left it without a worker.
     pub worker_deaths: u64,
     /// What became of its requests since the start.
@@ -114,13 +121,14 @@ pub struct SloStatus {
 }
 
 /// One GPU's status.
-pub fn of_gpu(index: usize, gpu: &dyn Partition) -> GpuStatus {
+pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus {
     let GpuStanding { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
-    GpuStatus { index, device, uuid, backend: backend.to_owned(), sms: sms.0, mps_server_pid, why }
+    let nvml = watched.reading.as_ref().map(gpus::of_reading);
+    GpuStatus { index, device, uuid, backend: backend.to_owned(), sms: sms.0, mps_server_pid, why, nvml }
 }
 
-/// One model's status, from its parts.
-pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> ModelStatus {
+/// One model's status, from its parts and those of all GPUs.
+pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing, gpus: &[Watched]) -> ModelStatus {
     let (counts, latencies, (queue, in_flight)) = pipeline.report();
     let execution = pipeline.execution_times().into_iter();
     let (state, why) = match &standing.state {
@@ -139,7 +147,7 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing) -> Mode
         sms: standing.sms,
         queue,
         in_flight,
-        workers: standing.workers.clone(),
+        workers: gpus::of_workers(&standing.workers, gpus.get(model.gpu)),
         worker_deaths: standing.worker_deaths,
         requests: Requests {
             accepted: counts.accepted,
@@ -201,6 +209,10 @@ pub fn table(status: &Status) -> String {
         }
         if let Some(why) = &gpu.why {
             text.push_str(&format!("GPU {} takes no workers: {why}\n", gpu.device));
+        }
+        if let Some(line) = gpus::line(gpu) {
+            text.push_str(&line);
+            text.push('\n');
         }
     }
     text

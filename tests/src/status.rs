@@ -15,6 +15,12 @@ pub struct Status {
 /// One GPU.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Gpu {
+    /// Its place in the configuration.
+    pub index: usize,
+    /// `emulated`, an index or a UUID.
+    pub device: String,
+    /// What NVML says of it, if anything.
+    pub nvml: Option<Value>,
     /// `emulated`, `mps` or `none`.
     pub backend: String,
     /// Its SMs.
@@ -58,6 +64,8 @@ pub struct Worker {
     pub pid: i32,
     /// Its SMs.
     pub sms: u32,
+    /// The memory that it has on a real GPU.
+    pub memory_mib: Option<u64>,
     /// Whatever else is said of it.
     #[serde(flatten)]
     pub more: Map<String, Value>,

@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
 use crate::config::Model;
 use crate::control::{Order, ResizeRefused, Standing};
+use crate::nvml::{Readings, Watched};
 use crate::partition::Partition;
 use crate::pipeline::Pipeline;
 use crate::status::{self, ModelStatus, Status};
@@ -41,9 +42,9 @@ pub struct Administered {
 }
 
 impl Administered {
-    /// How it stands.
-    pub fn status(&self) -> ModelStatus {
-        status::of_model(&self.model, &self.pipeline, &self.standing.borrow())
+    /// How it stands on these GPUs.
+    pub fn status(&self, gpus: &[Watched]) -> ModelStatus {
+        status::of_model(&self.model, &self.pipeline, &self.standing.borrow(), gpus)
     }
 }
 
@@ -54,15 +55,18 @@ pub struct Reach {
     pub models: Arc<Vec<Administered>>,
     /// The GPUs, as the configuration orders them.
     pub gpus: Vec<Arc<dyn Partition>>,
+    /// What NVML says of the GPUs.
+    pub readings: Arc<Readings>,
 }
 
 impl Reach {
     /// How everything stands.
     pub fn status(&self) -> Status {
-        let gpus = self.gpus.iter().enumerate();
+        let watched = self.readings.look();
+        let gpus = self.gpus.iter().zip(&watched).enumerate();
         Status {
-            models: self.models.iter().map(Administered::status).collect(),
-            gpus: gpus.map(|(index, gpu)| status::of_gpu(index, &**gpu)).collect(),
+            models: self.models.iter().map(|model| model.status(&watched)).collect(),
+            gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
     }
 }

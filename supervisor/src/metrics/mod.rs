@@ -1,10 +1,12 @@
 //! The metrics, in the text format of Prometheus. Pure: from a status to a text.
 
+mod gpus;
 mod table;
 mod text;
 
 use crate::pipeline::LatencyHistogram;
-use crate::status::ModelStatus;
+use crate::status::{GpuStatus, ModelStatus};
+use text::{Subject, escaped};
 
 /// What is told of one model.
 #[derive(Debug)]
@@ -15,11 +17,26 @@ pub struct Model {
     pub latency: LatencyHistogram,
 }
 
-/// The text for these models.
-pub fn render(models: &[Model]) -> String {
+impl Subject for Model {
+    fn labels(&self) -> String {
+        format!("model=\"{}\",gpu=\"{}\"", escaped(&self.status.name), self.status.gpu)
+    }
+}
+
+impl Subject for GpuStatus {
+    fn labels(&self) -> String {
+        format!("gpu=\"{}\"", self.index)
+    }
+}
+
+/// The text for these models and GPUs.
+pub fn render(models: &[Model], gpus: &[GpuStatus]) -> String {
     let mut text = String::new();
     for metric in table::METRICS {
         text::write(&mut text, metric, models);
+    }
+    for metric in gpus::METRICS {
+        text::write(&mut text, metric, gpus);
     }
     text
 }

@@ -1,12 +1,15 @@
 //! The metrics: their names, which users hold on to, and where they come from.
 
+use std::collections::BTreeMap;
+
 use super::Model;
+use super::gpus::MIB;
 use super::text::Kind::{Counter, Gauge, Histogram};
 use super::text::{Metric, Sample};
 use crate::pipeline::LatencyHistogram;
 
 /// All metrics. Values of one metric may be added up: nothing is counted under two labels.
-pub(super) const METRICS: &[Metric] = &[
+pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_model_ready",
         kind: Gauge,
@@ -136,7 +139,24 @@ pub(super) const METRICS: &[Metric] = &[
         help: "Deaths that left the model without a worker, and failures to start one.",
         samples: |model| one(model.status.worker_deaths as f64),
     },
+    Metric {
+        name: "shadowslice_worker_gpu_memory_bytes",
+        kind: Gauge,
+        help: "Memory that the model's workers have on a real GPU, by role, to the MiB.",
+        samples: gpu_memory,
+    },
 ];
+
+/// Workers of one role are added up. None where the memory is not known, for which 0 would be a lie.
+fn gpu_memory(model: &Model) -> Vec<Sample> {
+    let mut by_role = BTreeMap::new();
+    for worker in &model.status.workers {
+        if let Some(mib) = worker.memory_mib {
+            *by_role.entry(worker.standing.role.as_str()).or_default() += mib * MIB;
+        }
+    }
+    by("role", &by_role.into_iter().collect::<Vec<_>>())
+}
 
 fn outcomes(model: &Model) -> Vec<Sample> {
     let requests = &model.status.requests;
@@ -149,7 +169,7 @@ fn outcomes(model: &Model) -> Vec<Sample> {
     by("outcome", &counts)
 }
 
-fn one(value: f64) -> Vec<Sample> {
+pub(super) fn one(value: f64) -> Vec<Sample> {
     vec![Sample { suffix: "", label: None, value }]
 }
 

@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::*;
-use crate::control::{HandoverReport, Handovers};
-use crate::status::{Latency, Requests, SloStatus};
+use crate::control::{HandoverReport, Handovers, WorkerStanding};
+use crate::status::{GpuMemory, Latency, NvmlStatus, Requests, SloStatus, WorkerStatus};
 
 fn model(name: &str) -> Model {
     let requests = Requests {
@@ -42,7 +42,7 @@ fn has(text: &str, line: &str) {
 
 #[test]
 fn says_what_the_status_says() {
-    let text = render(&[model("m")]);
+    let text = render(&[model("m")], &[]);
     for (name, value) in [
         ("model_ready", "1"),
         ("share_ratio", "0.29"),
@@ -72,7 +72,7 @@ fn only_a_model_that_serves_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
-        has(&render(&[model]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
+        has(&render(&[model], &[]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
@@ -95,7 +95,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
             stall_total_us: 13.0,
         }),
     };
-    let text = render(std::slice::from_ref(&model));
+    let text = render(std::slice::from_ref(&model), &[]);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
@@ -103,7 +103,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
     assert!(!text.contains("effect_seconds{"), "{text}");
     model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
-    has(&render(&[model]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
+    has(&render(&[model], &[]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     for ms in [1, 20, 60_000] {
         model.latency.record(Duration::from_millis(ms));
     }
-    let text = render(&[model]);
+    let text = render(&[model], &[]);
     let name = "shadowslice_request_latency_seconds";
     for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
         has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
@@ -123,13 +123,74 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 
 #[test]
 fn a_models_name_cannot_break_out_of_its_quotes() {
-    let text = render(&[model("a\"} 9\nb\\n é")]);
+    let text = render(&[model("a\"} 9\nb\\n é")], &[]);
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 11"#);
+}
+
+fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
+    let standing = WorkerStanding {
+        role: role.to_owned(),
+        pid: 7,
+        share_percent: 29,
+        sms: 38,
+        phase: "serving".to_owned(),
+        restarts: 0,
+        boot_ms: Default::default(),
+        answer_error: Default::default(),
+    };
+    WorkerStatus { standing, memory_mib }
+}
+
+#[test]
+fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
+    let mut model = model("m");
+    let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
+    model.status.workers = Vec::from(leaving);
+    model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
+    let text = render(&[model], &[]);
+    let name = "shadowslice_worker_gpu_memory_bytes";
+    has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
+    has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
+    assert!(!text.contains("shadow\""), "{text}");
+}
+
+#[test]
+fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
+    let memory = GpuMemory { used_mib: 2, free_mib: 3, total_mib: 6 };
+    let mut nvml = NvmlStatus {
+        uuid: "GPU-5a7c".to_owned(),
+        name: "NVIDIA H200".to_owned(),
+        memory: Some(memory),
+        utilisation_percent: Some(37),
+        xid_errors: 4,
+    };
+    let gpu = |index, nvml| GpuStatus {
+        index,
+        device: "0".to_owned(),
+        uuid: None,
+        backend: "mps".to_owned(),
+        sms: 132,
+        mps_server_pid: None,
+        why: None,
+        nvml,
+    };
+    let text = render(&[], &[gpu(0, None), gpu(1, Some(nvml.clone()))]);
+    for (name, value) in
+        [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
+    {
+        has(&text, &format!("shadowslice_gpu_{name}{{gpu=\"1\"}} {value}"));
+    }
+    has(&text, "shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4");
+    assert!(!text.contains("gpu=\"0\""), "{text}");
+    (nvml.memory, nvml.utilisation_percent) = (None, None);
+    let lost = render(&[], &[gpu(1, Some(nvml))]);
+    let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"]);
 }
 
 #[test]
 fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")]);
+    let text = render(&[model("a"), model("b")], &[]);
     let mut seen = BTreeSet::new();
     let mut current = "";
     for line in text.lines() {
@@ -144,7 +205,7 @@ fn every_metric_is_introduced_once_and_in_front_of_its_values() {
             assert!(line.starts_with(&format!("{current}{{")) || line.starts_with(&format!("{current}_")));
         }
     }
-    assert_eq!(seen.len(), table::METRICS.len());
+    assert_eq!(seen.len(), table::METRICS.len() + gpus::METRICS.len());
 }
 
 #[test]
@@ -152,6 +213,7 @@ fn the_documentation_has_every_metric_and_no_other() {
     let page = include_str!("../../../docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `shadowslice_"));
     let told: Vec<_> = rows.map(|row| format!("shadowslice_{}", row.split('`').next().unwrap())).collect();
-    let named: Vec<_> = table::METRICS.iter().map(|metric| metric.name).collect();
+    let of_models = table::METRICS.iter().map(|metric| metric.name);
+    let named: Vec<_> = of_models.chain(gpus::METRICS.iter().map(|metric| metric.name)).collect();
     assert_eq!(told, named);
 }

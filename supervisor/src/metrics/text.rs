@@ -1,14 +1,18 @@
 //! The text format of Prometheus, version 0.0.4.
 
-use super::Model;
+/// What metrics are told of.
+pub(super) trait Subject {
+    /// Its own labels, as they are written.
+    fn labels(&self) -> String;
+}
 
-/// A metric, and how it is read off a model.
-pub(super) struct Metric {
+/// A metric, and how it is read off its subject.
+pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     /// No backslash and no line end: it is written as it is.
     pub(super) help: &'static str,
-    pub(super) samples: fn(&Model) -> Vec<Sample>,
+    pub(super) samples: fn(&S) -> Vec<Sample>,
 }
 
 /// What may be done with a metric's values.
@@ -23,7 +27,7 @@ pub(super) enum Kind {
 pub(super) struct Sample {
     /// What follows the metric's name; empty but for histograms.
     pub(super) suffix: &'static str,
-    /// A label beyond the model's own.
+    /// A label beyond the subject's own.
     pub(super) label: Option<(&'static str, String)>,
     pub(super) value: f64,
 }
@@ -38,13 +42,13 @@ impl Kind {
     }
 }
 
-/// Writes one metric of all models.
-pub(super) fn write(text: &mut String, metric: &Metric, models: &[Model]) {
+/// Writes one metric of all its subjects.
+pub(super) fn write<S: Subject>(text: &mut String, metric: &Metric<S>, subjects: &[S]) {
     let Metric { name, kind, help, samples } = metric;
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
-    for model in models {
-        let own = format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu);
-        for Sample { suffix, label, value } in samples(model) {
+    for subject in subjects {
+        let own = subject.labels();
+        for Sample { suffix, label, value } in samples(subject) {
             let more = label.map(|(key, of)| format!(",{key}=\"{}\"", escaped(&of))).unwrap_or_default();
             text.push_str(&format!("{name}{suffix}{{{own}{more}}} {value}\n"));
         }
@@ -52,6 +56,6 @@ pub(super) fn write(text: &mut String, metric: &Metric, models: &[Model]) {
 }
 
 /// A label's value, between its quotes.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }

@@ -29,8 +29,8 @@ const PURE: &[&str] = &[
     "std::thread",
 ];
 
-/// What can reach a GPU.
-const NO_GPU: &[&str] = &["ort", "cudarc"];
+/// What can reach a GPU, or only ask about it.
+const NO_GPU: &[&str] = &["ort", "cudarc", "nvml_wrapper"];
 
 /// Who may use whom.
 pub(crate) const ROWS: &[Row] = &[
@@ -111,7 +111,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::process::inherit",
             "shadowslice_shared",
         ],
-        never: NO_GPU,
+        never: &["ort", "cudarc"],
     },
     // What people see and say. They know control's reports and orders, and not what it does.
     Row {
@@ -122,6 +122,8 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control::Order",
             "crate::control::ResizeRefused",
             "crate::control::Standing",
+            "crate::nvml::Readings",
+            "crate::nvml::Watched",
             "crate::partition::Partition",
             "crate::pipeline::Pipeline",
             "crate::status",
@@ -136,7 +138,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control::Handovers",
             "crate::control::ModelState",
             "crate::control::Standing",
-            "crate::control::WorkerStanding",
+            "crate::nvml::Watched",
             "crate::partition::GpuStanding",
             "crate::partition::Partition",
             "crate::pipeline::Pipeline",
@@ -144,10 +146,23 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_GPU,
     },
     Row {
+        part: "supervisor/src/status",
+        may: &[
+            "crate::control::WorkerStanding",
+            "crate::nvml::Memory",
+            "crate::nvml::Reading",
+            "crate::nvml::Watched",
+            "crate::status::GpuStatus",
+        ],
+        never: NO_GPU,
+    },
+    Row {
         part: "supervisor/src/metrics",
-        may: &["crate::pipeline::LatencyHistogram", "crate::status::ModelStatus"],
+        may: &["crate::pipeline::LatencyHistogram", "crate::status"],
         never: PURE,
     },
+    // What NVIDIA's driver says of GPUs. It opens no CUDA context.
+    Row { part: "supervisor/src/nvml", may: &["crate::config", "crate::errors"], never: &["ort", "cudarc"] },
     Row {
         part: "supervisor/src/cli.rs",
         may: &[

@@ -77,6 +77,19 @@ async fn a_request_and_a_resize_move_the_counters() {
 }
 
 #[tokio::test]
+async fn an_emulated_gpu_has_no_memory_to_tell_of() {
+    let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
+    let status = server.status().await.unwrap();
+    let gpus: Vec<_> = status.gpus.iter().map(|gpu| (gpu.index, gpu.device.as_str(), &gpu.nvml)).collect();
+    assert_eq!(gpus, [(0, "emulated", &None)]);
+    assert_eq!(status.models[0].workers[0].memory_mib, None);
+    let answer = http(&server.home().run_dir().join("metrics.sock"), "GET", "/metrics").await.unwrap();
+    let told = |line: &&str| line.starts_with("shadowslice_gpu_") || line.contains("gpu_memory_bytes{");
+    assert_eq!(answer.body.lines().find(told), None);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_killed_worker_is_counted() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;

@@ -1,0 +1,170 @@
+//! What the status says of GPUs, and of the memory that workers have there.
+
+use serde::{Deserialize, Serialize};
+
+use super::GpuStatus;
+use crate::control::WorkerStanding;
+use crate::nvml::{Memory, Reading, Watched};
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// What NVML says of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NvmlStatus {
+    /// `GPU-...`.
+    pub uuid: String,
+    /// The product's name.
+    pub name: String,
+    /// Its memory; `None` while NVML does not say.
+    pub memory: Option<GpuMemory>,
+    /// The part of the last moments in which any kernel ran, however few SMs it took.
+    pub utilisation_percent: Option<u32>,
+    /// Errors that the driver reported since the start.
+    pub xid_errors: u64,
+}
+
+/// A GPU's memory. What the driver keeps for itself is neither used nor free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Taken by processes.
+    pub used_mib: u64,
+    /// To be had.
+    pub free_mib: u64,
+    /// All of it.
+    pub total_mib: u64,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// As its controller sees it.
+    #[serde(flatten)]
+    pub standing: WorkerStanding,
+    /// The memory that it has on its GPU; `None` on an emulated one, and where NVML does not say.
+    pub memory_mib: Option<u64>,
+}
+
+/// The status of workers on this GPU.
+pub(super) fn of_workers(workers: &[WorkerStanding], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
+    let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
+    let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
+    let status =
+        |worker: &WorkerStanding| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
+    workers.iter().map(status).collect()
+}
+
+/// A GPU in a line for people; `None` where there is nothing to say.
+pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
+    let NvmlStatus { name, memory, utilisation_percent, xid_errors, .. } = gpu.nvml.as_ref()?;
+    let memory = memory.map_or("memory unknown".to_owned(), |GpuMemory { used_mib, total_mib, .. }| {
+        format!("{used_mib} of {total_mib} MiB used")
+    });
+    let busy =
+        utilisation_percent.map(|percent| format!(", busy {percent}% of the time")).unwrap_or_default();
+    let errors = match xid_errors {
+        0 => String::new(),
+        count => format!(", {count} errors reported by its driver (XID; the log has them)"),
+    };
+    Some(format!("GPU {} ({name}): {memory}{busy}{errors}", gpu.device))
+}
+
+/// What is told of a reading.
+pub(super) fn of_reading(reading: &Reading) -> NvmlStatus {
+    let usage = reading.usage.as_ref();
+    NvmlStatus {
+        uuid: reading.identity.uuid.clone(),
+        name: reading.identity.name.clone(),
+        memory: usage.map(|usage| in_mib(usage.memory)),
+        utilisation_percent: usage.and_then(|usage| usage.utilisation_percent),
+        xid_errors: reading.xid_errors,
+    }
+}
+
+fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
+    GpuMemory { used_mib: used / MIB, free_mib: free / MIB, total_mib: total / MIB }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CudaDevice, Gpu, Partitioning};
+    use crate::nvml::{GpuProcess, Identity, Usage};
+
+    fn reading(usage: Option<Usage>) -> Reading {
+        let identity = Identity { index: 3, uuid: "GPU-5a7c".to_owned(), name: "NVIDIA H200".to_owned() };
+        Reading { identity, usage, xid_errors: 2 }
+    }
+
+    fn watched(usage: Option<Usage>) -> Watched {
+        let gpu = Gpu::Cuda { device: CudaDevice::Index(3), partition: Partitioning::Mps };
+        Watched { gpu, reading: Some(reading(usage)) }
+    }
+
+    fn gpu(nvml: Option<NvmlStatus>) -> GpuStatus {
+        GpuStatus {
+            index: 1,
+            device: "3".to_owned(),
+            uuid: None,
+            backend: "mps".to_owned(),
+            sms: 132,
+            mps_server_pid: None,
+            why: None,
+            nvml,
+        }
+    }
+
+    fn usage() -> Usage {
+        Usage {
+            memory: Memory { used: 900 * MIB + 7, free: 1000 * MIB, total: 2048 * MIB },
+            utilisation_percent: Some(37),
+            processes: vec![GpuProcess { pid: 7, bytes: Some(438 * MIB) }],
+        }
+    }
+
+    fn worker(pid: i32) -> WorkerStanding {
+        WorkerStanding {
+            role: "incumbent".to_owned(),
+            pid,
+            share_percent: 30,
+            sms: 38,
+            phase: "serving".to_owned(),
+            restarts: 0,
+            boot_ms: Default::default(),
+            answer_error: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_tells_its_memory_and_one_that_nvml_does_not_know_nothing() {
+        let told = of_reading(&reading(Some(usage())));
+        let json = serde_json::json!({
+            "uuid": "GPU-5a7c", "name": "NVIDIA H200", "utilisation_percent": 37, "xid_errors": 2,
+            "memory": {"used_mib": 900, "free_mib": 1000, "total_mib": 2048}
+        });
+        assert_eq!(serde_json::to_value(&told).unwrap(), json);
+        let line = line(&gpu(Some(told))).unwrap();
+        let said = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
+        assert!(line.starts_with(said), "{line}");
+        assert_eq!(super::line(&gpu(None)), None);
+    }
+
+    #[test]
+    fn a_lost_gpu_still_tells_its_errors() {
+        let nvml = of_reading(&reading(None));
+        assert_eq!((nvml.memory, nvml.utilisation_percent, nvml.xid_errors), (None, None, 2));
+        assert!(line(&gpu(Some(nvml))).unwrap().contains("memory unknown, 2 errors"));
+    }
+
+    #[test]
+    fn a_worker_has_the_memory_of_its_process_and_no_other() {
+        let memory = |gpu: Option<&Watched>| -> Vec<_> {
+            of_workers(&[worker(7), worker(8)], gpu).iter().map(|worker| worker.memory_mib).collect()
+        };
+        assert_eq!(memory(Some(&watched(Some(usage())))), [Some(438), None]);
+        assert_eq!(memory(Some(&watched(None))), [None, None]);
+        assert_eq!(memory(None), [None, None]);
+        let json = serde_json::to_value(&of_workers(&[worker(7)], Some(&watched(Some(usage()))))[0]).unwrap();
+        assert_eq!((&json["pid"], &json["memory_mib"]), (&7.into(), &438.into()));
+    }
+}
