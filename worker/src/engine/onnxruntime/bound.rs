@@ -38,6 +38,8 @@ impl Kind {
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) kind: Kind,
+    /// Which session executes them.
+    pub(super) session: usize,
     pub(super) how: How,
     pub(super) inputs: Vec<DeviceBuffer>,
 }
@@ -93,7 +95,7 @@ impl Maker<'_> {
         for spec in outputs {
             binding.bind_output_to_device(&spec.name, self.memory).map_err(|fault| failed(&fault))?;
         }
-        Ok(Bound { kind, how: How::Eager(Box::new(binding)), inputs: buffers })
+        Ok(Bound { kind, session: 0, how: How::Eager(Box::new(binding)), inputs: buffers })
     }
 
     /// Memory for a tensor, and the tensor over it.

@@ -5,6 +5,7 @@ mod bound;
 mod gather;
 mod input;
 mod on_gpu;
+mod operators;
 mod output;
 mod providers;
 mod strings;
