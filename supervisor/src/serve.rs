@@ -18,7 +18,7 @@ use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::metrics;
-use crate::nvml::{Readings, Watch};
+use crate::nvml::Watch;
 use crate::partition::{Gpus, Partition};
 use crate::pipeline::{FACTS, Pipeline, Settings};
 use crate::process::{ReferenceFile, may_raise_priority};
@@ -98,6 +98,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
         .enable_all()
         .build()
         .map_err(|error| Box::new(ServeError::Runtime(error)))?;
+    let watch = Watch::start(&config.gpus);
     let context = Context {
         program,
         library,
@@ -107,10 +108,10 @@ fn start(config: &Config) -> Result<u8, Failed> {
         clock: Clock::start(),
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
+        readings: watch.readings(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
-    let watch = Watch::start(&config.gpus);
-    let code = runtime.block_on(serve(config, &run_dir, context, &gpus, watch.readings()));
+    let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
     // By now the workers have gone, or everything is to end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -154,13 +155,7 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result
     Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
 }
 
-async fn serve(
-    config: &Config,
-    run_dir: &RunDir,
-    context: Context,
-    gpus: &Gpus,
-    readings: Arc<Readings>,
-) -> Result<u8, Failed> {
+async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let ingress =
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
@@ -178,7 +173,8 @@ async fn serve(
         let pipeline = Arc::clone(&model.pipeline);
         tokio::spawn(async move { pipeline.watch().await });
     }
-    let reach = Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone(), readings });
+    let reach =
+        Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone(), readings: context.readings });
     let mut control = ControlThread::start(controllers)?;
     let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));

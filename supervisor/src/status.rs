@@ -51,7 +51,7 @@ pub struct ModelStatus {
     pub name: String,
     /// `loading`, `ready`, `restarting`, `unready` or `stopping`.
     pub state: String,
-    /// Why it is unready.
+    /// Why it is unready, or what keeps its worker from being started.
     pub why: Option<String>,
     /// The index of its GPU.
     pub gpu: usize,
@@ -135,6 +135,7 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing, gpus: &
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
         ModelState::Restarting => ("restarting", None),
+        ModelState::Waiting(why) => ("restarting", Some(why.clone())),
         ModelState::Unready(why) => ("unready", Some(why.clone())),
         ModelState::Stopping => ("stopping", None),
     };
@@ -200,7 +201,7 @@ pub fn table(status: &Status) -> String {
     }
     for model in &status.models {
         if let Some(why) = &model.why {
-            text.push_str(&format!("{} is unready: {why}\n", model.name));
+            text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
         }
     }
     for gpu in &status.gpus {

@@ -20,6 +20,7 @@ use super::swap::{Effect, Swap};
 use super::{Order, ResizeRefused};
 use crate::clock::Clock;
 use crate::config::{Model, Timeouts};
+use crate::nvml::Readings;
 use crate::partition::Wanted as WantedOfGpu;
 use crate::partition::{Grant, GrantError, Partition};
 use crate::pipeline::{Arrival, LaneFact, LaneReader, Pipeline, WorkerId};
@@ -44,6 +45,8 @@ pub struct Context {
     pub data_path: tokio::runtime::Handle,
     /// Whether priorities that are lowered can be raised again.
     pub lower_shadows: bool,
+    /// What NVML says of the GPUs.
+    pub readings: Arc<Readings>,
     /// Where the next worker's name comes from.
     pub worker_ids: Arc<AtomicU64>,
 }
@@ -101,6 +104,8 @@ pub struct Controller {
     /// The share that a worker without a shadow is being restarted for.
     pub(super) replacing: Option<Replacing>,
     pub(super) restarts: Restarts,
+    /// The GPU memory that its workers were seen to have, in bytes.
+    pub(super) memory_seen: Option<u64>,
     /// Deaths since the start.
     pub(super) all_deaths: u64,
     /// What the last worker that died said, or died of.
@@ -132,7 +137,7 @@ pub struct Parts {
 impl LaunchError {
     /// Whether it is over by itself before long, and says nothing about the model.
     pub(super) fn is_passing(&self) -> bool {
-        matches!(self, Self::Grant(GrantError::Recovering(_)))
+        matches!(self, Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
     }
 }
 
@@ -165,6 +170,7 @@ impl Controller {
             next: None,
             replacing: None,
             restarts: Restarts::new(),
+            memory_seen: None,
             all_deaths: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
@@ -323,8 +329,8 @@ impl Controller {
         share: Percent,
         low_priority: bool,
     ) -> Result<WorkerId, LaunchError> {
-        let wanted =
-            WantedOfGpu { share, priority: self.model.priority, memory_limit: self.model.memory_limit };
+        let Model { priority, memory_limit, .. } = *self.model;
+        let wanted = WantedOfGpu { share, priority, memory_limit, room: self.room() };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
         let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
         let assignment = Assignment {

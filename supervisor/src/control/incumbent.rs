@@ -25,6 +25,8 @@ pub(super) enum Incumbent {
     Serving { worker: WorkerId },
     /// It died; the next one comes then.
     BackingOff { until: Moment },
+    /// The GPU takes none, and is asked again then.
+    Waiting { until: Moment, why: String },
     /// It makes room for one with another share (`handover: restart`).
     Leaving { worker: WorkerId, deadline: Moment, to: Percent },
     /// None will come by itself.
@@ -38,7 +40,7 @@ impl Incumbent {
             | Self::Booting { worker, .. }
             | Self::Serving { worker }
             | Self::Leaving { worker, .. } => Some(*worker),
-            Self::BackingOff { .. } | Self::Down { .. } => None,
+            Self::BackingOff { .. } | Self::Waiting { .. } | Self::Down { .. } => None,
         }
     }
 
@@ -47,7 +49,7 @@ impl Incumbent {
             Self::Proving { deadline, .. }
             | Self::Booting { deadline, .. }
             | Self::Leaving { deadline, .. } => Some(*deadline),
-            Self::BackingOff { until } => Some(*until),
+            Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
             Self::Serving { .. } | Self::Down { .. } => None,
         }
     }
@@ -57,6 +59,7 @@ impl Incumbent {
             Self::Proving { .. } | Self::Booting { .. } => ModelState::Loading,
             Self::Serving { .. } => ModelState::Ready,
             Self::BackingOff { .. } | Self::Leaving { .. } => ModelState::Restarting,
+            Self::Waiting { why, .. } => ModelState::Waiting(why.clone()),
             Self::Down { why } => ModelState::Unready(why.clone()),
         }
     }
@@ -93,7 +96,7 @@ impl Controller {
                 };
                 self.swap_incumbent_is(Some(worker));
             }
-            Err(error) if error.is_passing() => self.await_gpu(&crate::errors::chain(&error)),
+            Err(error) if error.is_passing() => self.await_gpu(crate::errors::chain(&error)),
             Err(error) => {
                 self.last_words = crate::errors::chain(&error);
                 tracing::error!(model = self.model.name, error = self.last_words, "no worker");
@@ -103,13 +106,12 @@ impl Controller {
     }
 
     /// The GPU takes no worker for a while, which is no death of the model's.
-    fn await_gpu(&mut self, why: &str) {
-        if self.last_words != why {
+    fn await_gpu(&mut self, why: String) {
+        if !matches!(self.incumbent, Incumbent::Waiting { .. }) {
             tracing::warn!(model = self.model.name, why, "no worker for now");
-            why.clone_into(&mut self.last_words);
         }
         self.swap_incumbent_is(None);
-        self.incumbent = Incumbent::BackingOff { until: self.after(GPU_PAUSE) };
+        self.incumbent = Incumbent::Waiting { until: self.after(GPU_PAUSE), why };
     }
 
     /// Whether the reference answers are there decides what boots next.
@@ -269,7 +271,7 @@ impl Controller {
             return;
         }
         match self.incumbent {
-            Incumbent::BackingOff { .. } => self.boot_next(),
+            Incumbent::BackingOff { .. } | Incumbent::Waiting { .. } => self.boot_next(),
             Incumbent::Proving { worker, .. } | Incumbent::Booting { worker, .. } => {
                 let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";
                 tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");

@@ -13,6 +13,7 @@ mod controller;
 mod engine;
 mod incumbent;
 mod loaded;
+mod memory;
 mod resize;
 mod standing;
 mod swap;

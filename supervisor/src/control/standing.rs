@@ -17,6 +17,8 @@ pub enum ModelState {
     Ready,
     /// Its worker died; the next one comes, and requests wait.
     Restarting,
+    /// The GPU takes no worker for now, and this is why; requests wait.
+    Waiting(String),
     /// It does not serve, and will not by itself.
     Unready(String),
     /// The supervisor ends.

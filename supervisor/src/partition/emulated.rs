@@ -1,18 +1,15 @@
 //! The emulated GPU: workers share its SMs through a pool in memory.
 
-use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 use rustix::thread::futex;
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::{Percent, Sms};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{Environment, GpuStanding, GrantError, Partition, Ticket, Wanted};
-use crate::pipeline::Crowding;
+use super::{Environment, GpuStanding, GrantError, Partition, Tally, Ticket, Wanted};
 
 /// An emulated GPU. Its tickets are seats.
 #[derive(Debug)]
@@ -20,13 +17,13 @@ pub struct EmulatedGpu {
     sms: Sms,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
-    crowding: Crowding,
+    tally: Tally,
 }
 
 impl EmulatedGpu {
     /// A GPU of `sms` SMs that nobody uses.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
-        Ok(Self { sms, pool: Pool::create()?, taken: Mutex::default(), crowding: Crowding::default() })
+        Ok(Self { sms, pool: Pool::create()?, taken: Mutex::default(), tally: Tally::default() })
     }
 }
 
@@ -51,8 +48,8 @@ impl Partition for EmulatedGpu {
         share.sms_of(self.sms)
     }
 
-    fn crowding(&self) -> Crowding {
-        Arc::clone(&self.crowding)
+    fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     fn enter(&self) -> Result<Ticket, GrantError> {
@@ -92,6 +89,8 @@ impl Partition for EmulatedGpu {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use shadowslice_shared::boot::Purpose;
 
     use super::super::Grant;
@@ -101,7 +100,7 @@ mod tests {
     fn a_dead_workers_sms_and_seat_come_back() {
         let emulated = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let gpu: Arc<dyn Partition> = emulated.clone();
-        let wanted = Wanted { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None };
+        let wanted = Wanted { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };
         let grant = || Grant::of(&gpu, wanted, Purpose::Serve).unwrap();
         let (first, second) = (grant(), grant());
         assert_eq!(first.sms(), Sms(38));

@@ -1,12 +1,12 @@
 //! A worker's part of a GPU.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
 use shadowslice_shared::units::Sms;
 
-use super::{Environment, GrantError, Partition, Ticket, VISIBLE, Wait, Wanted};
+use super::{Environment, GrantError, Partition, Room, Ticket, VISIBLE, Wait, Wanted};
 use crate::process::Inherited;
 
 /// A worker's part of a GPU, to be [given back](Grant::give_back) when it is dead and not before.
@@ -16,17 +16,46 @@ pub struct Grant {
     wanted: Wanted,
     /// None for a worker that must not touch the GPU.
     ticket: Option<Ticket>,
+    /// Until the worker takes its memory.
+    reservation: Option<Reservation>,
+}
+
+/// Memory that is kept for a worker, until this is dropped.
+#[derive(Debug)]
+struct Reservation {
+    reserved: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Keeps memory on a GPU; an error if there is too little, what is kept for others left aside.
+    fn of(gpu: &dyn Partition, Room { needed, free }: Room) -> Result<Self, GrantError> {
+        let reserved = &gpu.tally().reserved;
+        let others = reserved.fetch_add(needed, Ordering::Relaxed);
+        let reservation = Self { reserved: Arc::clone(reserved), bytes: needed };
+        let free = free.saturating_sub(others);
+        if needed <= free { Ok(reservation) } else { Err(GrantError::NoMemory { needed, free }) }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl Grant {
     /// Room for one more worker. One that computes the reference answers does so on the CPU, and gets
     /// nothing of the GPU.
     pub fn of(gpu: &Arc<dyn Partition>, wanted: Wanted, purpose: Purpose) -> Result<Self, GrantError> {
-        let ticket = match purpose {
-            Purpose::Reference => None,
-            Purpose::Serve => Some(gpu.enter()?),
+        let (ticket, reservation) = match purpose {
+            Purpose::Reference => (None, None),
+            Purpose::Serve => {
+                let room = wanted.room.map(|room| Reservation::of(&**gpu, room)).transpose()?;
+                (Some(gpu.enter()?), room)
+            }
         };
-        let grant = Self { gpu: Arc::clone(gpu), wanted, ticket };
+        let grant = Self { gpu: Arc::clone(gpu), wanted, ticket, reservation };
         gpu.crowding().fetch_add(grant.claim(), Ordering::Relaxed);
         Ok(grant)
     }
@@ -59,10 +88,12 @@ impl Grant {
         Some(Inherited { number: descriptors::POOL, file })
     }
 
-    /// What the worker must prove before it serves; nothing if it does not touch the GPU.
-    pub fn admission(&self, pid: i32) -> Option<Admission> {
+    /// What the worker must prove before it serves; nothing if it does not touch the GPU. Memory is kept
+    /// for the worker until this is dropped.
+    pub fn admission(&mut self, pid: i32) -> Option<Admission> {
         self.ticket?;
-        Some(Admission { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid })
+        let reservation = self.reservation.take();
+        Some(Admission { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
     }
 
     /// Before a kill: something to wait for, so that no kernel is cut.
@@ -104,11 +135,43 @@ pub struct Admission {
     gpu: Arc<dyn Partition>,
     wanted: Wanted,
     pid: i32,
+    _reservation: Option<Reservation>,
 }
 
 impl Admission {
     /// Whether a worker that has found `found` SMs may serve; else why not. May block.
     pub fn check(&self, found: Sms) -> Result<(), String> {
         self.gpu.admit(&self.wanted, self.pid, found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::units::Percent;
+
+    use super::super::EmulatedGpu;
+    use super::*;
+
+    #[test]
+    fn memory_is_kept_for_a_worker_until_it_is_warm() {
+        let gpu: Arc<dyn Partition> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let grant = |needed, purpose| {
+            let room = Some(Room { needed, free: 10 << 30 });
+            Grant::of(&gpu, Wanted { share: Percent::WHOLE, priority: 1, memory_limit: None, room }, purpose)
+        };
+        let mut first = grant(6 << 30, Purpose::Serve).unwrap();
+        let refused = grant(5 << 30, Purpose::Serve).unwrap_err();
+        assert_eq!(refused, GrantError::NoMemory { needed: 5 << 30, free: 4 << 30 });
+        assert!(
+            refused.to_string().contains("needs 5.0 GiB of GPU memory, and 4.0 GiB are free"),
+            "{refused}"
+        );
+        assert!(grant(5 << 30, Purpose::Reference).is_ok(), "it takes none of the GPU's");
+        assert!(grant(4 << 30, Purpose::Serve).is_ok(), "a refusal keeps nothing");
+        let admission = first.admission(1);
+        assert!(grant(5 << 30, Purpose::Serve).is_err());
+        // Warm, it has its memory, which the next reading of what is free will tell.
+        drop(admission);
+        assert!(grant(5 << 30, Purpose::Serve).is_ok());
     }
 }

@@ -15,6 +15,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use shadowslice_shared::boot::DeviceSpec;
 use shadowslice_shared::pool::SEATS;
@@ -49,6 +50,25 @@ pub struct Wanted {
     pub priority: u32,
     /// The most GPU memory that it may take, in bytes.
     pub memory_limit: Option<u64>,
+    /// Whether there is memory for it, as far as that is known.
+    pub room: Option<Room>,
+}
+
+/// The memory that a worker will take, and what there is of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// What it will take, in bytes.
+    pub needed: u64,
+    /// What nobody had a moment ago, in bytes.
+    pub free: u64,
+}
+
+/// What the workers of a GPU claim together.
+#[derive(Debug, Default)]
+pub struct Tally {
+    crowding: Crowding,
+    /// Bytes of memory for workers that have not come to take them.
+    reserved: Arc<AtomicU64>,
 }
 
 /// Why a GPU takes no worker now.
@@ -60,6 +80,17 @@ pub enum GrantError {
     /// It recovers from something, and will take one later.
     #[error("{0}")]
     Recovering(String),
+    /// There is no memory for another one.
+    #[error(
+        "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
+        gib(*needed), gib(*free)
+    )]
+    NoMemory {
+        /// Bytes that the worker will take.
+        needed: u64,
+        /// Bytes that there are.
+        free: u64,
+    },
 }
 
 /// What a backend remembers of a worker that it let in: a seat, or the life of a server.
@@ -96,8 +127,13 @@ pub trait Partition: fmt::Debug + Send + Sync {
         share
     }
 
-    /// The claims of all its workers, added up.
-    fn crowding(&self) -> Crowding;
+    /// What its workers claim together.
+    fn tally(&self) -> &Tally;
+
+    /// The claims of all its workers on SMs, added up.
+    fn crowding(&self) -> Crowding {
+        Arc::clone(&self.tally().crowding)
+    }
 
     /// Lets a worker in. Never waits.
     fn enter(&self) -> Result<Ticket, GrantError>;
@@ -146,6 +182,11 @@ pub type Gpus = Vec<Arc<dyn Partition>>;
 pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
     let is_mps = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("CUDA_MPS_");
     std::env::vars_os().map(|(name, _)| name).filter(move |name| is_mps(name))
+}
+
+/// Bytes, for people.
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// How a child ended, in words.

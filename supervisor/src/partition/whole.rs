@@ -1,13 +1,13 @@
 //! A CUDA GPU without MPS: every worker has the whole of it, and they take turns.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::{Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Ticket, VISIBLE, Wanted};
-use crate::pipeline::Crowding;
+use super::{
+    Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wanted,
+};
 
 /// A CUDA GPU on which no share is enforced.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct WholeGpu {
     uuid: String,
     sms: Sms,
     no_pipe: PathBuf,
-    crowding: Crowding,
+    tally: Tally,
 }
 
 impl WholeGpu {
@@ -27,7 +27,7 @@ impl WholeGpu {
             device,
             "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
         );
-        Self { device, uuid, sms, no_pipe, crowding: Crowding::default() }
+        Self { device, uuid, sms, no_pipe, tally: Tally::default() }
     }
 
     /// What a process needs to see this GPU and no MPS.
@@ -56,8 +56,8 @@ impl Partition for WholeGpu {
         Percent::WHOLE
     }
 
-    fn crowding(&self) -> Crowding {
-        Arc::clone(&self.crowding)
+    fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     fn enter(&self) -> Result<Ticket, GrantError> {

@@ -147,7 +147,7 @@ impl Worker {
     /// Spawns a worker. It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm
     /// up once it is known what the model is. Events follow until [`WorkerSaid::Exited`].
     pub fn spawn(
-        launch: Launch<'_>,
+        mut launch: Launch<'_>,
         plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
         let (server, name) = IpcOneShotServer::<WorkerSays>::new().map_err(SpawnError::Channel)?;

@@ -129,7 +129,7 @@ impl Bench<'_> {
     ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
         let (events, heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
-        let grant = Grant::of(&self.gpu, Wanted { share, priority, memory_limit }, purpose)?;
+        let grant = Grant::of(&self.gpu, Wanted { share, priority, memory_limit, room: None }, purpose)?;
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,

@@ -204,7 +204,7 @@ fn stand_in() -> PathBuf {
 }
 
 pub(crate) fn wanted(percent: u32) -> Wanted {
-    Wanted { share: Percent::new(percent).unwrap(), priority: 1, memory_limit: None }
+    Wanted { share: Percent::new(percent).unwrap(), priority: 1, memory_limit: None, room: None }
 }
 
 /// Waits until something is so.

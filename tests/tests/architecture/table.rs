@@ -80,6 +80,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::clock",
             "crate::config",
             "crate::errors",
+            "crate::nvml::Readings",
             "crate::partition",
             "crate::pipeline",
             "crate::process",

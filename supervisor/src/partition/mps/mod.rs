@@ -14,7 +14,6 @@ mod place;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,9 +23,10 @@ use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::{ProbeError, probe};
-use super::{Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Ticket, VISIBLE, Wait, Wanted};
+use super::{
+    Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wait, Wanted,
+};
 use crate::errors;
-use crate::pipeline::Crowding;
 use answers::Termination;
 pub use control::{Control, ControlError, control_program};
 pub use generation::Generation;
@@ -130,7 +130,7 @@ pub struct MpsGpu {
     environment: Environment,
     total: Sms,
     least: Sms,
-    crowding: Crowding,
+    tally: Tally,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -171,7 +171,7 @@ impl MpsGpu {
             environment: surroundings,
             total: found.total,
             least: found.least,
-            crowding: Crowding::default(),
+            tally: Tally::default(),
             requests,
             condition: seen,
             thread: Mutex::new(Some(thread)),
@@ -319,8 +319,8 @@ impl Partition for MpsGpu {
         share.sms_of(self.total).max(self.least)
     }
 
-    fn crowding(&self) -> Crowding {
-        Arc::clone(&self.crowding)
+    fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     fn enter(&self) -> Result<Ticket, GrantError> {
