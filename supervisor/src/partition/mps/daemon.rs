@@ -74,7 +74,7 @@ impl Daemon {
         // An error means that it has ended.
         self.child.wait().await.ok();
         // A server has a process group of its own, for all we know.
-        place.evict(control.program());
+        place.evict(control.program()).await;
     }
 }
 

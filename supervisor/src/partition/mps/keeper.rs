@@ -144,7 +144,7 @@ impl Keeper {
                 self.start().await
             };
             let Some(started) = unless_stopped(requests, attempt).await else {
-                self.place.evict(self.control.program());
+                self.place.evict(self.control.program()).await;
                 return None;
             };
             *pause = (*pause * 2).min(LAST_PAUSE);

@@ -282,7 +282,7 @@ async fn clear(keeper: &Keeper) {
     if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "it does not quit");
     }
-    keeper.place.evict(keeper.control.program());
+    keeper.place.evict(keeper.control.program()).await;
     keeper.place.remove();
 }
 

@@ -6,9 +6,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
+use tokio::time::{Instant, sleep};
 
 use crate::partition::PIPE_DIRECTORY;
 
@@ -20,6 +22,12 @@ const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
 /// How much of a log's end is shown, in bytes.
 const TAIL: i64 = 2048;
+
+/// How long a program of MPS may take to die of a kill.
+const DEATH_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether it has: it is mostly no child of ours.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Names of programs of MPS begin so.
 const PROGRAMS: &str = "nvidia-cuda-mps-";
@@ -88,14 +96,24 @@ impl Place {
         pids.filter(lives_here).collect()
     }
 
-    /// Kills them; how many there were.
-    pub(super) fn evict(&self, program: &Path) -> usize {
-        let inhabitants = self.inhabitants(program);
-        for pid in &inhabitants {
-            // An error means that it is gone already.
-            kill(Pid::from_raw(*pid), Signal::SIGKILL).ok();
+    /// Kills them, and waits until they are gone: what comes next finds the GPU free of them.
+    pub(super) async fn evict(&self, program: &Path) {
+        let begun = Instant::now();
+        loop {
+            let inhabitants = self.inhabitants(program);
+            if inhabitants.is_empty() {
+                return;
+            }
+            if begun.elapsed() > DEATH_LIMIT {
+                tracing::error!(pids = ?inhabitants, "programs of MPS outlive their kill, probably stuck in the kernel");
+                return;
+            }
+            for pid in &inhabitants {
+                // An error means that it is gone already.
+                kill(Pid::from_raw(*pid), Signal::SIGKILL).ok();
+            }
+            sleep(LOOK_EVERY).await;
         }
-        inhabitants.len()
     }
 
     /// The ends of the daemon's logs.
