@@ -9,7 +9,7 @@ use shadowslice_shared::units::Sms;
 
 use super::facts::each_once;
 use super::*;
-use crate::config::{self, CudaDevice, Partitioning};
+use crate::config::{self, CudaDevice};
 
 const MIB: u64 = 1 << 20;
 
