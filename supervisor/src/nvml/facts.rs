@@ -114,7 +114,10 @@ impl Identity {
     pub fn is(&self, device: &CudaDevice) -> bool {
         match device {
             CudaDevice::Index(index) => self.index == *index,
-            CudaDevice::Uuid(uuid) => self.uuid.starts_with(uuid.as_str()),
+            CudaDevice::Uuid(uuid) => {
+                let own = self.uuid.get(..uuid.len());
+                own.is_some_and(|own| own.eq_ignore_ascii_case(uuid))
+            }
         }
     }
 }

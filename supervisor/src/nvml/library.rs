@@ -23,7 +23,7 @@ const LIST_ATTEMPTS: u32 = 4;
 pub enum NvmlFault {
     /// The library is not there.
     #[error(
-        "NVML, the library of NVIDIA's driver, cannot be loaded; install the driver, or give the container its `utility` part"
+        "NVML, the library of NVIDIA's driver, cannot be loaded; install the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )]
     Load(#[source] NvmlError),
     /// The library is there, and the driver is not.

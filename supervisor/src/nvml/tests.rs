@@ -69,7 +69,7 @@ fn cuda(device: CudaDevice) -> config::Gpu {
 
 fn gpus() -> Vec<config::Gpu> {
     vec![
-        cuda(CudaDevice::Uuid("GPU-1a2b".to_owned())),
+        cuda(CudaDevice::Uuid("GPU-1A2b".to_owned())),
         config::Gpu::Emulated { sms: Sms(132) },
         cuda(CudaDevice::Index(0)),
         cuda(CudaDevice::Index(7)),
