@@ -87,6 +87,7 @@ fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
                 }
             }
             TokenTree::Group(group) => paths(group.stream(), "", found),
+            TokenTree::Ident(word) if word == "pub" => skip_visibility(&mut tokens),
             TokenTree::Ident(word) => {
                 let line = word.span().start().line;
                 let mut path = format!("{prefix}{word}");
@@ -129,6 +130,14 @@ fn follows_colons(tokens: &mut Tokens) -> bool {
 
 fn is_cfg_test(group: &Group) -> bool {
     group.stream().to_string().replace(' ', "") == "cfg(test)"
+}
+
+/// Skips the module that may see an item, if one is named: nothing of it is used.
+fn skip_visibility(tokens: &mut Tokens) {
+    let names_a_module = |text: &str| matches!(text, "crate" | "super" | "self") || text.starts_with("in ");
+    if matches!(tokens.peek(), Some(TokenTree::Group(group)) if names_a_module(&group.stream().to_string())) {
+        tokens.next();
+    }
 }
 
 /// Skips to the end of an item: its `;`, or the end of its body.
