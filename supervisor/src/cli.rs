@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::admin::{self, Answer, Ask};
 use crate::config;
 use crate::control::HandoverReport;
+use crate::doctor;
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::profile;
@@ -72,6 +73,11 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Check what this host offers, and say what to do about what is missing.
+    ///
+    /// Nothing is changed or started. A fault, and exit code 69, is what keeps models from being served on real
+    /// GPUs; with a configuration, only what that one needs.
+    Doctor(doctor::Options),
     /// See how policies would share the GPUs of a configuration, in simulated time.
     ///
     /// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
@@ -110,6 +116,7 @@ pub fn run() -> ExitCode {
         Command::Resize { model, share, json, at } => {
             resize(Ask::Resize { model, share_percent: share }, json, at)
         }
+        Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Profile(options) => profile::run(&options),
     };

@@ -71,7 +71,7 @@ pub enum HostError {
     Emulated(#[source] SlabError),
     /// ONNX Runtime.
     #[error(
-        "ONNX Runtime's library was not found; looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
+        "ONNX Runtime's library was not found, looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
     )]
     NoOnnxRuntime(String),
     /// The supervisor's own path.
@@ -181,12 +181,13 @@ fn mps_gpu(
 /// path if no model needs it.
 pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
     let needed = config.models.iter().any(|model| matches!(model.engine, Engine::OnnxRuntime { .. }));
-    if !needed {
-        return Ok(PathBuf::new());
-    }
-    let named =
-        config.onnxruntime.library.clone().or_else(|| std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from));
-    let places = match named {
+    if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
+}
+
+/// ONNX Runtime's library: where this says, else as the environment says, else where `make` puts it.
+pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
+    let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
+    let places = match configured.map(Path::to_owned).or_else(from_environment) {
         Some(named) => vec![named],
         None => beside_executable()?,
     };

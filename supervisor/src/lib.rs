@@ -5,6 +5,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
+pub mod doctor;
 pub mod errors;
 pub mod exit;
 pub mod host;

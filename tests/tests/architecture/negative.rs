@@ -37,6 +37,8 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("supervisor/src/ingress/grpc.rs", "tokio::select! { _ = crate::control::stop() => {} }"),
         ("supervisor/src/control/swap.rs", "use crate::ingress::Ingress;"),
         ("supervisor/src/host.rs", "use crate::serve::run;"),
+        ("supervisor/src/host.rs", "use nvml_wrapper::Nvml;"),
+        ("supervisor/src/doctor/judge/mps.rs", "fn f() { std::fs::read(\"/proc/stat\"); }"),
         ("supervisor/src/admin/server.rs", "use crate::control::Controller;"),
         ("supervisor/src/cli.rs", "use shadowslice_worker::boot::Connected;"),
         ("tests/src/server.rs", "use shadowslice_shared::boot::Order;"),
@@ -78,6 +80,14 @@ fn only_the_tests_are_left_out_of_a_file() {
     let lines: Vec<String> = faults("policy/src/queue.rs", text);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[0].starts_with("policy/src/queue.rs:4: `std::fs`"), "{lines:?}");
+}
+
+#[test]
+fn who_may_see_an_item_is_no_use_of_that_module() {
+    let name = "supervisor/src/doctor/judge/mod.rs";
+    assert_eq!(faults(name, "pub(super) fn f() {} pub(in crate::doctor) struct S;"), [""; 0]);
+    assert_eq!(faults(name, "pub(super) fn f() { super::gather::facts(); }").len(), 1);
+    assert_eq!(faults(name, "struct S(pub (crate::serve::Run));").len(), 1);
 }
 
 #[test]

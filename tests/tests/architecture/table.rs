@@ -112,7 +112,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::process::inherit",
             "shadowslice_shared",
         ],
-        never: &["ort", "cudarc"],
+        never: NO_GPU,
     },
     // What people see and say. They know control's reports and orders, and not what it does.
     Row {
@@ -170,6 +170,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::admin",
             "crate::config",
             "crate::control::HandoverReport",
+            "crate::doctor",
             "crate::errors",
             "crate::exit",
             "crate::profile",
@@ -196,6 +197,39 @@ pub(crate) const ROWS: &[Row] = &[
             "shadowslice_shared",
         ],
         never: NO_GPU,
+    },
+    // What a host offers. Judging it is apart from looking at it, and pure.
+    Row {
+        part: "supervisor/src/doctor",
+        may: &["crate::config", "crate::errors", "crate::exit", "crate::nvml"],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/doctor/gather",
+        may: &[
+            "crate::admin::SOCKET",
+            "crate::config",
+            "crate::doctor::facts",
+            "crate::errors",
+            "crate::host",
+            "crate::nvml",
+            "crate::partition::control_program",
+            "crate::process::may_raise_priority",
+        ],
+        never: NO_GPU,
+    },
+    Row {
+        part: "supervisor/src/doctor/judge",
+        may: &[
+            "crate::config::CudaDevice",
+            "crate::doctor::check",
+            "crate::doctor::facts",
+            "crate::doctor::need",
+            "crate::nvml::ComputeMode",
+            "crate::nvml::Gpu",
+            "crate::nvml::Host",
+        ],
+        never: PURE,
     },
     // What-if. It serves nobody.
     Row {

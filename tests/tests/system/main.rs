@@ -3,6 +3,7 @@
 mod batching;
 mod broken;
 mod crash;
+mod doctor;
 mod lifecycle;
 mod limits;
 mod metrics;

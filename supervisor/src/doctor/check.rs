@@ -1,0 +1,95 @@
+//! What is said of a host, to people and to scripts.
+
+use serde::Serialize;
+
+use super::facts::Trouble;
+
+/// All checks.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) checks: Vec<Check>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    /// What was looked at.
+    pub(super) name: String,
+    pub(super) level: Level,
+    /// How it is.
+    pub(super) finding: String,
+    /// What to do about it, if anything.
+    pub(super) advice: Option<String>,
+}
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Level {
+    /// As it should be, or not needed.
+    Ok,
+    /// It serves, and less well or less safely than it could.
+    Warning,
+    /// It does not serve.
+    Fault,
+}
+
+impl Check {
+    pub(super) fn ok(name: impl Into<String>, finding: impl Into<String>) -> Self {
+        Self { name: name.into(), level: Level::Ok, finding: finding.into(), advice: None }
+    }
+
+    pub(super) fn warning(
+        name: impl Into<String>,
+        finding: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        let advice = Some(advice.into());
+        Self { name: name.into(), level: Level::Warning, finding: finding.into(), advice }
+    }
+
+    pub(super) fn fault(
+        name: impl Into<String>,
+        finding: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        let advice = Some(advice.into());
+        Self { name: name.into(), level: Level::Fault, finding: finding.into(), advice }
+    }
+
+    /// A fault that was met as an error.
+    pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
+        Self::fault(name, finding, advice)
+    }
+
+    /// The same of something that is not needed: no more than a note.
+    pub(super) fn not_needed(self) -> Self {
+        match self.level {
+            Level::Ok => self,
+            Level::Warning | Level::Fault => Self::ok(self.name, format!("{} (not needed)", self.finding)),
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { name, level, finding, advice } = self;
+        let level = match level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Fault => "fault",
+        };
+        let advice = advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default();
+        format!("{level:<7}  {name}: {finding}{advice}")
+    }
+}
+
+impl Report {
+    /// A line a check.
+    pub(super) fn lines(&self) -> String {
+        self.checks.iter().map(Check::line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// One JSON document in one line.
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
+    }
+}

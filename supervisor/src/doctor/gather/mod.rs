@@ -1,0 +1,26 @@
+//! Looking at the host. Nothing is changed, made or loaded, but NVML.
+
+mod command;
+mod driver;
+mod elf;
+mod engine;
+mod linker;
+mod mps;
+mod processes;
+mod system;
+
+use super::facts::Facts;
+use crate::config::Config;
+use linker::Linker;
+
+/// What there is, where this configuration would look for it.
+pub(super) fn facts(config: Option<&Config>) -> Facts {
+    let linker = Linker::of_this_host();
+    let processes = processes::all();
+    Facts {
+        driver: driver::facts(&linker, &processes),
+        mps: mps::facts(&processes),
+        system: system::facts(config),
+        engine: engine::facts(config, &linker),
+    }
+}

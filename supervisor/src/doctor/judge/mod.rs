@@ -1,0 +1,31 @@
+//! What the facts about a host mean for serving there. Pure.
+
+mod driver;
+mod engine;
+mod mps;
+mod system;
+
+use super::check::Check;
+use super::facts::Facts;
+use super::need::Need;
+
+/// Every check, those of what others rest on first.
+pub(super) fn judge(facts: &Facts, need: &Need) -> Vec<Check> {
+    let Facts { driver, mps, system, engine } = facts;
+    [
+        if_needed(need.gpu(), driver::checks(driver, need)),
+        if_needed(need.mps, mps::checks(mps, driver, system)),
+        if_needed(need.gpu(), system::of_gpus(system)),
+        if_needed(need.mps, system::of_mps(system)),
+        system::checks(system, need),
+        if_needed(need.onnxruntime, vec![engine::library(engine)]),
+        if_needed(need.cuda, engine::cuda(engine, driver)),
+        if_needed(need.tensorrt, engine::tensorrt(engine)),
+        vec![system::emulated(system)],
+    ]
+    .concat()
+}
+
+fn if_needed(needed: bool, checks: Vec<Check>) -> Vec<Check> {
+    if needed { checks } else { checks.into_iter().map(Check::not_needed).collect() }
+}

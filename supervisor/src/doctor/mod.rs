@@ -1,0 +1,50 @@
+//! `shadowslice doctor`: what a host offers, and what to do about what is missing.
+//!
+//! `gather` looks at the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
+
+mod check;
+mod facts;
+mod gather;
+mod judge;
+mod need;
+
+use std::path::PathBuf;
+
+use check::{Level, Report};
+use need::Need;
+
+use crate::config;
+use crate::errors;
+use crate::exit::{self, fail};
+
+/// What is checked, and how it is told.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Count as faults only what this configuration needs [default: what real GPUs need].
+    config: Option<PathBuf>,
+    /// As JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks the host; returns the exit code.
+pub fn run(options: &Options) -> u8 {
+    let config = match options.config.as_deref().map(config::load_here).transpose() {
+        Ok(config) => config,
+        Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
+    };
+    let need = config.as_ref().map_or_else(Need::everything, Need::of);
+    let facts = gather::facts(config.as_ref());
+    let report = Report { checks: judge::judge(&facts, &need) };
+    print(&if options.json { report.json() } else { report.lines() });
+    if report.checks.iter().any(|check| check.level == Level::Fault) { exit::UNAVAILABLE } else { 0 }
+}
+
+/// Writes to stdout; a reader that went away is no fault of ours.
+#[expect(clippy::print_stdout, reason = "the command line's own output")]
+fn print(text: &str) {
+    println!("{text}");
+}
+
+#[cfg(test)]
+mod tests;

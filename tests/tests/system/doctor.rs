@@ -1,0 +1,159 @@
+//! `shadowslice doctor` on this host, with and without a GPU.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use shadowslice_tests::home::{Error, Home};
+
+use crate::scene::{EMULATED, echo};
+
+/// The doctor's exit code, and its checks.
+async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), Error> {
+    let arguments = [&["doctor", "--json"], arguments].concat();
+    let output = home.run(&arguments).await?;
+    let report = serde_json::from_slice(&output.stdout).map_err(|source| {
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        Error::Printed { command: arguments.join(" "), printed, source }
+    })?;
+    Ok((output.status.code(), report))
+}
+
+/// What the doctor prints for scripts.
+#[derive(Debug, Deserialize)]
+struct Checks {
+    checks: Vec<Check>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Check {
+    name: String,
+    level: String,
+    finding: String,
+    advice: Option<String>,
+}
+
+impl Checks {
+    fn of(&self, name: &str) -> Option<&Check> {
+        self.checks.iter().find(|check| check.name == name)
+    }
+
+    fn level(&self, name: &str) -> Option<&str> {
+        Some(&self.of(name)?.level)
+    }
+}
+
+#[tokio::test]
+async fn an_emulated_configuration_needs_no_gpu() {
+    let model = echo("echo", "share: {initial: 50%}");
+    let home = Home::with_config(&format!("{EMULATED}models:\n  - {model}\n")).unwrap();
+    let (code, checks) = checks(&home, &["config.yaml"]).await.unwrap();
+    assert_eq!(code, Some(0), "{checks:?}");
+    for name in ["driver", "mps", "worker", "run_dir", "emulated devices"] {
+        assert_eq!(checks.level(name), Some("ok"), "{name}");
+    }
+    assert!(!home.run_dir().try_exists().unwrap(), "it made the run directory");
+}
+
+#[tokio::test]
+async fn without_a_gpu_it_says_so_and_what_works() {
+    if Path::new("/dev/nvidiactl").try_exists().unwrap() {
+        return;
+    }
+    let home = Home::new().unwrap();
+    let (code, found) = checks(&home, &[]).await.unwrap();
+    assert_eq!((code, found.level("driver")), (Some(69), Some("fault")));
+    assert_eq!(found.level("emulated devices"), Some("ok"));
+    let needing = Home::with_config(&format!("models:\n  - {}\n", echo("echo", "gpu: 0"))).unwrap();
+    let (code, found) = checks(&needing, &["config.yaml"]).await.unwrap();
+    assert_eq!((code, found.level("driver")), (Some(69), Some("fault")));
+    let lines = home.run(&["doctor"]).await.unwrap();
+    let lines = String::from_utf8(lines.stdout).unwrap();
+    let line = lines.lines().find(|line| line.starts_with("fault    driver: "));
+    assert!(line.is_some_and(|line| line.contains("install the driver")), "{lines}");
+}
+
+#[tokio::test]
+async fn what_is_missing_is_found_by_its_name() {
+    let mut home = Home::new().unwrap();
+    home.set_env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
+    home.set_env("CUDA_VISIBLE_DEVICES", "1");
+    let (code, checks) = checks(&home, &[]).await.unwrap();
+    assert_eq!((code, checks.level("onnxruntime")), (Some(69), Some("fault")));
+    let environment = checks.of("environment").unwrap();
+    assert_eq!(environment.level, "warning");
+    assert!(environment.finding.contains("CUDA_VISIBLE_DEVICES=1"), "{environment:?}");
+    assert!(environment.advice.as_ref().is_some_and(|advice| advice.contains("unset")), "{environment:?}");
+}
+
+#[tokio::test]
+async fn onnx_runtimes_version_and_a_library_that_is_none() {
+    let mut home = Home::new().unwrap();
+    let (_, found) = checks(&home, &[]).await.unwrap();
+    let library = found.of("onnxruntime").unwrap();
+    assert!(library.level == "ok" && library.finding.starts_with("version 1."), "{library:?}");
+    let none = home.write("libonnxruntime.so", "not a library").unwrap();
+    home.set_env("ORT_DYLIB_PATH", none);
+    let (code, found) = checks(&home, &[]).await.unwrap();
+    assert_eq!((code, found.level("onnxruntime")), (Some(69), Some("fault")));
+}
+
+/// A folder in front of the PATH, with MPS's programs as far as the doctor looks at them.
+fn with_mps(script: &str) -> Result<Home, Error> {
+    let mut home = Home::new()?;
+    let io = |source| Error::Io { what: "make a program".into(), source };
+    home.write("nvidia-cuda-mps-server", "")?;
+    let control = home.write("nvidia-cuda-mps-control", format!("#!/bin/sh\n{script}\n"))?;
+    fs::set_permissions(control, Permissions::from_mode(0o755)).map_err(io)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    home.set_env("PATH", format!("{}:{}", home.path().display(), path.to_string_lossy()));
+    Ok(home)
+}
+
+#[tokio::test]
+async fn mps_is_asked_for_its_version_and_for_no_longer_than_a_moment() {
+    let home = with_mps("echo \"CUDA MPS Control for Linux. Binary version: 13010\" # lspart").unwrap();
+    let (_, found) = checks(&home, &[]).await.unwrap();
+    let mps = found.of("mps").unwrap();
+    assert!(mps.level == "ok" && mps.finding.contains("13010") && mps.finding.contains("(-S)"), "{mps:?}");
+    let home = with_mps("exec sleep 600").unwrap();
+    let (_, found) = checks(&home, &[]).await.unwrap();
+    let mps = found.of("mps").unwrap();
+    assert!(mps.level == "warning" && mps.finding.contains("did not end"), "{mps:?}");
+}
+
+#[tokio::test]
+async fn a_foreign_daemon_and_a_dead_ones_directory_are_found() {
+    let mut home = Home::new().unwrap();
+    let pipes = home.path().join("pipes");
+    fs::create_dir(&pipes).unwrap();
+    drop(UnixListener::bind(pipes.join("control")).unwrap());
+    home.set_env("CUDA_MPS_PIPE_DIRECTORY", &pipes);
+    let mut daemon = Command::new("sh")
+        .arg0("nvidia-cuda-mps-control")
+        .args(["-c", "read until_the_end"])
+        .env("CUDA_MPS_PIPE_DIRECTORY", "/some/pipes")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = format!("daemon {} in /some/pipes", daemon.id());
+    let (_, found) = checks(&home, &[]).await.unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(found.of("mps daemons").is_some_and(|check| check.finding.contains(&told)), "{found:?}");
+    let left = found.of("mps pipes").unwrap();
+    let path = pipes.display().to_string();
+    assert!(left.level == "warning" && left.finding.starts_with(&path), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_faulty_configuration_is_refused_before_anything_is_checked() {
+    let home = Home::with_config(&format!("{EMULATED}models: []\n")).unwrap();
+    let output = home.run(&["doctor", "config.yaml"]).await.unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("config.yaml:"), "{output:?}");
+}
