@@ -142,7 +142,8 @@ pub(crate) fn page(figures: &Value) -> String {
         let there = figures.get(*figure).is_some_and(|value| !value.is_null());
         let body = if there { show(figures) } else { "**Missing**: not measured.\n".into() };
         line(format!(
-            "\n## {title}\n\n{means} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{body}"
+            "\n## {title}\n\n{means} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{}",
+            body.trim_end()
         ));
     }
     text.trim_end().to_owned() + "\n"
