@@ -12,6 +12,7 @@ mod mps;
 mod neighbours;
 mod numbers;
 mod pairs;
+mod profiles;
 mod report;
 mod serving;
 mod sms;

@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use shadowslice_tests::process::{Process, descendants};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, interval, timeout};
 
 use crate::error::Error;
-use crate::tools::Setting;
+use crate::tools::{Family, Setting};
 
 /// The daemon's program, and the shell that talks to it.
 const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -31,6 +29,8 @@ pub(crate) struct Daemon {
     folder: TempDir,
     logs: PathBuf,
     child: Child,
+    /// The daemon and its server.
+    _family: Family,
     uuid: String,
 }
 
@@ -46,17 +46,12 @@ impl Daemon {
         let errors = printed.try_clone().map_err(Error::io("write", &log))?;
         let mut command = Command::new(CONTROL);
         // Its standard input stays open: it might take an end for an order.
-        command
-            .arg("-f")
-            .stdin(Stdio::piped())
-            .stdout(printed)
-            .stderr(errors)
-            .process_group(0)
-            .kill_on_drop(true);
+        command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0);
         environment(&mut command, &folder, &logs, uuid);
         let child =
             command.spawn().map_err(|source| Error::Io { what: format!("start {CONTROL}"), source })?;
-        let daemon = Self { folder, logs, child, uuid: uuid.into() };
+        let family = Family::of(&child);
+        let daemon = Self { folder, logs, child, _family: family, uuid: uuid.into() };
         daemon.wait_ready().await?;
         Ok(daemon)
     }
@@ -121,19 +116,6 @@ impl Daemon {
         let ended = ended.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?;
         ended.map_err(|source| Error::Io { what: format!("wait for {CONTROL}"), source })?;
         Ok(())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let own = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of);
-        let Some(own) = own else { return };
-        let servers = descendants(own.pid);
-        // Both fail only for processes that are gone, which is what is wanted.
-        let _ = own.signal(Signal::SIGKILL);
-        for server in servers {
-            let _ = server.signal(Signal::SIGKILL);
-        }
     }
 }
 

@@ -77,7 +77,8 @@ const SECTIONS: &[Section] = &[
         stage: "sweep",
         figure: "execution_ms",
         means: "How long a batch executes in ms, alone on the GPU, by share (rows of the table) and batch size, as the worker \
-                measures it, the copies to and from the GPU included. The same as profiles: profiles/MODEL.yaml.",
+                measures it, one request at a time through the server. Under `profiles` in gpu.json are the tables of `shadowslice profile`, \
+                stage profiles.",
         show: execution,
     },
     Section {

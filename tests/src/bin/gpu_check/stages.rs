@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{handover, host, lossless, neighbours, pairs, sms, sweep};
+use crate::{handover, host, lossless, neighbours, pairs, profiles, sms, sweep};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,12 +27,22 @@ pub(crate) enum Stage {
     Sweep,
     /// Every pair of models side by side.
     Pairs,
+    /// `shadowslice profile` of each model.
+    Profiles,
 }
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Host, Self::Sms, Self::Handover, Self::Lossless, Self::Neighbours, Self::Sweep, Self::Pairs];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Host,
+        Self::Sms,
+        Self::Handover,
+        Self::Lossless,
+        Self::Neighbours,
+        Self::Sweep,
+        Self::Pairs,
+        Self::Profiles,
+    ];
 
     /// Its name on the command line and in the figures.
     pub(crate) fn name(self) -> &'static str {
@@ -44,6 +54,7 @@ impl Stage {
             Self::Neighbours => "neighbours",
             Self::Sweep => "sweep",
             Self::Pairs => "pairs",
+            Self::Profiles => "profiles",
         }
     }
 
@@ -53,7 +64,7 @@ impl Stage {
             Self::Host => 1,
             Self::Sms => 4,
             Self::Handover => 7,
-            Self::Lossless | Self::Sweep => 9,
+            Self::Lossless | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
             Self::Pairs => 4,
         };
@@ -118,5 +129,6 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Neighbours => neighbours::run(setting, figures).await,
         Stage::Sweep => sweep::run(setting, figures).await,
         Stage::Pairs => pairs::run(setting, figures).await,
+        Stage::Profiles => profiles::run(setting, figures).await,
     }
 }

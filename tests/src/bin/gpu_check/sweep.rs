@@ -13,6 +13,7 @@ use crate::figures::Figures;
 use crate::models::Model;
 use crate::numbers::{median, rounded};
 use crate::pairs::execution_ms;
+use crate::profiles::{memory, source};
 use crate::serving::{Service, Serving};
 use crate::stages::Stage;
 use crate::tools::{Device, Setting, output};
@@ -31,7 +32,7 @@ const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 const USUAL_SHARE: u32 = 30;
 
 /// How long batches of one size are sent, one after the other.
-const SPAN: Duration = Duration::from_millis(500);
+const SPAN: Duration = Duration::from_millis(300);
 
 /// How long nvidia-smi may take.
 const SMI_WITHIN: Duration = Duration::from_secs(10);
@@ -122,38 +123,21 @@ fn write_profile(
 ) -> Result<(), Error> {
     columns.sort_by_key(|column| column.worker.sms);
     columns.dedup_by_key(|column| column.worker.sms);
-    let said = |key| figures.get(&[key]).and_then(Value::as_str).unwrap_or("unknown").to_owned();
-    let mut text = match setting.device {
-        Device::Emulated => "# A rehearsal on an emulated device.\nsource: {kind: illustrative}\n".to_owned(),
-        Device::Gpu(_) => format!(
-            "source: {{kind: measured, device: {:?}, driver: {:?}, date: {:?}}}\n",
-            said("device"),
-            said("driver"),
-            said("date")
-        ),
-    };
-    let mib = |part| figures.get(&["shadow_memory_mib", &model.name, part]).and_then(Value::as_f64);
-    let mib = |part| mib(part).map_or(0, |mib| mib.max(0.0) as u64);
+    let (source, memory) = (source(setting, figures), memory(figures, &model.name));
     let boot: Vec<&Value> = columns.iter().filter_map(|column| column.worker.more.get("boot_ms")).collect();
     let start = |parts: &[&str]| {
         let whole = |boot: &&Value| parts.iter().filter_map(|part| boot[*part].as_f64()).sum::<f64>();
         median(&boot.iter().map(whole).collect::<Vec<_>>()).map_or(0, |ms| ms.round() as u64)
     };
     let row = |cells: Vec<String>| cells.join(", ");
-    let written = write!(
-        text,
-        "memory: {{context: {}Mi, weights: {}Mi, activations: {}Mi}}\n\
-         start: {{process: {}ms, load: {}ms, warm: {}ms}}\n\
-         execution_ms:\n  sms: [{}]\n",
-        mib("context"),
-        mib("weights"),
-        mib("activations"),
-        start(&["spawn"]),
-        start(&["libraries", "context", "session"]),
+    let mut text = format!(
+        "# Measured through `shadowslice serve`, one request at a time.\n{source}\n{memory}\n\
+         start: {{process: {}ms, load: {}ms, warm: {}ms}}\nexecution_ms:\n  sms: [{}]\n",
+        start(&["spawn", "libraries", "context"]),
+        start(&["session"]),
         start(&["warmup", "proof"]),
         row(columns.iter().map(|column| column.worker.sms.to_string()).collect()),
     );
-    written.expect("a string takes everything");
     for batch in BATCHES {
         let times: Option<Vec<String>> =
             columns.iter().map(|column| column.execution_ms.get(&batch).map(f64::to_string)).collect();
@@ -161,6 +145,6 @@ fn write_profile(
             writeln!(text, "  {batch}: [{}]", row(times)).expect("a string takes everything");
         }
     }
-    let path = setting.out.join("profiles").join(format!("{}.yaml", model.name));
+    let path = setting.out.join("profiles").join(format!("{}-served.yaml", model.name));
     std::fs::write(&path, text).map_err(Error::io("write", &path))
 }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::process::Command;
+use nix::sys::signal::Signal;
+use shadowslice_tests::process::{Process, descendants};
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::Arguments;
@@ -86,11 +88,13 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     };
     let stderr = fs::File::options().create(true).append(true).open(log).map_err(Error::io("write", log))?;
-    let running = command.stdin(Stdio::null()).stderr(stderr).kill_on_drop(true).output();
-    let Ok(ended) = timeout(within, running).await else {
+    let failed = |source| Error::Io { what: format!("run `{program}`"), source };
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().map_err(failed)?;
+    let _family = Family::of(&child);
+    let Ok(ended) = timeout(within, child.wait_with_output()).await else {
         return Err(Error::Endless { program, within });
     };
-    let output = ended.map_err(|source| Error::Io { what: format!("run `{program}`"), source })?;
+    let output = ended.map_err(failed)?;
     if output.status.success() {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
@@ -100,7 +104,60 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     }
 }
 
+/// A program and whatever it started, to be killed if it is given up.
+#[derive(Debug)]
+pub(crate) struct Family(Option<Process>);
+
+impl Family {
+    /// That of a running child.
+    pub(crate) fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of))
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        let Some(own) = self.0.filter(|own| own.alive()) else { return };
+        let others = descendants(own.pid);
+        // Both fail only for processes that are gone, which is what is wanted.
+        let _ = own.signal(Signal::SIGKILL);
+        for other in others {
+            let _ = other.signal(Signal::SIGKILL);
+        }
+    }
+}
+
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_does_not_end_takes_its_children_along() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $! > child; wait"]).current_dir(folder.path());
+        let ended = output(command, Duration::from_secs(2), &log).await;
+        assert!(matches!(ended, Err(Error::Endless { .. })), "{ended:?}");
+        let child = fs::read_to_string(folder.path().join("child")).unwrap().trim().parse().unwrap();
+        assert!(Process::of(child).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_a_program_said_last_is_in_the_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo first >&2; echo second >&2; exit 3"]);
+        let said = output(command, Duration::from_secs(10), &log).await.unwrap_err().to_string();
+        assert!(said.contains("second") && said.contains("exit status: 3"), "{said}");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo fine"]);
+        assert_eq!(output(command, Duration::from_secs(10), &log).await.unwrap(), "fine\n");
+    }
 }
