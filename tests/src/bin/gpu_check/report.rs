@@ -34,8 +34,9 @@ const SECTIONS: &[Section] = &[
         title: "Contexts",
         stage: "sms",
         figure: "context_ms",
-        means: "What a process pays before it loads anything: initialising CUDA and making its context under MPS (ms), a green \
-                context made and switched to within a process (us), another process's memory opened (us).",
+        means: "What a process pays before it loads anything: initialising CUDA and making its context under MPS (ms; one figure \
+                where they are not told apart), a green context made within a process, work that goes from one to another (us), \
+                another process's memory opened (us).",
         show: contexts,
     },
     Section {
@@ -176,7 +177,8 @@ fn contexts(figures: &Value) -> String {
             ("initialising CUDA, ms", &["context_ms", "init"]),
             ("context, ms", &["context_ms", "context"]),
             ("green context made, us", &["green_context_us", "create"]),
-            ("green context switched to, us", &["green_context_us", "switch"]),
+            ("two pieces of work on two green contexts, us", &["green_context_us", "switch"]),
+            ("the same on one, us", &["green_context_us", "stay"]),
             ("memory opened, us", &["ipc_open_us"]),
         ],
     )

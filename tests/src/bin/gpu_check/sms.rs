@@ -27,7 +27,8 @@ const BLANK_SHARE: &str = "50";
 #[derive(Debug, Deserialize)]
 struct Probe {
     sms: u32,
-    init_ms: f64,
+    /// Part of `context_ms` where it is not told apart.
+    init_ms: Option<f64>,
     context_ms: f64,
     memory_free: u64,
     memory_total: u64,
@@ -36,6 +37,9 @@ struct Probe {
 /// What `shadowslice-worker --probe green` says.
 #[derive(Debug, Deserialize)]
 struct Green {
+    /// The same work without a switch.
+    #[serde(default)]
+    stay_us: Vec<f64>,
     create_us: Vec<f64>,
     switch_us: Vec<f64>,
 }
@@ -127,7 +131,7 @@ async fn shares(
         let percent = percent.to_string();
         sms.insert(percent.clone(), said.sms);
         memory.insert(percent, idle_mib.map(|idle| (used - idle).round()));
-        init.push(said.init_ms);
+        init.extend(said.init_ms);
         context.push(said.context_ms);
     }
     figures.set(&["sms_by_percent"], json!(sms));
@@ -137,9 +141,11 @@ async fn shares(
 }
 
 async fn green(setting: &Setting, daemon: &Daemon, figures: &mut Figures) -> Result<(), Error> {
-    let Green { create_us, switch_us } = probe(setting, daemon, &["green"], None, PROBE_WITHIN).await?;
-    figures
-        .set(&["green_context_us"], json!({ "create": summary(&create_us), "switch": summary(&switch_us) }));
+    let Green { create_us, switch_us, stay_us } =
+        probe(setting, daemon, &["green"], None, PROBE_WITHIN).await?;
+    let figure =
+        json!({ "create": summary(&create_us), "switch": summary(&switch_us), "stay": summary(&stay_us) });
+    figures.set(&["green_context_us"], figure);
     Ok(())
 }
 

@@ -127,9 +127,11 @@ impl Drop for Family {
     }
 }
 
+/// The last error that a program named, else its last words.
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+    let error = text.lines().rfind(|line| line.starts_with("error:"));
+    error.or(text.lines().rfind(|line| !line.trim().is_empty())).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -145,7 +147,13 @@ mod tests {
         let ended = output(command, Duration::from_secs(2), &log).await;
         assert!(matches!(ended, Err(Error::Endless { .. })), "{ended:?}");
         let child = fs::read_to_string(folder.path().join("child")).unwrap().trim().parse().unwrap();
-        assert!(Process::of(child).is_none());
+        let gone = async {
+            let mut look = tokio::time::interval(Duration::from_millis(10));
+            while Process::of(child).is_some() {
+                look.tick().await;
+            }
+        };
+        timeout(Duration::from_secs(10), gone).await.expect("it was killed");
     }
 
     #[tokio::test]
