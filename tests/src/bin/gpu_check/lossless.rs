@@ -97,7 +97,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
         figures.set(&["handovers", "p99_ms", &subject.model], p99);
     }
     serving.stop(figures).await?;
-    judged(&with, &done)
+    judged(&with, &done, wanted)
 }
 
 fn p99(tally: &Tally) -> f64 {
@@ -160,12 +160,16 @@ fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[D
 }
 
 /// Fails where a request was lost or wrong, or a hand-over not carried out.
-fn judged(with: &[Loaded], done: &[Done]) -> Result<(), Error> {
+fn judged(with: &[Loaded], done: &[Done], wanted: usize) -> Result<(), Error> {
+    let completed: usize = done.iter().map(|done| done.stalls_us.len()).sum();
     let lost: u64 = with.iter().map(|loaded| loaded.tally.failures()).sum();
     let wrong: u64 = with.iter().map(|loaded| loaded.tally.wrong).sum();
     let undone: Vec<&String> = done.iter().flat_map(|done| &done.failed).collect();
-    if lost + wrong == 0 && undone.is_empty() {
+    if lost + wrong == 0 && completed >= wanted {
         return Ok(());
     }
-    Err(Error::Unusable(format!("{lost} requests lost, {wrong} wrong; hand-overs not done: {undone:?}")))
+    let why = format!(
+        "{completed} hand-overs of {wanted}; {lost} requests lost, {wrong} wrong; not done: {undone:?}"
+    );
+    Err(Error::Unusable(why))
 }
