@@ -58,7 +58,7 @@ fn another_truth_is_another_run() {
     let mean_ms = |more: &str| {
         let report =
             simulated(&format!("{MIX} --load poisson --policy unpartitioned --seconds 10 {more}")).unwrap();
-        report.runs[0].per_model["bert"].mean_ms
+        report.runs[0].per_model["speech"].mean_ms
     };
     let plain = mean_ms("");
     assert_eq!(plain, mean_ms("--truth profile --belief profile"));
