@@ -58,13 +58,35 @@ fn another_truth_is_another_run() {
     let mean_ms = |more: &str| {
         let report =
             simulated(&format!("{MIX} --load poisson --policy unpartitioned --seconds 10 {more}")).unwrap();
-        report.runs[0].per_model["speech"].mean_ms
+        report.runs[0].per_model["bert"].mean_ms
     };
     let plain = mean_ms("");
     assert_eq!(plain, mean_ms("--truth profile --belief profile"));
     assert_ne!(plain, mean_ms("--truth noise"));
     assert_ne!(plain, mean_ms("--truth form,scale"));
-    assert_ne!(plain, mean_ms("--no-interference"));
+}
+
+#[test]
+fn models_that_need_much_bandwidth_slow_each_other_down_unless_told_not_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile =
+        "{source: {kind: illustrative}, bandwidth: 0.9, execution_ms: {sms: [66, 132], 1: [4.0, 3.9]}}";
+    fs::write(folder.path().join("profile.yaml"), profile).unwrap();
+    let model = |name: &str| {
+        format!(
+            "{{name: {name}, engine: emulated, profile: profile.yaml, slo: 50ms, share: {{initial: 50%}}, \
+             tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}]}}"
+        )
+    };
+    let config = folder.path().join("config.yaml");
+    let text = format!("gpus: [{{device: emulated, sms: 132}}]\nmodels: [{}, {}]", model("a"), model("b"));
+    fs::write(&config, text).unwrap();
+    let mean_ms = |more: &str| {
+        let config = config.display();
+        let run = format!("{config} --load poisson --policy static --seconds 10 {more}");
+        simulated(&run).unwrap().runs[0].per_model["a"].mean_ms
+    };
+    assert!(mean_ms("") > mean_ms("--no-interference"));
 }
 
 #[test]
