@@ -168,6 +168,8 @@ pub struct Loaded {
     pub sms: Sms,
     /// Where the time of loading went.
     pub took: LoadTimes,
+    /// Bytes of the GPU's memory that became fewer while the session was made; none on other devices.
+    pub weights: u64,
 }
 
 /// How long the parts of loading took.
@@ -201,6 +203,8 @@ pub struct Warmed {
     pub warmup: Duration,
     /// How long it took to run every size once more and to compare the answers.
     pub proof: Duration,
+    /// Bytes of the GPU's memory that became fewer meanwhile; none on other devices.
+    pub activations: u64,
 }
 
 /// How a batch size fared when it was warmed up.

@@ -9,7 +9,8 @@ use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
     Answer, Batch, BatchRequest, Extent, MAX_MESSAGE_BYTES, MessageError, decode, encode,
 };
-use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmUp};
+use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmUp, Warmed};
+use shadowslice_shared::profile::Memory;
 use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
@@ -85,6 +86,8 @@ pub(super) struct Bench<'b> {
     pub(super) runs: u32,
     /// After so long no further batch of a size is run.
     pub(super) patience: Duration,
+    /// All the GPU's memory that a process has, in bytes.
+    pub(super) all_memory: &'b dyn Fn(i32) -> u64,
 }
 
 /// What was found at one share.
@@ -94,6 +97,7 @@ pub(super) struct Column {
     /// Per batch size: the median of its execution times, in ms.
     pub(super) ms: Vec<(u32, f64)>,
     pub(super) boot: BootTimes,
+    pub(super) memory: Memory,
 }
 
 impl Bench<'_> {
@@ -108,7 +112,7 @@ impl Bench<'_> {
     /// Measures every batch size at a share.
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
         let (mut worker, mut events) = self.spawn(Purpose::Serve, share)?;
-        let loaded = self.boot(&mut worker, &mut events).await?;
+        let Booted { loaded, activations } = self.boot(&mut worker, &mut events).await?;
         let plan =
             warm_up(self.model, &loaded).map_err(|refusal| BenchError::Refused(refusal.to_string()))?;
         let (socket, _answers) =
@@ -117,7 +121,10 @@ impl Bench<'_> {
         for &size in &plan.sizes {
             ms.push((size, self.time(&socket, &loaded.inputs, &plan, size).await?));
         }
-        let column = Column { sms: loaded.sms, ms, boot: worker.times() };
+        let memory = Memory { context: (self.all_memory)(worker.pid), weights: loaded.weights, activations };
+        let context = memory.context.saturating_sub(memory.weights).saturating_sub(memory.activations);
+        let column =
+            Column { sms: loaded.sms, ms, boot: worker.times(), memory: Memory { context, ..memory } };
         end(worker, &mut events).await;
         Ok(column)
     }
@@ -161,7 +168,7 @@ impl Bench<'_> {
         &self,
         worker: &mut Worker,
         events: &mut mpsc::Receiver<WorkerEvent>,
-    ) -> Result<Loaded, BenchError> {
+    ) -> Result<Booted, BenchError> {
         let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
         let booted = tokio::time::timeout(patience, converse(worker, events)).await;
         booted.unwrap_or_else(|_| {
@@ -218,18 +225,25 @@ impl Bench<'_> {
     }
 }
 
+/// What a worker found, and how much memory its activations take, in bytes.
+struct Booted {
+    loaded: Loaded,
+    activations: u64,
+}
+
 async fn converse(
     worker: &mut Worker,
     events: &mut mpsc::Receiver<WorkerEvent>,
-) -> Result<Loaded, BenchError> {
+) -> Result<Booted, BenchError> {
     let mut found = None;
     while let Some(WorkerEvent { said, .. }) = events.recv().await {
         worker.note(&said);
         match said {
             WorkerSaid::Connected => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
-            WorkerSaid::Warmed(_) => {
-                return found.ok_or_else(|| BenchError::Ended("it was warm before it was loaded".to_owned()));
+            WorkerSaid::Warmed(Warmed { activations, .. }) => {
+                let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
+                return found.map(|loaded| Booted { loaded, activations }).ok_or_else(early);
             }
             WorkerSaid::Refused(refusal) => return Err(BenchError::Refused(refusal.to_string())),
             WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),

@@ -4,6 +4,7 @@
 mod bench;
 #[cfg(test)]
 mod tests;
+mod told;
 mod yaml;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::process::{BootTimes, ReferenceError, ReferenceFile};
 use bench::{Bench, BenchError, Column};
+use told::Told;
 
 /// What is measured, and how.
 #[derive(Debug, clap::Args)]
@@ -124,6 +126,7 @@ fn measure(options: &Options) -> Result<(), ProfileError> {
     let program = host::worker_program()?;
     let run_dir = RunDir::take(&config.run_dir)?;
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
+    let driver = Told::of(&config.gpus[0]);
     let bench = Bench {
         model,
         gpu: Arc::clone(&gpus[0]),
@@ -136,11 +139,12 @@ fn measure(options: &Options) -> Result<(), ProfileError> {
         requests: WritableSlab::create("shadowslice-profile", model.queue.memory)?,
         runs: options.runs.max(1),
         patience: Duration::try_from_secs_f64(options.seconds).unwrap_or(Duration::from_secs(2)),
+        all_memory: &|pid| driver.memory_of(pid),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let columns = runtime.map_err(ProfileError::Runtime)?.block_on(all(&bench, shares));
     gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
-    let profile = assemble(model, columns?)?;
+    let profile = assemble(model, columns?, driver.source())?;
     let comment = format!("{}, measured by `shadowslice profile`.", model.name);
     put(options, &yaml::write(&profile, &comment))
 }
@@ -197,7 +201,7 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
 }
 
 /// A profile of what was measured, one column a share.
-fn assemble(model: &Model, columns: Vec<Column>) -> Result<Profile, ProfileError> {
+fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
     let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
@@ -206,9 +210,12 @@ fn assemble(model: &Model, columns: Vec<Column>) -> Result<Profile, ProfileError
     // Starting takes the longest with the fewest SMs, which is when it matters.
     let boots = columns.iter().map(|column| column.boot);
     let start = boots.map(start).reduce(longest).unwrap_or_default();
-    let (source, memory, bandwidth) = match &model.profile {
-        Some(given) => (given.source.clone(), given.memory, given.bandwidth),
-        None => (Source::Illustrative, Memory::default(), 0.0),
+    // The context grows with the share, and so do some workspaces: the most is what must be there.
+    let most = columns.iter().map(|column| column.memory).reduce(most).unwrap_or_default();
+    let (source, memory, bandwidth) = match (measured, &model.profile) {
+        (Some(measured), _) => (measured, most, 0.0),
+        (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
+        (None, None) => (Source::Illustrative, Memory::default(), 0.0),
     };
     Ok(Profile { source, memory, start, bandwidth, execution: Execution::new(sms, rows)? })
 }
@@ -217,6 +224,14 @@ fn assemble(model: &Model, columns: Vec<Column>) -> Result<Profile, ProfileError
 fn start(boot: BootTimes) -> Start {
     let BootTimes { spawn, load, warmup, proof } = boot;
     Start { process: spawn + load.libraries + load.context, load: load.session, warm: warmup + proof }
+}
+
+fn most(one: Memory, other: Memory) -> Memory {
+    Memory {
+        context: one.context.max(other.context),
+        weights: one.weights.max(other.weights),
+        activations: one.activations.max(other.activations),
+    }
 }
 
 fn longest(one: Start, other: Start) -> Start {

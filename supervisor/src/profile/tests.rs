@@ -4,7 +4,7 @@ use shadowslice_shared::units::Sms;
 fn column(sms: u32, ms: &[f64]) -> Column {
     let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
     let boot = BootTimes { spawn: Duration::from_millis(u64::from(200 - sms)), ..BootTimes::default() };
-    Column { sms: Sms(sms), ms, boot }
+    Column { sms: Sms(sms), ms, boot, memory: Memory::default() }
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn a_written_profile_reads_as_what_was_measured() {
     };
     let model = config("given.yaml").models.remove(0);
     let columns = vec![column(8, &[9.0, 17.5, 33.25]), column(132, &[1.0, 1.5, 2.125])];
-    let profile = assemble(&model, columns).unwrap();
+    let profile = assemble(&model, columns, None).unwrap();
     assert_eq!(profile.start.process, Duration::from_millis(192), "the slowest start");
     file("written.yaml", &yaml::write(&profile, "A comment.\nIn two lines."));
     assert_eq!(config("written.yaml").models[0].profile.as_ref(), Some(&profile));

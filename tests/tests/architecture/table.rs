@@ -191,6 +191,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::errors",
             "crate::exit",
             "crate::host",
+            "crate::nvml",
             "crate::partition",
             "crate::pipeline::WorkerId",
             "crate::process",

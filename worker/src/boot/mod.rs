@@ -47,12 +47,19 @@ impl Connected {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
-        let (parts, took) = Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
+        let (parts, took, weights) =
+            Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, outputs } = parts.signature.clone();
-        link.say(WorkerSays::Loaded(LoadedModel { inputs, outputs, sms: parts.device.sms(), took }))?;
+        link.say(WorkerSays::Loaded(LoadedModel {
+            inputs,
+            outputs,
+            sms: parts.device.sms(),
+            took,
+            weights,
+        }))?;
         Ok(Loaded { link, purpose: assignment.purpose, warm: times.warm, parts })
     }
 }
@@ -113,7 +120,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes), Refusal> {
+    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes, u64), Refusal> {
         let setup = |fault: &dyn std::error::Error| Refusal::Setup(fault.to_string());
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
         let begun_ns = now_ns();
@@ -132,7 +139,9 @@ impl Parts {
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
         }
+        let free = device.free_memory();
         let (engine, signature) = Engine::load(&assignment.engine, &libraries, device.gpu().cloned())?;
+        let weights = free.saturating_sub(device.free_memory());
         let took = LoadTimes {
             libraries: between(begun_ns, loaded_ns),
             context: between(loaded_ns, opened_ns),
@@ -142,7 +151,7 @@ impl Parts {
         let (reference, socket) = (File::from(reference), batches);
         let parts =
             Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket };
-        Ok((parts, took))
+        Ok((parts, took, weights))
     }
 
     /// Runs every batch size, and writes or checks the answers.
@@ -153,6 +162,7 @@ impl Parts {
         let times = Vec::with_capacity(warm_up.sizes.len());
         let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up, times };
         let begun_ns = now_ns();
+        let free = self.device.free_memory();
         if self.device.gpu().is_some() {
             proof::warm(&mut trial)?;
         }
@@ -162,7 +172,8 @@ impl Parts {
             Purpose::Serve => proof::prove(&mut trial, &self.reference)?,
         }
         let (warmup, proof) = (between(begun_ns, warm_ns), between(warm_ns, now_ns()));
-        Ok(Warmed { times: trial.times, warmup, proof })
+        let activations = free.saturating_sub(self.device.free_memory());
+        Ok(Warmed { times: trial.times, warmup, proof, activations })
     }
 
     fn into_warm(self, batched: bool) -> Warm {

@@ -60,6 +60,12 @@ impl Device {
         }
     }
 
+    /// Bytes of a real GPU's memory that nobody uses; none of others.
+    pub fn free_memory(&self) -> u64 {
+        let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
+        free.unwrap_or(0)
+    }
+
     /// The real GPU, if it is one.
     pub fn gpu(&self) -> Option<&Arc<CudaGpu>> {
         match self {

@@ -4,6 +4,7 @@ mod echo;
 mod onnxruntime;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::{EngineSpec, Refusal};
@@ -76,6 +77,14 @@ impl Engine {
             (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
                 Err(Refusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
             }
+        }
+    }
+
+    /// How long the batch in this slot executed, which is [through](Self::run), where that is measured on a GPU.
+    pub fn executed(&self, slot: u8) -> Option<Duration> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::OnGpu(engine) => engine.gpu().executed(slot).ok().flatten(),
         }
     }
 

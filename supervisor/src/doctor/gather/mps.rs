@@ -46,8 +46,10 @@ fn control(path: PathBuf) -> Control {
 
 /// The number in a line such as `... Binary version: 13000`.
 fn version(said: &str) -> Option<u32> {
-    let numbers = said.split(|letter: char| !letter.is_ascii_digit());
-    numbers.filter_map(|number| number.parse().ok()).rfind(|number| *number >= 1000)
+    // What follows is the years of a copyright.
+    let after = said.rsplit_once("ersion:").map_or(said, |(_, after)| after);
+    let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
+    numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
 }
 
 /// Whether a program's file holds this word. Which commands a control program knows can otherwise only be asked

@@ -75,11 +75,10 @@ const SECTIONS: &[Section] = &[
     },
     Section {
         title: "Execution times",
-        stage: "sweep",
-        figure: "execution_ms",
-        means: "How long a batch executes in ms, alone on the GPU, by share (rows of the table) and batch size, as the worker \
-                measures it, one request at a time through the server. Under `profiles` in gpu.json are the tables of `shadowslice profile`, \
-                stage profiles.",
+        stage: "profiles",
+        figure: "profiles",
+        means: "How long a batch executes in ms, alone on the GPU, by SMs (rows of the table) and batch size: medians of `shadowslice \
+                profile`. The same tables are in configs/profiles.",
         show: execution,
     },
     Section {
@@ -238,11 +237,19 @@ fn handovers(figures: &Value) -> String {
 
 fn execution(figures: &Value) -> String {
     let batches = ["1", "2", "4", "8", "16", "32"];
-    let mut table = Table::new(&[&["model, share"], batches.as_slice()].concat());
-    for (model, shares) in figures["execution_ms"].as_object().into_iter().flatten() {
-        for share in by_number(shares) {
-            let times = &shares[share];
-            table.row(&format!("{model}, {share} %"), batches.iter().map(|batch| cell(&times[*batch])));
+    let mut table = Table::new(&[&["model, SMs"], batches.as_slice()].concat());
+    for (model, profile) in figures["profiles"].as_object().into_iter().flatten() {
+        let list = |key: &str| -> Vec<String> {
+            let begin = format!("  {key}: [");
+            let line =
+                profile.as_str().unwrap_or_default().lines().find_map(|line| line.strip_prefix(&begin));
+            let items = line.unwrap_or_default().trim_end_matches(']').split(", ");
+            items.map(str::to_owned).collect()
+        };
+        let columns = batches.map(list);
+        for (index, sms) in list("sms").iter().enumerate() {
+            let times = columns.iter().map(|column| column.get(index).cloned().unwrap_or_default());
+            table.row(&format!("{model}, {sms}"), times);
         }
     }
     table.text()
@@ -258,9 +265,14 @@ fn errors(figures: &Value) -> String {
     let heads: Vec<&str> = std::iter::once("model").chain(heads.iter().map(String::as_str)).collect();
     let mut table = Table::new(&heads);
     for (model, of) in all.as_object().into_iter().flatten() {
-        table.row(model, shares.iter().map(|share| cell(&of[*share])));
+        table.row(model, shares.iter().map(|share| small(&of[*share])));
     }
     table.text()
+}
+
+/// A small number with two digits.
+fn small(value: &Value) -> String {
+    value.as_f64().map_or_else(|| cell(value), |number| format!("{number:.1e}"))
 }
 
 /// The keys of a map, by the number that each is.

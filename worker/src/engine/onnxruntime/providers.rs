@@ -36,6 +36,8 @@ fn dispatch(provider: &Provider, gpu: &Arc<CudaGpu>) -> Result<ExecutionProvider
         Provider::Cuda => {
             let cuda = ep::CUDA::default()
                 .with_tf32(true)
+                // Doubling would take memory that shadows and neighbours need.
+                .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
                 .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
             // SAFETY: the session lives beside an `Arc` of the GPU, and is dropped before it.
             unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
