@@ -56,10 +56,13 @@ impl Admission {
 }
 
 /// How many requests, from the first, a batch should go without, so that the others are in time: all of
-/// them, where nothing helps. `deadlines` ascend, of requests of one row each.
+/// them, where nothing helps, but the last where the lane is `idle`. It costs nobody anything to try, and
+/// predictions that turn everybody away would never be corrected. `deadlines` ascend, of requests of one
+/// row each.
 pub fn too_late(
     deadlines: impl ExactSizeIterator<Item = Moment>,
     starts: Moment,
+    idle: bool,
     mut time: impl FnMut(u32) -> Duration,
 ) -> usize {
     let requests = deadlines.len();
@@ -67,7 +70,8 @@ pub fn too_late(
         let rows = u32::try_from(requests - dropped).unwrap_or(u32::MAX);
         starts + time(rows) <= deadline
     };
-    deadlines.enumerate().map(in_time).position(|in_time| in_time).unwrap_or(requests)
+    let all = if idle { requests.saturating_sub(1) } else { requests };
+    deadlines.enumerate().map(in_time).position(|in_time| in_time).unwrap_or(all)
 }
 
 /// When the next batch may be sent to a lane that should be through with what it has then: this long
@@ -132,12 +136,16 @@ mod tests {
 
     #[test]
     fn a_batch_goes_without_as_few_as_help_the_others() {
-        let late =
-            |deadlines: &[u64]| too_late(deadlines.iter().map(|&deadline| ms(deadline)), ms(100), time);
+        let late = |deadlines: &[u64]| {
+            too_late(deadlines.iter().map(|&deadline| ms(deadline)), ms(100), false, time)
+        };
         assert_eq!(late(&[]), 0);
         assert_eq!(late(&[113, 113, 113]), 0);
         assert_eq!(late(&[112, 113, 113]), 1);
         assert_eq!(late(&[112, 112, 112]), 1, "without one of them the others are in time");
         assert_eq!(late(&[50, 60, 110]), 3, "nothing helps");
+        let tried = [50, 60, 110].into_iter().map(ms);
+        assert_eq!(too_late(tried, ms(100), true, time), 2, "an idle lane tries the last one");
+        assert_eq!(too_late([].into_iter(), ms(100), true, time), 0);
     }
 }

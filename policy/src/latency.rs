@@ -1,4 +1,8 @@
 //! How long a batch executes, predicted from the profile and from what was seen.
+//!
+//! Two things change: how long batches of one size take against those of another, slowly if at all, and the
+//! pace of all of them, as soon as neighbours begin or cease to execute. So they are told apart, and the
+//! pace is followed within a few batches, whatever their sizes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,9 +14,15 @@ use shadowslice_shared::units::Sms;
 /// are predicted from their neighbours.
 pub const MAX_ROW_COUNTS: usize = 64;
 
-/// What a new observation weighs against all earlier ones: a change of speed is followed within
-/// some twenty batches, a single slow one hardly moves the prediction.
+/// What a new observation weighs against all earlier ones of its row count.
 pub const OBSERVATION_WEIGHT: f64 = 0.125;
+
+/// What it weighs in the pace.
+pub const PACE_WEIGHT: f64 = 0.5;
+
+/// A batch that is slower than this many times the pace counts as this, and faster ones alike, so that a
+/// single one is soon forgotten.
+const MAX_SURPRISE: f64 = 3.0;
 
 /// An execution is a hang beyond this many times its prediction.
 pub const HANG_FACTOR: u32 = 20;
@@ -28,19 +38,28 @@ pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
-    /// Mean execution time in seconds by rows, recent observations first.
+    /// Mean execution time in seconds by rows, at a pace of 1; recent observations first.
     observed: BTreeMap<u32, f64>,
+    /// What those are multiplied by now.
+    pace: f64,
 }
 
 impl Predictor {
     /// A predictor for a model that runs on so many SMs, with its profile if it has one.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
-        Self { profile: profile.map(|profile| profile.execution.clone()), sms, observed: BTreeMap::new() }
+        let profile = profile.map(|profile| profile.execution.clone());
+        Self { profile, sms, observed: BTreeMap::new(), pace: 1.0 }
     }
 
     /// A batch of so many rows executed in that time.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let took = took.as_secs_f64();
+        if let Some(expected) = self.at_pace_1(rows) {
+            let ratio = took / expected.max(1e-9);
+            let ratio = ratio.clamp(self.pace / MAX_SURPRISE, self.pace * MAX_SURPRISE);
+            self.pace += PACE_WEIGHT * (ratio - self.pace);
+        }
+        let took = took / self.pace;
         if let Some(mean) = self.observed.get_mut(&rows) {
             *mean += OBSERVATION_WEIGHT * (took - *mean);
         } else if self.observed.len() < MAX_ROW_COUNTS {
@@ -65,18 +84,20 @@ impl Predictor {
     /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
+        self.at_pace_1(rows).map(|seconds| span(self.pace * seconds))
+    }
+
+    fn at_pace_1(&self, rows: u32) -> Option<f64> {
         if let Some(&mean) = self.observed.get(&rows) {
-            return Some(span(mean));
+            return Some(mean);
         }
         let profiled = |rows| Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64());
         let nearest = self.observed.iter().min_by_key(|(seen, _)| seen.abs_diff(rows));
-        let seconds = match (nearest, profiled(rows)) {
-            (Some((&seen, &mean)), Some(time)) => mean * time / profiled(seen)?.max(1e-9),
-            (Some((&seen, &mean)), None) => mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0),
-            (None, Some(time)) => time,
-            (None, None) => return None,
-        };
-        Some(span(seconds))
+        match (nearest, profiled(rows)) {
+            (Some((&seen, &mean)), Some(time)) => Some(mean * time / profiled(seen)?.max(1e-9)),
+            (Some((&seen, &mean)), None) => Some(mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0)),
+            (None, time) => time,
+        }
     }
 
     /// The time after which a batch of so many rows counts as hung.
@@ -146,15 +167,30 @@ mod tests {
     }
 
     #[test]
-    fn observations_move_the_mean_slowly_and_get_there() {
-        let mut predictor = Predictor::new(None, Sms(20));
-        predictor.observe(1, 8 * MS);
-        predictor.observe(1, 16 * MS);
-        assert!(near(predictor.predict(1), 9 * MS));
-        for _ in 0..100 {
-            predictor.observe(1, 16 * MS);
+    fn another_pace_is_followed_within_a_few_batches_whatever_their_sizes() {
+        let mut predictor = Predictor::new(Some(&profile()), Sms(20));
+        for rows in 1..=8 {
+            predictor.observe(rows, 5 * MS * rows);
         }
-        assert!(near(predictor.predict(1), 16 * MS));
+        // Neighbours begin to execute; only batches of two run.
+        for _ in 0..6 {
+            predictor.observe(2, 20 * MS);
+        }
+        for rows in 1..=8 {
+            let off = predictor.predict(rows).unwrap().as_secs_f64() / (0.010 * f64::from(rows)) - 1.0;
+            assert!(off.abs() < 0.1, "{rows} rows: {off}");
+        }
+    }
+
+    #[test]
+    fn a_single_slow_batch_is_soon_forgotten() {
+        let mut predictor = Predictor::new(Some(&profile()), Sms(20));
+        predictor.observe(1, 5 * MS);
+        predictor.observe(1, 900 * MS);
+        for _ in 0..40 {
+            predictor.observe(1, 5 * MS);
+        }
+        assert!(predictor.predict(1).unwrap() < 6 * MS);
     }
 
     #[test]

@@ -111,7 +111,9 @@ impl<'a> Model<'a> {
         let arrived = moment(now);
         let deadline = arrived + self.served.terms.slo;
         let relief = now >= self.pressed_until && self.standing().is_some_and(|sms| sms > self.share());
-        let late = (relief || self.refuses_late()) && self.answered_at(arrived) > deadline;
+        // Who finds nobody before him is tried in any case, or predictions would never be corrected.
+        let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
+        let late = !tried && (relief || self.refuses_late()) && self.answered_at(arrived) > deadline;
         let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
         let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
@@ -204,7 +206,8 @@ impl<'a> Model<'a> {
         if self.refuses_late() {
             let starts = self.lane_free(now);
             let deadlines = requests.iter().map(|request| request.deadline);
-            let late = door::too_late(deadlines, starts, |rows| self.time(rows));
+            let idle = self.lanes[self.serving].is_empty();
+            let late = door::too_late(deadlines, starts, idle, |rows| self.time(rows));
             requests.drain(..late);
         } else if let Some(lateness) = &self.lateness {
             requests.retain(|request| !lateness.refuses(request.deadline, now));
