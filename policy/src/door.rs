@@ -57,21 +57,24 @@ impl Admission {
 
 /// How many requests, from the first, a batch should go without, so that the others are in time: all of
 /// them, where nothing helps, but the last where the lane is `idle`. It costs nobody anything to try, and
-/// predictions that turn everybody away would never be corrected. `deadlines` ascend, of requests of one
-/// row each.
+/// predictions that turn everybody away would never be corrected. `requests` are deadlines, ascending, and
+/// rows.
 pub fn too_late(
-    deadlines: impl ExactSizeIterator<Item = Moment>,
+    requests: impl Iterator<Item = (Moment, u32)> + Clone,
     starts: Moment,
     idle: bool,
     mut time: impl FnMut(u32) -> Duration,
 ) -> usize {
-    let requests = deadlines.len();
-    let in_time = |(dropped, deadline): (usize, Moment)| {
-        let rows = u32::try_from(requests - dropped).unwrap_or(u32::MAX);
-        starts + time(rows) <= deadline
-    };
-    let all = if idle { requests.saturating_sub(1) } else { requests };
-    deadlines.enumerate().map(in_time).position(|in_time| in_time).unwrap_or(all)
+    let mut rows = requests.clone().fold(0_u32, |sum, (_, rows)| sum.saturating_add(rows));
+    let mut dropped = 0;
+    for (deadline, own) in requests {
+        if starts + time(rows) <= deadline || idle && rows == own {
+            break;
+        }
+        rows -= own;
+        dropped += 1;
+    }
+    dropped
 }
 
 /// When the next batch may be sent to a lane that should be through with what it has then: this long
@@ -136,16 +139,23 @@ mod tests {
 
     #[test]
     fn a_batch_goes_without_as_few_as_help_the_others() {
-        let late = |deadlines: &[u64]| {
-            too_late(deadlines.iter().map(|&deadline| ms(deadline)), ms(100), false, time)
-        };
+        let one_row = |&deadline: &u64| (ms(deadline), 1);
+        let late = |deadlines: &[u64]| too_late(deadlines.iter().map(one_row), ms(100), false, time);
         assert_eq!(late(&[]), 0);
         assert_eq!(late(&[113, 113, 113]), 0);
         assert_eq!(late(&[112, 113, 113]), 1);
         assert_eq!(late(&[112, 112, 112]), 1, "without one of them the others are in time");
         assert_eq!(late(&[50, 60, 110]), 3, "nothing helps");
-        let tried = [50, 60, 110].into_iter().map(ms);
-        assert_eq!(too_late(tried, ms(100), true, time), 2, "an idle lane tries the last one");
-        assert_eq!(too_late([].into_iter(), ms(100), true, time), 0);
+        let tried = |deadlines: &[u64]| too_late(deadlines.iter().map(one_row), ms(100), true, time);
+        assert_eq!(tried(&[50, 60, 110]), 2, "an idle lane tries the last one");
+        assert_eq!(tried(&[]), 0);
+    }
+
+    #[test]
+    fn a_large_request_that_goes_takes_its_rows_along() {
+        let requests = [(ms(113), 4), (ms(113), 2), (ms(113), 1)];
+        assert_eq!(too_late(requests.into_iter(), ms(100), false, time), 1);
+        assert_eq!(too_late([(ms(113), 4)].into_iter(), ms(100), false, time), 1);
+        assert_eq!(too_late([(ms(113), 4)].into_iter(), ms(100), true, time), 0);
     }
 }

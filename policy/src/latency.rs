@@ -24,6 +24,10 @@ pub const PACE_WEIGHT: f64 = 0.5;
 /// single one is soon forgotten.
 const MAX_SURPRISE: f64 = 3.0;
 
+/// The pace stays between one in this many and this many. What goes further, a worker that reports zero
+/// times for one, becomes part of the times per row count.
+const MAX_PACE: f64 = 64.0;
+
 /// An execution is a hang beyond this many times its prediction.
 pub const HANG_FACTOR: u32 = 20;
 
@@ -40,7 +44,7 @@ pub struct Predictor {
     sms: Sms,
     /// Mean execution time in seconds by rows, at a pace of 1; recent observations first.
     observed: BTreeMap<u32, f64>,
-    /// What those are multiplied by now.
+    /// What those are multiplied by now; never zero.
     pace: f64,
 }
 
@@ -54,17 +58,24 @@ impl Predictor {
     /// A batch of so many rows executed in that time.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let took = took.as_secs_f64();
-        if let Some(expected) = self.at_pace_1(rows) {
-            let ratio = took / expected.max(1e-9);
-            let ratio = ratio.clamp(self.pace / MAX_SURPRISE, self.pace * MAX_SURPRISE);
-            self.pace += PACE_WEIGHT * (ratio - self.pace);
-        }
+        self.follow(rows, took);
         let took = took / self.pace;
         if let Some(mean) = self.observed.get_mut(&rows) {
             *mean += OBSERVATION_WEIGHT * (took - *mean);
         } else if self.observed.len() < MAX_ROW_COUNTS {
             self.observed.insert(rows, took);
         }
+    }
+
+    /// Moves the pace. A row count that was never seen says nothing of it without a profile: what to
+    /// expect of it is a guess.
+    fn follow(&mut self, rows: u32, took: f64) {
+        let known = self.profile.is_some() || self.observed.contains_key(&rows);
+        let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
+        let ratio = took / expected.max(1e-9);
+        let ratio = ratio.clamp(self.pace / MAX_SURPRISE, self.pace * MAX_SURPRISE);
+        let pace = self.pace + PACE_WEIGHT * (ratio - self.pace);
+        self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
     /// A warm-up of so many rows executed in that time: better than nothing, where no profile knows
@@ -75,9 +86,9 @@ impl Predictor {
         }
     }
 
-    /// The row counts seen so far, ascending, and the mean execution time of each, recent ones weighing more.
+    /// The row counts seen so far, ascending, and the execution time of each, recent ones weighing more.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
-        self.observed.iter().map(|(&rows, &mean)| (rows, span(mean)))
+        self.observed.iter().map(|(&rows, &mean)| (rows, span(self.pace * mean)))
     }
 
     /// The time that a batch of so many rows should take; nothing while neither a profile nor an
@@ -142,7 +153,8 @@ mod tests {
         let mut predictor = Predictor::new(Some(&profile()), Sms(20));
         assert!(near(predictor.predict(4), 20 * MS));
         predictor.observe(4, 30 * MS);
-        assert_eq!(predictor.observed().collect::<Vec<_>>(), [(4, 30 * MS)]);
+        let observed: Vec<_> = predictor.observed().collect();
+        assert!(matches!(observed[..], [(4, took)] if near(Some(took), 30 * MS)), "{observed:?}");
         assert!(near(predictor.predict(4), 30 * MS));
         assert!(near(predictor.predict(8), 60 * MS), "corrected as its neighbour");
     }
@@ -191,6 +203,29 @@ mod tests {
             predictor.observe(1, 5 * MS);
         }
         assert!(predictor.predict(1).unwrap() < 6 * MS);
+    }
+
+    #[test]
+    fn zero_times_and_endless_ones_spoil_nothing_for_ever() {
+        for profile in [None, Some(profile())] {
+            for nonsense in [Duration::ZERO, Duration::MAX] {
+                let mut predictor = Predictor::new(profile.as_ref(), Sms(20));
+                (0..5_000).for_each(|_| predictor.observe(2, nonsense));
+                assert!(predictor.pace.is_normal());
+                (0..500).for_each(|_| predictor.observe(2, 10 * MS));
+                let predicted = predictor.predict(2).unwrap();
+                assert!(predicted.abs_diff(10 * MS) < MS, "{predicted:?} after {nonsense:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_profile_another_size_says_nothing_of_the_pace() {
+        let mut predictor = Predictor::new(None, Sms(20));
+        predictor.observe(1, 10 * MS);
+        predictor.observe(8, 12 * MS);
+        assert!(near(predictor.predict(1), 10 * MS));
+        assert!(near(predictor.predict(8), 12 * MS));
     }
 
     #[test]

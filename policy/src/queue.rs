@@ -48,6 +48,7 @@ struct Group {
 pub struct Queue<K, T> {
     max_requests: usize,
     sequence: u64,
+    rows: u64,
     entries: BTreeMap<Place, Entry<K, T>>,
     /// Places of the entries that may run with others, by shape.
     groups: BTreeMap<K, Group>,
@@ -61,6 +62,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         Self {
             max_requests,
             sequence: 0,
+            rows: 0,
             entries: BTreeMap::new(),
             groups: BTreeMap::new(),
             alone: BTreeSet::new(),
@@ -90,6 +92,11 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.entries.len()
     }
 
+    /// Their rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -99,6 +106,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     pub fn drain_all(&mut self) -> Vec<Entry<K, T>> {
         self.groups.clear();
         self.alone.clear();
+        self.rows = 0;
         std::mem::take(&mut self.entries).into_values().collect()
     }
 
@@ -112,6 +120,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     fn insert(&mut self, entry: Entry<K, T>, fresh: bool) {
         let place = Place { fresh, deadline: entry.deadline, sequence: self.sequence };
         self.sequence += 1;
+        self.rows += u64::from(entry.rows);
         if entry.alone {
             self.alone.insert(place);
         } else {
@@ -129,6 +138,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     /// Takes out the entry at `place`, which must be taken.
     pub(crate) fn take(&mut self, place: Place) -> Entry<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
+        self.rows -= u64::from(entry.rows);
         if entry.alone {
             self.alone.remove(&place);
             return entry;
@@ -224,7 +234,8 @@ mod tests {
             queue.push(entry).unwrap();
         }
         assert_eq!(items(queue.take_if(|item| item % 2 == 0)), [0, 2, 4]);
-        assert_eq!(queue.size_of(&"a"), (2, 2));
+        assert_eq!((queue.size_of(&"a"), queue.rows()), ((2, 2), 3));
         assert_eq!(items(queue.drain_all()), [1, 3, 5]);
+        assert_eq!(queue.rows(), 0);
     }
 }

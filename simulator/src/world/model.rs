@@ -205,9 +205,9 @@ impl<'a> Model<'a> {
         let before = requests.len();
         if self.refuses_late() {
             let starts = self.lane_free(now);
-            let deadlines = requests.iter().map(|request| request.deadline);
+            let due = requests.iter().map(|request| (request.deadline, request.rows));
             let idle = self.lanes[self.serving].is_empty();
-            let late = door::too_late(deadlines, starts, idle, |rows| self.time(rows));
+            let late = door::too_late(due, starts, idle, |rows| self.time(rows));
             requests.drain(..late);
         } else if let Some(lateness) = &self.lateness {
             requests.retain(|request| !lateness.refuses(request.deadline, now));
