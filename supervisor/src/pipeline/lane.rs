@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
@@ -139,6 +140,24 @@ impl Lane {
     /// Whether nothing is on it, answers that are still being copied included.
     pub(crate) fn is_empty(&self) -> bool {
         self.free_slots.len() == IN_FLIGHT
+    }
+
+    /// Whether its worker has nothing to execute; answers may still be being copied.
+    pub(crate) fn executes_nothing(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// How long a batch of so many rows should take, as far as is known.
+    pub(crate) fn time(&self, rows: u32) -> Duration {
+        self.predictor.predict(rows).unwrap_or(Duration::ZERO)
+    }
+
+    /// When it should be through with what it has; not in the past.
+    pub(crate) fn free_at(&self, now: Moment) -> Moment {
+        let mut batches = self.in_flight.iter();
+        let Some(front) = batches.next() else { return now };
+        let ends = front.executing_since.unwrap_or(now) + self.time(front.rows);
+        batches.fold(ends.max(now), |free, batch| free + self.time(batch.rows))
     }
 
     /// When the batch that executes now would count as hung: later on a crowded GPU, and later for

@@ -10,10 +10,12 @@
 //! never waits for it.
 
 mod answer;
+mod door;
 mod facts;
 mod histogram;
 mod lane;
 mod memory;
+mod observe;
 mod reader;
 mod request;
 mod stall;
@@ -30,6 +32,7 @@ use parking_lot::Mutex;
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
@@ -42,14 +45,15 @@ pub use lane::{Arrival, Crowding, WorkerId};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
 pub use stall::Stall;
-pub use stats::{Counts, Latencies};
+pub use stats::{Counts, Latencies, Refusal};
 
 use crate::clock::Clock;
+use door::Doorkeeper;
 use facts::Reporter;
-use lane::{Duty, Ticket, Waiting};
+use lane::Ticket;
 use memory::{RequestMemory, Reservation};
 use stall::StallMeter;
-use state::{Door, State};
+use state::{Gate, State};
 use stats::Stats;
 
 /// A worker that seems to hang is looked at again after this: when this process itself could not run for
@@ -78,7 +82,7 @@ pub struct Settings {
 /// The pipeline of one model.
 #[derive(Debug)]
 pub struct Pipeline {
-    name: String,
+    name: Arc<str>,
     slo: Duration,
     profile: Option<Profile>,
     clock: Clock,
@@ -89,23 +93,26 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline whose door is shut until a worker serves.
+    /// A pipeline that takes no requests until a worker serves.
     pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
+        let name: Arc<str> = settings.name.into();
+        let most = Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay };
         let state = State {
-            door: Door::Shut("the model is being loaded".to_owned()),
+            name: Arc::clone(&name),
+            gate: Gate::Shut("the model is being loaded".to_owned()),
+            door: Doorkeeper::new(most, !settings.reject_late),
             queue: Queue::new(settings.max_requests),
             lanes: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
-            limits: Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay },
             lateness: settings.reject_late.then(|| Lateness::new(settings.slo)),
             reporter: Reporter::new(facts),
             alarm: None,
             next_batch: 0,
         };
         Ok(Self {
-            name: settings.name,
+            name,
             slo: settings.slo,
             profile: settings.profile,
             clock,
@@ -123,9 +130,9 @@ impl Pipeline {
 
     /// Whether requests are accepted; otherwise why not.
     pub fn ready(&self) -> Result<(), String> {
-        match &self.state.lock().door {
-            Door::Open => Ok(()),
-            Door::Shut(why) => Err(why.clone()),
+        match &self.state.lock().gate {
+            Gate::Open => Ok(()),
+            Gate::Shut(why) => Err(why.clone()),
         }
     }
 
@@ -135,8 +142,9 @@ impl Pipeline {
     /// Dropping the future gives the request up: it is not run if it still waits.
     pub async fn infer(&self, inputs: Vec<Input>) -> Result<Vec<Output>, Failure> {
         let arrived = self.clock.now();
-        let metadata = self.metadata.get().ok_or_else(|| self.not_ready("the model is being loaded"))?;
-        let memory = self.store(&inputs).inspect_err(|_| self.state.lock().stats.rejected(arrived))?;
+        let metadata =
+            self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
+        let memory = self.store(&inputs, arrived)?;
         let (reply, answer) = oneshot::channel();
         let entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
@@ -147,11 +155,11 @@ impl Pipeline {
             item: Ticket { memory: Arc::new(memory), reply, deaths: 0 },
         };
         drop(inputs);
-        self.submit(entry)?;
+        self.change(|state| state.accept(entry, arrived))?;
         answer.await.unwrap_or_else(|_| Err(Failure::Unavailable("the server is stopping".to_owned())))
     }
 
-    fn store(&self, inputs: &[Input]) -> Result<Reservation, Failure> {
+    fn store(&self, inputs: &[Input], now: Moment) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.bytes();
         if needed > limit {
@@ -159,11 +167,13 @@ impl Pipeline {
                 "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
                 self.name
             );
+            self.state.lock().stats.turned_away(Refusal::TooLarge, now);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
+            self.state.lock().stats.turned_away(Refusal::MemoryFull, now);
             return Err(Failure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {
@@ -179,30 +189,6 @@ impl Pipeline {
             self.state.lock().forget_gone();
             self.memory.reserve(lengths())
         })
-    }
-
-    fn submit(&self, entry: Waiting) -> Result<(), Failure> {
-        let now = entry.arrived;
-        self.change(|state| {
-            if let Door::Shut(why) = &state.door {
-                let failure = self.not_ready(why);
-                state.stats.rejected(now);
-                return Err(failure);
-            }
-            if state.enqueue(entry).is_err() {
-                state.stats.rejected(now);
-                let limit = state.queue.len();
-                let why = format!("the queue of model '{}' is full: {limit} requests wait", self.name);
-                return Err(Failure::Unavailable(why));
-            }
-            state.stats.counts.accepted += 1;
-            state.dispatch(now);
-            Ok(())
-        })
-    }
-
-    fn not_ready(&self, why: &str) -> Failure {
-        Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
     /// Changes the state, and moves the alarm if it must ring earlier now.
@@ -270,14 +256,14 @@ impl Pipeline {
         }
         let per_request = 16 + 24 * found.inputs.len();
         let mut state = self.state.lock();
-        state.limits.max_rows = found.max_batch;
-        state.limits.max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
+        let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
+        state.door.found(found.max_batch, max_requests);
         Ok(Arc::clone(known))
     }
 
     /// Takes requests from now on.
     pub fn open(&self) {
-        self.state.lock().door = Door::Open;
+        self.state.lock().gate = Gate::Open;
     }
 
     /// Refuses requests from now on, and those that wait.
@@ -313,6 +299,21 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
+    /// Batches and lets requests in as `door` says from now on, within what the configuration allows. Where
+    /// that serves the late (`queue.on_late: serve`), nobody is turned away.
+    pub fn set_door(&self, door: Door) {
+        let now = self.clock.now();
+        self.change(|state| state.set_door(door, now));
+    }
+
+    /// What was seen since the last call, or since the start.
+    pub fn observe(&self) -> Seen {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let queued = state.queue.len();
+        state.stats.recent.take(queued, now)
+    }
+
     /// Counts, latencies, and requests (queued, in flight).
     pub fn report(&self) -> (Counts, Latencies, (usize, usize)) {
         let now = self.clock.now();
@@ -323,7 +324,7 @@ impl Pipeline {
     /// How long batches execute at the share in force, by rows; empty while nothing serves.
     pub fn execution_times(&self) -> Vec<(u32, Duration)> {
         let state = self.state.lock();
-        let serving = state.lanes.iter().find(|lane| lane.duty == Duty::Serving);
+        let serving = state.serving().map(|lane| &state.lanes[lane]);
         serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
     }
 

@@ -3,38 +3,54 @@
 //! Everything here is short and never waits. A request that finds a free slot is on its way to the
 //! worker before its client's task gives the lock back, so no other task has to wake for it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{self, Limits, Next};
+use shadowslice_policy::batcher::{self, Next};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::queue::Queue;
+use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
+use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
-use super::stats::Stats;
+use super::stats::{Refusal, Stats};
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Door {
+pub(crate) enum Gate {
     /// Yes. Between a worker's death and its successor they wait.
     Open,
     /// No, and why.
     Shut(String),
 }
 
+/// What sending all that can be sent leaves, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Nothing, or what waits for a slot.
+    Nothing,
+    /// What waits until then for company, or for its turn.
+    Until(Moment),
+    /// A batch that was ready, and no lane took it.
+    Ready,
+}
+
 /// The state of a pipeline.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) door: Door,
+    /// The model's name.
+    pub(crate) name: Arc<str>,
+    pub(crate) gate: Gate,
+    pub(crate) door: Doorkeeper,
     pub(crate) queue: Queue<Shapes, Ticket>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) limits: Limits,
     /// Whether late requests are refused under overload; `None`: they are served.
     pub(crate) lateness: Option<Lateness>,
     pub(crate) reporter: Reporter,
@@ -44,35 +60,76 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Takes a request in, or turns it away.
+    pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
+        if let Gate::Shut(why) = &self.gate {
+            let failure = not_ready(&self.name, why);
+            return Err(self.turn_away(Refusal::NotReady, failure, now));
+        }
+        let lane = self.serving().map(|lane| &self.lanes[lane]);
+        if let Some(refusal) = self.door.refuses(&request, self.queue.rows(), lane, now) {
+            let failure = self.door.failure(refusal, &self.name, &request);
+            return Err(self.turn_away(refusal, failure, now));
+        }
+        if self.enqueue(request).is_err() {
+            let why =
+                format!("the queue of model '{}' is full: {} requests wait", self.name, self.queue.len());
+            return Err(self.turn_away(Refusal::QueueFull, Failure::Unavailable(why), now));
+        }
+        self.stats.accepted();
+        self.dispatch(now);
+        Ok(())
+    }
+
+    fn turn_away(&mut self, refusal: Refusal, failure: Failure, now: Moment) -> Failure {
+        self.stats.turned_away(refusal, now);
+        failure
+    }
+
+    /// The policy opens or narrows the door.
+    pub(crate) fn set_door(&mut self, door: Door, now: Moment) {
+        self.door.set(door);
+        self.dispatch(now);
+    }
+
+    /// The index of the lane that serves.
+    pub(crate) fn serving(&self) -> Option<usize> {
+        self.lanes.iter().position(|lane| lane.duty == Duty::Serving)
+    }
+
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Moment) {
-        let mut wait = None;
-        let mut left = false;
-        while !self.queue.is_empty() {
-            let Some(lane) = self.lanes.iter().position(|lane| lane.duty == Duty::Serving) else {
-                left = true;
-                break;
-            };
-            if !self.lanes[lane].has_room() {
-                break;
+        let serving = self.serving();
+        self.door.note_service(serving.is_some(), now);
+        let left = match serving {
+            Some(lane) => self.send_to(lane, now),
+            None if self.queue.is_empty() => Left::Nothing,
+            None => Left::Ready,
+        };
+        self.stall.note(left == Left::Ready, now);
+        self.note_queue(now);
+        self.note_busy(now);
+        let wait = if let Left::Until(wait) = left { Some(wait) } else { None };
+        self.alarm = [wait, self.hang_due()].into_iter().flatten().min();
+    }
+
+    fn send_to(&mut self, lane: usize, now: Moment) -> Left {
+        let limits = self.door.limits();
+        while !self.queue.is_empty() && self.lanes[lane].has_room() {
+            if let Some(until) = self.door.holds_until(&self.lanes[lane], now) {
+                return Left::Until(until);
             }
-            match batcher::next(&mut self.queue, &self.limits, now) {
+            match batcher::next(&mut self.queue, &limits, now) {
                 Next::Run(batch) => {
-                    left = !self.send(lane, batch, now);
-                    if left {
-                        break;
+                    if !self.send(lane, batch, now) {
+                        return Left::Ready;
                     }
                 }
-                Next::WaitUntil(until) => {
-                    wait = Some(until);
-                    break;
-                }
+                Next::WaitUntil(until) => return Left::Until(until),
                 Next::Idle => break,
             }
         }
-        self.stall.note(left, now);
-        self.note_queue(now);
-        self.alarm = [wait, self.hang_due()].into_iter().flatten().min();
+        Left::Nothing
     }
 
     /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
@@ -91,8 +148,8 @@ impl State {
 
     /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
     /// lane did not take it.
-    fn send(&mut self, lane: usize, batch: Vec<Waiting>, now: Moment) -> bool {
-        let batch = self.still_wanted(batch, now);
+    fn send(&mut self, lane: usize, mut batch: Vec<Waiting>, now: Moment) -> bool {
+        self.leave_out(&mut batch, lane, now);
         if batch.is_empty() {
             return true;
         }
@@ -112,28 +169,40 @@ impl State {
         }
     }
 
-    fn still_wanted(&mut self, batch: Vec<Waiting>, now: Moment) -> Vec<Waiting> {
-        let mut wanted = Vec::with_capacity(batch.len());
-        for request in batch {
-            if request.item.reply.is_closed() {
-                self.stats.counts.cancelled += 1;
-            } else if self.lateness.as_ref().is_some_and(|late| late.refuses(request.deadline, now)) {
-                self.stats.rejected(now);
+    fn leave_out(&mut self, batch: &mut Vec<Waiting>, lane: usize, now: Moment) {
+        let before = batch.len();
+        batch.retain(|request| !request.item.reply.is_closed());
+        self.stats.counts.cancelled += (before - batch.len()) as u64;
+        if self.door.refuses_late() {
+            let late = self.door.too_late(batch, &self.lanes[lane], now);
+            for request in batch.drain(..late) {
+                self.stats.rejected(Refusal::Late, now);
+                let failure = door::too_late(&self.name, &request);
+                reply(request, Err(failure));
+            }
+        } else if let Some(lateness) = &self.lateness {
+            for request in batch.extract_if(.., |request| lateness.refuses(request.deadline, now)) {
+                self.stats.rejected(Refusal::Late, now);
                 let waited = now.since(request.arrived).as_millis();
                 let why =
                     format!("the server is overloaded: the request waited {waited} ms, past its deadline");
                 reply(request, Err(Failure::Unavailable(why)));
-            } else {
-                wanted.push(request);
             }
         }
-        wanted
     }
 
     fn note_queue(&mut self, now: Moment) {
         if let Some(lateness) = &mut self.lateness {
             if self.queue.is_empty() { lateness.emptied(now) } else { lateness.queued(now) }
         }
+        if self.queue.is_empty() {
+            self.door.emptied(now);
+        }
+    }
+
+    fn note_busy(&mut self, now: Moment) {
+        let executes = self.serving().is_some_and(|lane| !self.lanes[lane].executes_nothing());
+        self.stats.recent.note_busy(executes, now);
     }
 
     /// When the first of the batches that execute now would count as hung.
@@ -155,7 +224,9 @@ impl State {
 
     /// A worker has answered: takes the batch off its lane. `None` if it had no such batch.
     pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight> {
-        self.lane_mut(worker)?.take(batch, now)
+        let taken = self.lane_mut(worker)?.take(batch, now);
+        self.note_busy(now);
+        taken
     }
 
     /// The answer in `slot` was good and has been copied.
@@ -170,8 +241,11 @@ impl State {
         self.stats.counts.batches += 1;
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.predictor.observe(rows, execution);
-        if !lane.proven {
-            lane.proven = true;
+        let first = !std::mem::replace(&mut lane.proven, true);
+        if lane.duty == Duty::Serving {
+            self.stats.recent.executed(rows, execution);
+        }
+        if first {
             self.reporter.report(LaneFact::FirstAnswer(worker, now));
         }
         self.recycle(worker, slot, now);
@@ -192,6 +266,9 @@ impl State {
     pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
+                if lane.duty != Duty::Serving {
+                    self.stats.recent.share_changed();
+                }
                 lane.duty = Duty::Serving;
             } else if lane.duty == Duty::Serving {
                 lane.duty = Duty::Standing;
@@ -272,9 +349,12 @@ impl State {
 
     /// Has requests that ran without an answer wait again, unless nobody will serve them any more.
     fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
-        if let Door::Shut(why) = &self.door {
+        if let Gate::Shut(why) = &self.gate {
             let why = why.clone();
             return self.refuse(requests, &why, now);
+        }
+        if !requests.is_empty() {
+            self.door.put_back(now);
         }
         self.stats.counts.retried += requests.len() as u64;
         self.queue.put_back(requests);
@@ -295,7 +375,7 @@ impl State {
 
     /// Refuses all that waits, and all that comes, be it back from a worker.
     pub(crate) fn shut(&mut self, why: &str, now: Moment) {
-        self.door = Door::Shut(why.to_owned());
+        self.gate = Gate::Shut(why.to_owned());
         let waiting = self.queue.drain_all();
         self.refuse(waiting, why, now);
         self.dispatch(now);
@@ -320,6 +400,11 @@ impl State {
     pub(crate) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane> {
         self.lanes.iter_mut().find(|lane| lane.worker == worker)
     }
+}
+
+/// Why a model takes no requests.
+pub(crate) fn not_ready(model: &str, why: &str) -> Failure {
+    Failure::Unavailable(format!("model '{model}' is not ready: {why}"))
 }
 
 /// Answers a request. A client that went away is no matter.

@@ -6,12 +6,34 @@ use hdrhistogram::Histogram;
 use shadowslice_shared::units::Moment;
 
 use super::histogram::LatencyHistogram;
+use super::observe::Observer;
 
 /// How long a window of latencies lasts; percentiles cover between one and two of them.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
+
+/// Why a request is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The model takes no requests.
+    NotReady,
+    /// As many requests wait as may.
+    QueueFull,
+    /// The memory for requests is taken.
+    MemoryFull,
+    /// It would never fit into that memory.
+    TooLarge,
+    /// The policy lets in only a part of the requests, and it is none of them.
+    Door,
+    /// It cannot be answered in time, or its time is up.
+    Late,
+}
+
+impl Refusal {
+    const NAMES: [&'static str; 6] = ["not_ready", "queue_full", "memory_full", "too_large", "door", "late"];
+}
 
 /// What became of the requests since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,12 +48,20 @@ pub struct Counts {
     pub failed: u64,
     /// Turned away, at the door or out of the queue.
     pub rejected: u64,
+    refused: [u64; Refusal::NAMES.len()],
     /// Put back into the queue after a worker's death or a hand-over's timeout.
     pub retried: u64,
     /// Given up by their clients before they ran.
     pub cancelled: u64,
     /// Batches answered.
     pub batches: u64,
+}
+
+impl Counts {
+    /// Of the rejected, how many for each reason, all reasons included.
+    pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Refusal::NAMES.into_iter().zip(self.refused)
+    }
 }
 
 /// A summary of latencies, from acceptance to answer, over the last minute or two.
@@ -50,6 +80,8 @@ pub struct Latencies {
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) histogram: LatencyHistogram,
+    /// What the sharing policy looks at.
+    pub(crate) recent: Observer,
     slo: Duration,
     began: Moment,
     current: Window,
@@ -82,6 +114,7 @@ impl Stats {
         Self {
             counts: Counts::default(),
             histogram: LatencyHistogram::default(),
+            recent: Observer::new(now),
             slo,
             began: now,
             current: Window::new(),
@@ -93,6 +126,7 @@ impl Stats {
     pub(crate) fn succeeded(&mut self, latency: Duration, now: Moment) {
         self.counts.succeeded += 1;
         self.histogram.record(latency);
+        self.recent.answered(latency, latency <= self.slo);
         let window = self.window(now);
         window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
         window.offered += 1;
@@ -108,9 +142,23 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
+    /// A request was turned away as it came.
+    pub(crate) fn turned_away(&mut self, why: Refusal, now: Moment) {
+        self.recent.arrived();
+        self.rejected(why, now);
+    }
+
+    /// A request was accepted.
+    pub(crate) fn accepted(&mut self) {
+        self.counts.accepted += 1;
+        self.recent.arrived();
+    }
+
     /// A request was turned away.
-    pub(crate) fn rejected(&mut self, now: Moment) {
+    pub(crate) fn rejected(&mut self, why: Refusal, now: Moment) {
         self.counts.rejected += 1;
+        self.counts.refused[why as usize] += 1;
+        self.recent.refused();
         self.window(now).offered += 1;
     }
 
@@ -157,7 +205,7 @@ mod tests {
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
         stats.succeeded(Duration::from_millis(10), at(1));
         stats.succeeded(Duration::from_millis(30), at(1));
-        stats.rejected(at(2));
+        stats.rejected(Refusal::Late, at(2));
         stats.failed(at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.25);
         stats.succeeded(Duration::from_millis(10), at(70));
@@ -165,5 +213,6 @@ mod tests {
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));
         assert_eq!(stats.histogram.count(), 3);
+        assert_eq!(stats.counts.refused().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("late", 1)]);
     }
 }

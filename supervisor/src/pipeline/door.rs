@@ -1,0 +1,166 @@
+//! The door: how the model batches and whom it turns away, as its sharing policy last said.
+
+use std::time::Duration;
+
+use shadowslice_policy::batcher::Limits;
+use shadowslice_policy::door::{self, Admission, Ahead};
+use shadowslice_policy::sharing::Door;
+use shadowslice_shared::units::Moment;
+
+use super::lane::{Lane, Waiting};
+use super::request::Failure;
+use super::stats::Refusal;
+
+/// What an outage delayed is not refused for as many times as long as that lasted.
+const FORGIVEN_PER_OUTAGE: u32 = 10;
+
+/// Nor for longer than this.
+const MAX_FORGIVEN: Duration = Duration::from_secs(30);
+
+/// Keeps the door.
+#[derive(Debug)]
+pub(crate) struct Doorkeeper {
+    door: Door,
+    /// Whether everybody is let in, however late he will be: `on_late: serve`.
+    serves_late: bool,
+    admission: Admission,
+    /// What the configuration and the model allow.
+    most: Limits,
+    forgiveness: Forgiveness,
+}
+
+impl Doorkeeper {
+    /// An open door.
+    pub(crate) fn new(most: Limits, serves_late: bool) -> Self {
+        let (admission, forgiveness) = (Admission::default(), Forgiveness::default());
+        Self { door: Door::open(u32::MAX), serves_late, admission, most, forgiveness }
+    }
+
+    /// The policy opens or narrows the door.
+    pub(crate) fn set(&mut self, door: Door) {
+        self.door = door;
+    }
+
+    /// The model has been found to allow these batches.
+    pub(crate) fn found(&mut self, max_rows: u32, max_requests: usize) {
+        self.most = Limits { max_rows, max_requests, ..self.most };
+    }
+
+    /// What bounds batches now.
+    pub(crate) fn limits(&self) -> Limits {
+        let Limits { max_rows, max_requests, max_delay } = self.most;
+        // Zero says that there is no batch axis; then there is nothing to cap.
+        let max_rows = max_rows.min(self.door.max_batch.max(1));
+        Limits { max_rows, max_requests, max_delay: max_delay.max(self.door.max_delay) }
+    }
+
+    /// Whether a request that comes now is turned away, with so many rows before it; `lane` is the one
+    /// that serves. While none does, nobody is: the load is not to blame.
+    pub(crate) fn refuses(
+        &mut self,
+        request: &Waiting,
+        queued_rows: u64,
+        lane: Option<&Lane>,
+        now: Moment,
+    ) -> Option<Refusal> {
+        let lane = lane.filter(|_| !self.serves_late)?;
+        if !self.admission.lets_in(self.door.admit) {
+            return Some(Refusal::Door);
+        }
+        // Who finds nobody before him is tried in any case, or predictions would never be corrected.
+        let tried = queued_rows == 0 && lane.executes_nothing();
+        if tried || !self.door.refuse_late || self.forgiveness.covers(now) {
+            return None;
+        }
+        let ahead = Ahead {
+            lane_free: lane.free_at(now),
+            rows: queued_rows + u64::from(request.rows.saturating_sub(1)),
+            max_batch: self.limits().max_rows,
+            expected_batch: self.door.expected_batch,
+        };
+        (ahead.answered_at(|rows| lane.time(rows)) > request.deadline).then_some(Refusal::Late)
+    }
+
+    /// What a request hears that is turned away.
+    pub(crate) fn failure(&self, refusal: Refusal, model: &str, request: &Waiting) -> Failure {
+        if refusal == Refusal::Late {
+            return too_late(model, request);
+        }
+        let percent = self.door.admit.clamp(0.0, 1.0) * 100.0;
+        Failure::Unavailable(format!(
+            "model '{model}' lets in {percent:.0} % of its requests under the present load, and this is none of them"
+        ))
+    }
+
+    /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.
+    pub(crate) fn refuses_late(&self) -> bool {
+        self.door.refuse_late && !self.serves_late
+    }
+
+    /// How many requests, from the first, the batch that is about to be sent goes without.
+    pub(crate) fn too_late(&self, batch: &[Waiting], lane: &Lane, now: Moment) -> usize {
+        if !self.refuses_late() || batch.iter().any(|request| self.forgiveness.covers(request.arrived)) {
+            return 0;
+        }
+        let due = batch.iter().map(|request| (request.deadline, request.rows));
+        door::too_late(due, lane.free_at(now), lane.executes_nothing(), |rows| lane.time(rows))
+    }
+
+    /// Until when the next batch for `lane` waits though there is a slot for it; nothing when it may go.
+    pub(crate) fn holds_until(&self, lane: &Lane, now: Moment) -> Option<Moment> {
+        if lane.executes_nothing() {
+            return None;
+        }
+        Some(door::send_at(lane.free_at(now), self.door.lead)).filter(|&moment| moment > now)
+    }
+
+    /// Says whether a lane serves.
+    pub(crate) fn note_service(&mut self, serves: bool, now: Moment) {
+        self.forgiveness.note_service(serves, now);
+    }
+
+    /// What waits now is delayed by what ran without an answer and goes before it.
+    pub(crate) fn put_back(&mut self, now: Moment) {
+        self.forgiveness.before = self.forgiveness.before.max(now);
+    }
+
+    /// Nothing waits any more that could have been delayed.
+    pub(crate) fn emptied(&mut self, now: Moment) {
+        self.forgiveness.before = self.forgiveness.before.min(now);
+    }
+}
+
+/// What a request hears that cannot be answered in time.
+pub(crate) fn too_late(model: &str, request: &Waiting) -> Failure {
+    let slo = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
+    Failure::Unavailable(format!(
+        "model '{model}' could not answer the request within its SLO of {slo} ms under the present load"
+    ))
+}
+
+/// Whose lateness is no sign of load.
+#[derive(Debug, Default)]
+struct Forgiveness {
+    /// Since when no lane has served.
+    outage: Option<Moment>,
+    /// Requests that came before this are not refused for being late.
+    before: Moment,
+}
+
+impl Forgiveness {
+    fn covers(&self, arrived: Moment) -> bool {
+        arrived < self.before
+    }
+
+    fn note_service(&mut self, serves: bool, now: Moment) {
+        match (self.outage, serves) {
+            (None, false) => self.outage = Some(now),
+            (Some(since), true) => {
+                let forgiven = now.since(since).saturating_mul(FORGIVEN_PER_OUTAGE).min(MAX_FORGIVEN);
+                self.before = self.before.max(now + forgiven);
+                self.outage = None;
+            }
+            _ => {}
+        }
+    }
+}

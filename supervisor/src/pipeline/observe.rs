@@ -1,0 +1,188 @@
+//! What is seen of a model between two looks, for its sharing policy.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_shared::units::Moment;
+
+/// Batch sizes told apart; further ones are left out.
+const MAX_SIZES: usize = 256;
+
+/// The longest latency told apart, in microseconds: a minute.
+const LONGEST_US: u64 = 60_000_000;
+
+/// Counts since the last look.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    since: Moment,
+    arrived: u64,
+    answered: u64,
+    in_time: u64,
+    refused: u64,
+    latency_sum: Duration,
+    latency_us: Histogram<u32>,
+    busy: Busy,
+    /// How many batches of a size executed, and for how long altogether; ascending by rows.
+    executed: Vec<(u32, u64, Duration)>,
+}
+
+/// How long the serving lane executed.
+#[derive(Debug, Default)]
+struct Busy {
+    since: Option<Moment>,
+    total: Duration,
+}
+
+impl Observer {
+    pub(crate) fn new(now: Moment) -> Self {
+        Self {
+            since: now,
+            arrived: 0,
+            answered: 0,
+            in_time: 0,
+            refused: 0,
+            latency_sum: Duration::ZERO,
+            latency_us: Histogram::new_with_max(LONGEST_US, 2)
+                .expect("a constant range and precision that fit"),
+            busy: Busy::default(),
+            executed: Vec::with_capacity(MAX_SIZES),
+        }
+    }
+
+    /// A request came, to be refused or not.
+    pub(crate) fn arrived(&mut self) {
+        self.arrived += 1;
+    }
+
+    pub(crate) fn refused(&mut self) {
+        self.refused += 1;
+    }
+
+    pub(crate) fn answered(&mut self, latency: Duration, in_time: bool) {
+        self.answered += 1;
+        self.in_time += u64::from(in_time);
+        self.latency_sum += latency;
+        self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
+    }
+
+    /// A batch executed at the share in force.
+    pub(crate) fn executed(&mut self, rows: u32, took: Duration) {
+        match self.executed.binary_search_by_key(&rows, |size| size.0) {
+            Ok(index) => {
+                let (_, count, sum) = &mut self.executed[index];
+                *count += 1;
+                *sum = sum.saturating_add(took);
+            }
+            Err(index) if self.executed.len() < MAX_SIZES => self.executed.insert(index, (rows, 1, took)),
+            Err(_) => {}
+        }
+    }
+
+    /// Another share is in force: what executed before says nothing about it.
+    pub(crate) fn share_changed(&mut self) {
+        self.executed.clear();
+    }
+
+    /// Says whether the serving lane executes anything.
+    pub(crate) fn note_busy(&mut self, executes: bool, now: Moment) {
+        match (self.busy.since, executes) {
+            (None, true) => self.busy.since = Some(now),
+            (Some(since), false) => {
+                self.busy.total += now.since(since);
+                self.busy.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// What was seen since the last look; what comes is seen afresh.
+    pub(crate) fn take(&mut self, queued: usize, now: Moment) -> Seen {
+        let span = now.since(self.since);
+        let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
+        let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
+        let executed =
+            self.executed.iter().map(|&(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) });
+        let seen = Seen {
+            span,
+            arrived: self.arrived,
+            answered: self.answered,
+            in_time: self.in_time,
+            refused: self.refused,
+            queued,
+            mean_latency: mean(self.latency_sum, self.answered),
+            p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
+            busy: busy.clamp(0.0, 1.0),
+            executed: executed.collect(),
+        };
+        self.clear(now);
+        seen
+    }
+
+    fn clear(&mut self, now: Moment) {
+        self.since = now;
+        (self.arrived, self.answered, self.in_time, self.refused) = (0, 0, 0, 0);
+        self.latency_sum = Duration::ZERO;
+        self.latency_us.reset();
+        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
+        self.executed.clear();
+    }
+}
+
+/// Zero of none.
+fn mean(sum: Duration, count: u64) -> Duration {
+    sum / u32::try_from(count.max(1)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn at(after: u64) -> Moment {
+        Moment::after_origin(ms(after))
+    }
+
+    #[test]
+    fn each_look_sees_what_came_since_the_last() {
+        let mut observer = Observer::new(at(0));
+        (0..5).for_each(|_| observer.arrived());
+        observer.refused();
+        observer.note_busy(true, at(20));
+        observer.note_busy(true, at(30));
+        observer.note_busy(false, at(40));
+        observer.note_busy(true, at(90));
+        observer.answered(ms(10), true);
+        observer.answered(ms(30), false);
+        for (rows, took) in [(8, 7), (2, 3), (2, 5)] {
+            observer.executed(rows, ms(took));
+        }
+        let seen = observer.take(2, at(100));
+        assert_eq!((seen.span, seen.arrived, seen.refused, seen.queued), (ms(100), 5, 1, 2));
+        assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
+        assert!(seen.p99_latency.abs_diff(ms(30)) < ms(1), "{:?}", seen.p99_latency);
+        assert!((seen.busy - 0.3).abs() < 1e-9, "{}", seen.busy);
+        let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };
+        assert_eq!(seen.executed, [executed(2, 2, 4), executed(8, 1, 7)]);
+        let next = observer.take(0, at(150));
+        assert_eq!(next, Seen { span: ms(50), busy: 1.0, ..Seen::default() }, "one still executes");
+    }
+
+    #[test]
+    fn nothing_at_all_in_no_time_is_no_division_by_zero() {
+        let seen = Observer::new(at(7)).take(0, at(7));
+        assert_eq!(seen, Seen::default());
+    }
+
+    #[test]
+    fn sizes_have_their_bound_and_another_share_its_own_times() {
+        let mut observer = Observer::new(at(0));
+        (0..10_000).for_each(|rows| observer.executed(rows, ms(1)));
+        assert_eq!(observer.executed.len(), MAX_SIZES);
+        observer.share_changed();
+        assert!(observer.take(0, at(1)).executed.is_empty());
+    }
+}
