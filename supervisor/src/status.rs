@@ -94,6 +94,8 @@ pub struct Requests {
     pub failed: u64,
     /// Turned away.
     pub rejected: u64,
+    /// Of these, how many for each reason.
+    pub refused: BTreeMap<String, u64>,
     /// Put back into the queue after a death or a timeout.
     pub retried: u64,
     /// Given up by their clients before they ran.
@@ -156,6 +158,7 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing, gpus: &
             within_slo: counts.within_slo,
             failed: counts.failed,
             rejected: counts.rejected,
+            refused: counts.refused().map(|(reason, count)| (reason.to_owned(), count)).collect(),
             retried: counts.retried,
             cancelled: counts.cancelled,
         },

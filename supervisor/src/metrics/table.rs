@@ -41,6 +41,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: outcomes,
     },
     Metric {
+        name: "shadowslice_requests_refused_total",
+        kind: Counter,
+        help: "Requests turned away, by reason.",
+        samples: refusals,
+    },
+    Metric {
         name: "shadowslice_requests_within_slo_total",
         kind: Counter,
         help: "Requests answered within the SLO.",
@@ -167,6 +173,11 @@ fn outcomes(model: &Model) -> Vec<Sample> {
         ("cancelled", requests.cancelled),
     ];
     by("outcome", &counts)
+}
+
+fn refusals(model: &Model) -> Vec<Sample> {
+    let refused = model.status.requests.refused.iter();
+    by("reason", &refused.map(|(reason, &count)| (reason.as_str(), count)).collect::<Vec<_>>())
 }
 
 pub(super) fn one(value: f64) -> Vec<Sample> {

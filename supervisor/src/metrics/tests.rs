@@ -12,6 +12,7 @@ fn model(name: &str) -> Model {
         within_slo: 3,
         failed: 2,
         rejected: 5,
+        refused: BTreeMap::from([("late".to_owned(), 3), ("queue_full".to_owned(), 2)]),
         retried: 6,
         cancelled: 1,
     };
@@ -64,6 +65,10 @@ fn says_what_the_status_says() {
     for (outcome, count) in [("succeeded", 4), ("failed", 2), ("rejected", 5), ("cancelled", 1)] {
         let labels = format!("{{model=\"m\",gpu=\"1\",outcome=\"{outcome}\"}}");
         has(&text, &format!("shadowslice_requests_total{labels} {count}"));
+    }
+    for (reason, count) in [("late", 3), ("queue_full", 2)] {
+        let labels = format!("{{model=\"m\",gpu=\"1\",reason=\"{reason}\"}}");
+        has(&text, &format!("shadowslice_requests_refused_total{labels} {count}"));
     }
 }
 

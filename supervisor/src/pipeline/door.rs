@@ -164,3 +164,56 @@ impl Forgiveness {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::after_origin(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_door_moves_within_what_the_configuration_and_the_model_allow() {
+        let delay = Duration::from_millis;
+        let most = Limits { max_rows: 16, max_requests: 9, max_delay: delay(2) };
+        let mut door = Doorkeeper::new(most, false);
+        assert_eq!(door.limits(), most);
+        for (max_batch, rows) in [(0, 1), (1, 1), (4, 4), (16, 16), (u32::MAX, 16)] {
+            door.set(Door { max_delay: delay(1), ..Door::open(max_batch) });
+            assert_eq!(door.limits(), Limits { max_rows: rows, ..most });
+        }
+        door.set(Door { max_delay: delay(5), ..Door::open(16) });
+        assert_eq!(door.limits().max_delay, delay(5));
+        door.found(0, 1);
+        door.set(Door::open(4));
+        assert_eq!(door.limits().max_rows, 0, "there is no batch axis");
+    }
+
+    #[test]
+    fn an_outage_is_forgiven_in_proportion_or_until_the_queue_was_empty() {
+        let mut forgiveness = Forgiveness::default();
+        assert!(!forgiveness.covers(at(0)));
+        forgiveness.note_service(false, at(10));
+        forgiveness.note_service(false, at(11));
+        forgiveness.note_service(true, at(12));
+        forgiveness.note_service(true, at(13));
+        assert!(forgiveness.covers(at(31)) && !forgiveness.covers(at(32)));
+        forgiveness.note_service(false, at(100));
+        forgiveness.note_service(true, at(500));
+        assert!(forgiveness.covers(at(529)) && !forgiveness.covers(at(530)));
+    }
+
+    #[test]
+    fn whom_a_hand_over_or_a_death_delayed_is_forgiven_and_who_comes_after_an_empty_queue_is_not() {
+        let most = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::ZERO };
+        let mut door = Doorkeeper::new(most, false);
+        door.put_back(at(5));
+        assert!(door.forgiveness.covers(at(4)) && !door.forgiveness.covers(at(5)));
+        door.note_service(false, at(6));
+        door.note_service(true, at(8));
+        assert!(door.forgiveness.covers(at(20)));
+        door.emptied(at(10));
+        assert!(!door.forgiveness.covers(at(10)));
+    }
+}

@@ -1,5 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
+mod doors;
+
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,16 +73,21 @@ impl Stage {
     }
 
     fn with_profile(profile: Option<Profile>) -> Self {
+        Self::with(|settings| settings.profile = profile)
+    }
+
+    fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let (reporter, facts) = mpsc::channel(FACTS);
-        let settings = Settings {
+        let mut settings = Settings {
             name: "m".to_owned(),
             slo: Duration::from_secs(1),
             max_requests: 4,
             memory: MEMORY_BYTES as u64,
             max_delay: Duration::ZERO,
             reject_late: false,
-            profile,
+            profile: None,
         };
+        change(&mut settings);
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), reporter).unwrap());
         let tensor =
             |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![-1, 1] };

@@ -1,0 +1,249 @@
+//! What a sharing policy's door does to requests, and what the policy sees.
+//!
+//! Profiled times are so far from the SLOs that nothing depends on how long the test itself takes.
+
+use shadowslice_policy::sharing::Executed;
+
+use super::*;
+
+const OPEN: Door = Door::open(u32::MAX);
+
+/// A pipeline that refuses, where one row takes 1 s on 60 SMs, and eight take 100.
+fn stage(slo: Duration) -> Stage {
+    let row = |batch, ms| Row { batch, ms: vec![ms] };
+    let rows = vec![row(1, 1e3), row(8, 1e5)];
+    let execution = Execution::new(vec![Sms(60)], rows).unwrap();
+    let profile = Profile { execution, ..slow_profile() };
+    Stage::with(|settings| {
+        (settings.slo, settings.reject_late, settings.profile) = (slo, true, Some(profile));
+    })
+}
+
+/// An SLO that nothing keeps, by the profile.
+const HOPELESS: Duration = Duration::from_millis(1);
+
+/// An SLO that two requests one after the other keep.
+const EASY: Duration = Duration::from_secs(30);
+
+fn enter(stage: &Stage, worker: u64) -> Actor {
+    stage.enter_with(worker, Sms(60))
+}
+
+async fn answered(asked: JoinHandle<Result<Vec<Output>, Failure>>) {
+    assert_eq!(asked.await.unwrap(), Ok(good()));
+}
+
+async fn refused(asked: JoinHandle<Result<Vec<Output>, Failure>>, word: &str) {
+    let outcome = tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap().unwrap();
+    assert!(matches!(outcome, Err(Failure::Unavailable(ref why)) if why.contains(word)), "{outcome:?}");
+}
+
+fn count(stage: &Stage, reason: &str) -> u64 {
+    stage.pipeline.report().0.refused().find(|(name, _)| *name == reason).unwrap().1
+}
+
+#[tokio::test]
+async fn batches_are_no_larger_than_the_door_says() {
+    let stage = stage(EASY);
+    stage.pipeline.set_door(Door::open(2));
+    let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
+    stage.until((4, 0)).await;
+    let worker = enter(&stage, 1);
+    for _ in 0..2 {
+        let batch = worker.batch().await;
+        assert_eq!(batch.requests.len(), 2);
+        worker.answer_well(&batch);
+    }
+    for request in asked {
+        answered(request).await;
+    }
+}
+
+#[tokio::test]
+async fn a_part_is_let_in_evenly_and_the_others_hear_why() {
+    let stage = stage(EASY);
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { admit: 0.5, ..OPEN });
+    for _ in 0..3 {
+        refused(stage.ask(), "lets in 50 %").await;
+        let let_in = stage.ask();
+        worker.answer_well(&worker.batch().await);
+        answered(let_in).await;
+    }
+    assert_eq!((count(&stage, "door"), stage.pipeline.report().0.rejected), (3, 3));
+}
+
+#[tokio::test]
+async fn who_comes_too_late_is_refused_at_the_door_and_an_idle_lane_tries_anyone() {
+    let stage = stage(HOPELESS);
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    for tried in 1..=3 {
+        let asked = stage.ask();
+        let batch = worker.batch().await;
+        refused(stage.ask(), "within its SLO of 1 ms").await;
+        assert_eq!(count(&stage, "late"), tried);
+        worker.answer(batch.id, Err(RunFailure::Engine("no".to_owned())));
+        assert!(matches!(asked.await.unwrap(), Err(Failure::Internal(_))));
+    }
+}
+
+#[tokio::test]
+async fn who_has_become_too_late_is_refused_when_his_batch_is_sent() {
+    let stage = stage(HOPELESS);
+    let worker = enter(&stage, 1);
+    let (first, _second) = (stage.ask(), stage.ask());
+    let batch = worker.batch().await;
+    stage.until((0, 2)).await;
+    let (third, fourth) = (stage.ask(), stage.ask());
+    stage.until((2, 2)).await;
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    worker.answer(batch.id, Err(RunFailure::Engine("no".to_owned())));
+    refused(third, "SLO").await;
+    refused(fourth, "SLO").await;
+    assert!(matches!(first.await.unwrap(), Err(Failure::Internal(_))));
+    assert_eq!((count(&stage, "late"), stage.pipeline.report().2), (2, (0, 1)));
+}
+
+#[tokio::test]
+async fn a_request_counts_on_a_batch_as_large_as_the_door_says() {
+    let stage = stage(EASY);
+    let worker = enter(&stage, 1);
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    let door = Door { refuse_late: true, ..OPEN };
+    stage.pipeline.set_door(Door { expected_batch: 8, ..door });
+    refused(stage.ask(), "SLO").await;
+    stage.pipeline.set_door(Door { expected_batch: 1, ..door });
+    let second = stage.ask();
+    stage.until((0, 2)).await;
+    worker.answer_well(&batch);
+    worker.answer_well(&worker.batch().await);
+    answered(first).await;
+    answered(second).await;
+}
+
+#[tokio::test]
+async fn where_the_late_are_served_the_door_turns_nobody_away() {
+    let stage = Stage::with(|settings| {
+        (settings.slo, settings.profile) = (HOPELESS, Some(slow_profile()));
+    });
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
+    let mut served = 0;
+    while served < asked.len() {
+        let batch = worker.batch().await;
+        served += batch.requests.len();
+        worker.answer_well(&batch);
+    }
+    for request in asked {
+        answered(request).await;
+    }
+    assert_eq!(stage.pipeline.report().0.rejected, 0);
+}
+
+#[tokio::test]
+async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests() {
+    let stage = stage(HOPELESS);
+    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
+    stage.until((3, 0)).await;
+    let dies = enter(&stage, 1);
+    assert_eq!(dies.batch().await.requests.len(), 3, "all of them, late as they are");
+    drop(dies);
+    stage.until((3, 0)).await;
+    let hands_over = enter(&stage, 2);
+    assert_eq!(hands_over.batch().await.requests.len(), 3);
+    let last = enter(&stage, 3);
+    stage.pipeline.requeue(WorkerId(2));
+    let batch = last.batch().await;
+    assert_eq!(batch.requests.len(), 3);
+    last.answer_well(&batch);
+    for request in asked {
+        answered(request).await;
+    }
+    assert_eq!(stage.pipeline.report().0.rejected, 0);
+}
+
+#[tokio::test]
+async fn the_next_batch_waits_until_it_is_its_turn_and_no_longer_than_the_one_before() {
+    let stage = stage(EASY);
+    let worker = stage.enter_with(1, Sms(2));
+    stage.pipeline.set_door(Door { lead: Duration::ZERO, ..OPEN });
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    let others = [stage.ask(), stage.ask()];
+    stage.until((2, 1)).await;
+    worker.answer_well(&batch);
+    let batch = worker.batch().await;
+    assert_eq!(batch.requests.len(), 2, "they waited where they could still join each other");
+    worker.answer_well(&batch);
+    for request in others.into_iter().chain([first]) {
+        answered(request).await;
+    }
+}
+
+#[tokio::test]
+async fn its_turn_comes_by_itself_so_long_before_the_end() {
+    let stage = stage(EASY);
+    let pipeline = Arc::clone(&stage.pipeline);
+    let watch = tokio::spawn(async move { pipeline.watch().await });
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { lead: Duration::from_millis(900), ..OPEN });
+    let began = stage.pipeline.now();
+    let _first = stage.ask();
+    worker.batch().await;
+    let _second = stage.ask();
+    worker.batch().await;
+    assert!(stage.pipeline.now().since(began) >= Duration::from_millis(100));
+    assert_eq!(stage.pipeline.report().2, (0, 2), "the first is still under way");
+    watch.abort();
+}
+
+#[tokio::test]
+async fn a_batch_waits_for_company_as_long_as_the_door_says() {
+    let stage = stage(EASY);
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { max_delay: EASY, ..OPEN });
+    let asked = stage.ask();
+    stage.until((1, 0)).await;
+    stage.pipeline.set_door(OPEN);
+    worker.answer_well(&worker.batch().await);
+    answered(asked).await;
+}
+
+#[tokio::test]
+async fn a_look_sees_what_came_since_the_last_one() {
+    let stage = stage(EASY);
+    let worker = enter(&stage, 1);
+    stage.pipeline.observe();
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    stage.pipeline.set_door(Door { admit: 0.0, ..OPEN });
+    refused(stage.ask(), "lets in 0 %").await;
+    worker.answer_well(&batch);
+    answered(first).await;
+    let seen = stage.pipeline.observe();
+    assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (2, 1, 1, 1, 0));
+    assert!(matches!(seen.executed[..], [Executed { rows: 1, count: 1, .. }]), "{seen:?}");
+    assert!(seen.busy > 0.0 && seen.mean_latency > Duration::ZERO && seen.p99_latency > Duration::ZERO);
+    let next = stage.pipeline.observe();
+    assert_eq!((next.arrived, next.answered, next.refused, next.busy), (0, 0, 0, 0.0));
+    assert!(next.executed.is_empty());
+}
+
+#[tokio::test]
+async fn what_executed_at_another_share_is_not_seen() {
+    let stage = stage(EASY);
+    let old = enter(&stage, 1);
+    let (first, second) = (stage.ask(), stage.ask());
+    old.answer_well(&old.batch().await);
+    answered(first).await;
+    let behind = old.batch().await;
+    let _new = enter(&stage, 2);
+    old.answer_well(&behind);
+    answered(second).await;
+    let seen = stage.pipeline.observe();
+    assert_eq!((seen.answered, seen.executed.len()), (2, 0));
+}
