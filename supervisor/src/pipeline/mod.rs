@@ -9,6 +9,7 @@
 //! The controller attaches lanes, routes to one of them and hears facts of them; the data path
 //! never waits for it.
 
+mod alarm;
 mod answer;
 mod door;
 mod facts;
@@ -48,6 +49,7 @@ pub use stall::Stall;
 pub use stats::{Counts, Latencies, Refusal};
 
 use crate::clock::Clock;
+use alarm::Alarm;
 use door::Doorkeeper;
 use facts::Reporter;
 use lane::Ticket;
@@ -204,17 +206,19 @@ impl Pipeline {
         result
     }
 
-    /// Closes batches whose delay is over, and reports workers that hang; runs for ever.
+    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang; runs for ever.
     pub async fn watch(&self) {
+        let alarm = Alarm::new(self.clock);
         loop {
-            let alarm = self.state.lock().alarm;
+            let due = self.state.lock().alarm;
             let moved = self.alarm_moved.notified();
-            let Some(due) = alarm else {
+            let Some(due) = due else {
                 moved.await;
                 continue;
             };
-            if tokio::time::timeout_at(self.clock.instant(due), moved).await.is_ok() {
-                continue;
+            tokio::select! {
+                () = moved => continue,
+                () = alarm.wait(due) => {}
             }
             if self.send_what_is_due() {
                 tokio::time::sleep(SECOND_LOOK).await;

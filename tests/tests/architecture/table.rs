@@ -334,6 +334,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
 /// The files that may hold `unsafe` code, all of which do.
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
+    "supervisor/src/pipeline/alarm.rs",
     "supervisor/src/process/socket.rs",
     "supervisor/src/process/spawn.rs",
     "worker/src/descriptors.rs",
