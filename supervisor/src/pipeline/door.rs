@@ -55,7 +55,7 @@ impl Doorkeeper {
     }
 
     /// Whether a request that comes now is turned away, with so many rows before it; `lane` is the one
-    /// that serves. While none does, nobody is: the load is not to blame.
+    /// that serves. While none does, or it stalls, nobody is: the load is not to blame.
     pub(crate) fn refuses(
         &mut self,
         request: &Waiting,
@@ -63,7 +63,7 @@ impl Doorkeeper {
         lane: Option<&Lane>,
         now: Moment,
     ) -> Option<Refusal> {
-        let lane = lane.filter(|_| !self.serves_late)?;
+        let lane = lane.filter(|_| !self.serves_late && self.forgiveness.outage.is_none())?;
         if !self.admission.lets_in(self.door.admit) {
             return Some(Refusal::Door);
         }
@@ -99,7 +99,11 @@ impl Doorkeeper {
 
     /// How many requests, from the first, the batch that is about to be sent goes without.
     pub(crate) fn too_late(&self, batch: &[Waiting], lane: &Lane, now: Moment) -> usize {
-        if !self.refuses_late() || batch.iter().any(|request| self.forgiveness.covers(request.arrived)) {
+        let outage = self.forgiveness.outage.is_some();
+        if outage
+            || !self.refuses_late()
+            || batch.iter().any(|request| self.forgiveness.covers(request.arrived))
+        {
             return 0;
         }
         let due = batch.iter().map(|request| (request.deadline, request.rows));
@@ -114,7 +118,7 @@ impl Doorkeeper {
         Some(door::send_at(lane.free_at(now), self.door.lead)).filter(|&moment| moment > now)
     }
 
-    /// Says whether a lane serves.
+    /// Says whether a lane serves, and does not stall.
     pub(crate) fn note_service(&mut self, serves: bool, now: Moment) {
         self.forgiveness.note_service(serves, now);
     }
@@ -141,7 +145,7 @@ pub(crate) fn too_late(model: &str, request: &Waiting) -> Failure {
 /// Whose lateness is no sign of load.
 #[derive(Debug, Default)]
 struct Forgiveness {
-    /// Since when no lane has served.
+    /// Since when no lane has served, or the one that does has stalled.
     outage: Option<Moment>,
     /// Requests that came before this are not refused for being late.
     before: Moment,

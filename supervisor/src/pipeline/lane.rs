@@ -21,6 +21,12 @@ use super::request::{Failure, Output};
 use crate::clock::monotonic_ns;
 use crate::process::BatchSocket;
 
+/// A batch that executes for more times its prediction than this is no sign of load.
+const STALLED_FACTOR: u32 = 5;
+
+/// Nor is one stalled below this.
+const MIN_STALLED: Duration = Duration::from_millis(100);
+
 /// Names a worker for the life of the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
@@ -158,6 +164,15 @@ impl Lane {
         let Some(front) = batches.next() else { return now };
         let ends = front.executing_since.unwrap_or(now) + self.time(front.rows);
         batches.fold(ends.max(now), |free, batch| free + self.time(batch.rows))
+    }
+
+    /// Whether its worker executes for so long that something is wrong with it, though it does not count
+    /// as hung yet.
+    pub(crate) fn is_stalled(&self, now: Moment) -> bool {
+        let Some(front) = self.in_flight.front() else { return false };
+        let limit = self.time(front.rows).saturating_mul(STALLED_FACTOR).max(MIN_STALLED);
+        // Without a beginning it was reported as hung.
+        front.executing_since.is_none_or(|since| now.since(since) > limit)
     }
 
     /// When the batch that executes now would count as hung: later on a crowded GPU, and later for

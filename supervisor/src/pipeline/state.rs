@@ -66,6 +66,7 @@ impl State {
             let failure = not_ready(&self.name, why);
             return Err(self.turn_away(Refusal::NotReady, failure, now));
         }
+        self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         if let Some(refusal) = self.door.refuses(&request, self.queue.rows(), lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);
@@ -99,9 +100,8 @@ impl State {
 
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Moment) {
-        let serving = self.serving();
-        self.door.note_service(serving.is_some(), now);
-        let left = match serving {
+        self.note_service(now);
+        let left = match self.serving() {
             Some(lane) => self.send_to(lane, now),
             None if self.queue.is_empty() => Left::Nothing,
             None => Left::Ready,
@@ -189,6 +189,11 @@ impl State {
                 reply(request, Err(Failure::Unavailable(why)));
             }
         }
+    }
+
+    fn note_service(&mut self, now: Moment) {
+        let serves = self.serving().is_some_and(|lane| !self.lanes[lane].is_stalled(now));
+        self.door.note_service(serves, now);
     }
 
     fn note_queue(&mut self, now: Moment) {

@@ -167,6 +167,33 @@ async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests(
 }
 
 #[tokio::test]
+async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
+    let execution = Execution::new(vec![Sms(60)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
+    let stage = Stage::with(|settings| {
+        settings.slo = Duration::from_micros(500);
+        settings.reject_late = true;
+        settings.profile = Some(Profile { execution, ..slow_profile() });
+    });
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    refused(stage.ask(), "lets in 0 %").await;
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    let others = [stage.ask(), stage.ask()];
+    stage.until((1, 2)).await;
+    worker.answer_well(&batch);
+    for _ in 0..2 {
+        worker.answer_well(&worker.batch().await);
+    }
+    for request in others.into_iter().chain([first]) {
+        answered(request).await;
+    }
+}
+
+#[tokio::test]
 async fn the_next_batch_waits_until_it_is_its_turn_and_no_longer_than_the_one_before() {
     let stage = stage(EASY);
     let worker = stage.enter_with(1, Sms(2));
