@@ -6,12 +6,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::{Kind, Policy, UnknownPolicy};
+use shadowslice_policy::sharing::Choice;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
 use shadowslice_simulator::results::{Run, Trial};
@@ -36,7 +34,7 @@ pub struct Options {
     /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it,
     /// adaptive's batch limits and admission come with it.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
-    policy: Vec<Contender>,
+    policy: Vec<Choice>,
     /// Decides all that is random.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
@@ -58,28 +56,6 @@ pub struct Options {
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
-}
-
-/// A policy, with its own doors or ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Contender {
-    kind: Kind,
-    our_doors: bool,
-}
-
-impl FromStr for Contender {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let bare = text.strip_suffix("+doors");
-        Ok(Self { kind: bare.unwrap_or(text).parse()?, our_doors: bare.is_some() })
-    }
-}
-
-impl fmt::Display for Contender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind, if self.our_doors { "+doors" } else { "" })
-    }
 }
 
 /// Why nothing was simulated.
@@ -141,18 +117,9 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
     }
 }
 
-fn contend(
-    contender: Contender,
-    scenario: &Scenario,
-    settings: &Settings,
-    trial: &Trial,
-    load: &Load,
-) -> Run {
+fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &Trial, load: &Load) -> Run {
     let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
-    let mut policy = Policy::new(contender.kind, &scenario.gpus, &terms);
-    if contender.our_doors {
-        policy = policy.with_our_doors();
-    }
+    let mut policy = contender.policy(&scenario.gpus, &terms);
     let mut started = scenario.clone();
     for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;

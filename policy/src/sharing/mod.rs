@@ -11,6 +11,7 @@
 mod adaptive;
 mod baselines;
 mod carry_out;
+mod choice;
 mod door;
 mod facts;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod fixtures;
 mod plan;
 mod policy;
 
+pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms};
 pub use plan::{Change, Decision, Door, Plan, Verdict, Waiting};
 pub use policy::{Kind, Policy, UnknownPolicy};

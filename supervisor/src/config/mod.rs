@@ -13,6 +13,7 @@ mod reader;
 mod render;
 mod settings;
 mod shares;
+mod terms;
 mod types;
 mod units;
 mod yaml;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::types::{
     Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
-    Partitioning, Policy, Provider, Queue, Share, Standby, Start, Timeouts,
+    Partitioning, Provider, Queue, Share, Standby, Start, Timeouts,
 };
 use super::units::{show_duration, show_size};
 
@@ -31,10 +31,7 @@ impl fmt::Display for Document<'_> {
         config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
         writeln!(f, "models:")?;
         config.models.iter().try_for_each(|one| model(f, one))?;
-        let policy = match config.controller.policy {
-            Policy::Static => "static",
-            Policy::Adaptive => "adaptive",
-        };
+        let policy = config.controller.policy;
         let interval = show_duration(config.controller.interval);
         writeln!(
             f,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
-use super::types::{Controller, Limits, OnnxRuntime, Policy, Start, Timeouts};
+use super::types::{Choice, Controller, Limits, OnnxRuntime, Start, Timeouts};
 use super::{Context, Environment, absolute, units};
 
 /// The socket that `status` and `resize` talk to, in the run directory.
@@ -56,24 +56,17 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 /// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act"]);
-    let words = [("static", Policy::Static), ("adaptive", Policy::Adaptive)];
-    let later = ["unpartitioned", "equal", "half", "gslice", "gpulet"];
-    let policy = fields.or("policy", Policy::Static, |value| value.one_of(&words, &later));
-    if let (Some(value), Policy::Adaptive) = (fields.get("policy"), policy) {
-        context.note(
-            &value,
-            "`adaptive` decides only in `shadowslice simulate` so far; served shares stay until somebody resizes by hand",
-        );
-    }
+    let policy = fields.or("policy", Controller::STATIC, |value| value.parsed(str::parse::<Choice>));
     let default = Duration::from_millis(500);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
+    let controller = Controller { policy, interval, act };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
-        if let (Some(value), false) = (fields.get(key), is_default) {
+        if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
             context.note(&value, "has no effect while no policy decides shares");
         }
     }
-    Controller { policy, interval, act }
+    controller
 }
 
 /// Bounds on what clients may ask for.

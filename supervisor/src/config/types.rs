@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use shadowslice_policy::handover::Timeouts;
+pub use shadowslice_policy::sharing::Choice;
+use shadowslice_policy::sharing::Kind;
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
@@ -263,21 +265,22 @@ pub enum Standby {
 /// How shares are decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
-    /// By which policy.
-    pub policy: Policy,
+    /// By which policy. Under `static` nothing is decided: shares stay until somebody resizes by hand.
+    pub policy: Choice,
     /// How often.
     pub interval: Duration,
     /// Whether decisions are carried out, or only reported.
     pub act: bool,
 }
 
-/// What decides shares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// Nothing does: initial shares stay until somebody resizes by hand.
-    Static,
-    /// Load and objectives shall. Not in this version, which then does as under `Static`.
-    Adaptive,
+impl Controller {
+    /// What nothing decides under.
+    pub const STATIC: Choice = Choice::of(Kind::Static);
+
+    /// The policy, if one decides.
+    pub fn decides(&self) -> Option<Choice> {
+        (self.policy != Self::STATIC).then_some(self.policy)
+    }
 }
 
 /// Bounds on what clients may ask for.

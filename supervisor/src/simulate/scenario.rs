@@ -1,8 +1,7 @@
 //! From a configuration to what is simulated.
 
-use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::Sms;
 use shadowslice_simulator::scenario::{Scenario, Served};
 
 use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
@@ -50,27 +49,11 @@ fn no_profile(config: &Config, model: &Model) -> NotSimulated {
 }
 
 fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
-    let sms = |share: Percent| share.sms_of(gpu);
-    let initial = sms(model.share.initial);
-    let (min, max) = match model.handover {
-        HandoverMode::Shadow => (sms(model.share.min), sms(model.share.max)),
-        HandoverMode::Never => (initial, initial),
-        HandoverMode::Restart => return Err(NotSimulated::Restarts(model.name.clone())),
-    };
-    let terms = Terms {
-        name: model.name.clone(),
-        gpu: model.gpu,
-        initial,
-        min,
-        max,
-        slo: model.slo.latency,
-        percentile: model.slo.percentile,
-        priority: model.priority,
-        max_batch: model.batch.resolve(true).0.max(1),
-        profile: Some(profile.clone()),
-    };
+    if model.handover == HandoverMode::Restart {
+        return Err(NotSimulated::Restarts(model.name.clone()));
+    }
     Ok(Served {
-        terms,
+        terms: model.terms(|share| share.sms_of(gpu)),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,

@@ -262,7 +262,13 @@ pub(crate) const ROWS: &[Row] = &[
     // What all may use knows nothing of them.
     Row {
         part: "supervisor/src/config",
-        may: &["shadowslice_policy::handover::Timeouts", "shadowslice_shared"],
+        may: &[
+            "shadowslice_policy::handover::Timeouts",
+            "shadowslice_policy::sharing::Choice",
+            "shadowslice_policy::sharing::Kind",
+            "shadowslice_policy::sharing::Terms",
+            "shadowslice_shared",
+        ],
         never: NO_GPU,
     },
     Row { part: "supervisor/src/clock.rs", may: &["shadowslice_shared::units"], never: NO_GPU },
