@@ -73,6 +73,33 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Keep the policy from changing a model's share, until it is released.
+    ///
+    /// A hand-over under way is finished. `resize` sets a held share, and holds one that it sets.
+    Hold {
+        /// The model's name.
+        model: String,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Let the policy change a model's share again.
+    Release {
+        /// The model's name.
+        model: String,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Show what the policy would do now, and why.
+    ///
+    /// Each model's share in force, the one that it should have, what that rests on, and what keeps it from being
+    /// ordered. With `act: false` in the configuration that is all that the policy does.
+    Plan {
+        /// As JSON, for scripts.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: RunDir,
+    },
     /// Check what this host offers, and say what to do about what is missing.
     ///
     /// Nothing is changed or started. A fault, and exit code 69, is what keeps models from being served on real
@@ -116,6 +143,9 @@ pub fn run() -> ExitCode {
         Command::Resize { model, share, json, at } => {
             resize(Ask::Resize { model, share_percent: share }, json, at)
         }
+        Command::Hold { model, at } => hold(model, true, at),
+        Command::Release { model, at } => hold(model, false, at),
+        Command::Plan { json, at } => plan(json, at),
         Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Profile(options) => profile::run(&options),
@@ -147,8 +177,9 @@ fn status(json: bool, at: RunDir) -> u8 {
 
 fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     match ask(&wanted, at) {
-        Ok(Answer::Handover(report)) => {
-            print(&if json { as_json(&report) } else { in_words(&report) });
+        Ok(Answer::Handover { report, held }) => {
+            let kept = if held { "; held until `shadowslice release`" } else { "" };
+            print(&if json { as_json(&report) } else { in_words(&report) + kept });
             match report.why {
                 None => 0,
                 Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
@@ -159,6 +190,28 @@ fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
         }
         Ok(Answer::Unchanged(why)) => print(&why),
         Ok(Answer::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
+        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
+        Err(code) => code,
+    }
+}
+
+fn hold(model: String, held: bool, at: RunDir) -> u8 {
+    match ask(&Ask::Hold { model: model.clone(), held }, at) {
+        Ok(Answer::Held { held, news }) => {
+            let how = if news { "is" } else { "was already" };
+            let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
+            print(&format!("{model} {how} {what}"))
+        }
+        Ok(Answer::Refused(why)) => fail(&why, exit::REFUSED),
+        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
+        Err(code) => code,
+    }
+}
+
+fn plan(json: bool, at: RunDir) -> u8 {
+    match ask(&Ask::Plan, at) {
+        Ok(Answer::Plan(report)) if json => print(&as_json(&report)),
+        Ok(Answer::Plan(report)) => print(status::plan(&report).trim_end()),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }

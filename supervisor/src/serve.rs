@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use shadowslice_shared::units::Percent;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::admin::{Admin, Administered, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
-use crate::control::{Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts};
+use crate::control::{
+    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planner, Seat, first_shares,
+};
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
@@ -109,6 +112,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
+        policy_decides: config.controller.decides().is_some(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
@@ -127,7 +131,12 @@ struct Wired {
     inbox: Inbox,
 }
 
-fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result<Wired, Failed> {
+fn wire(
+    model: &Model,
+    share: Percent,
+    context: &Context,
+    gpus: &[Arc<dyn Partition>],
+) -> Result<Wired, Failed> {
     let (facts, heard) = mpsc::channel(FACTS);
     let (orders, ordered) = mpsc::channel(ORDERS);
     let (events, happened) = mpsc::channel(EVENTS);
@@ -146,6 +155,7 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result
     let (controller, standing) = Controller::new(Parts {
         context: context.clone(),
         model: Arc::clone(&model),
+        share,
         gpu,
         pipeline: Arc::clone(&pipeline),
         reference: ReferenceFile::create(&model.name).map_err(failed)?,
@@ -153,6 +163,17 @@ fn wire(model: &Model, context: &Context, gpus: &[Arc<dyn Partition>]) -> Result
     });
     let inbox = Inbox { orders: ordered, facts: heard, events: happened };
     Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
+}
+
+/// A model, as the planner reaches it.
+fn seat(model: &Administered, gpus: &Gpus) -> Seat {
+    Seat {
+        model: Arc::clone(&model.model),
+        gpu: Arc::clone(&gpus[model.model.gpu]),
+        pipeline: Arc::clone(&model.pipeline),
+        standing: model.standing.clone(),
+        orders: model.orders.clone(),
+    }
 }
 
 async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus) -> Result<u8, Failed> {
@@ -163,8 +184,9 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let mut administered = Vec::new();
     let mut controllers = Vec::new();
-    for model in &config.models {
-        let wired = wire(model, &context, gpus)?;
+    let shares = first_shares(&config.controller, gpus, &config.models);
+    for (model, share) in config.models.iter().zip(shares) {
+        let wired = wire(model, share, &context, gpus)?;
         administered.push(wired.administered);
         controllers.push((wired.controller, wired.inbox));
     }
@@ -173,9 +195,16 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
         let pipeline = Arc::clone(&model.pipeline);
         tokio::spawn(async move { pipeline.watch().await });
     }
-    let reach =
-        Arc::new(Reach { models: Arc::clone(&models), gpus: gpus.clone(), readings: context.readings });
-    let mut control = ControlThread::start(controllers)?;
+    let seats = models.iter().map(|model| seat(model, gpus)).collect();
+    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, seats).unzip();
+    let reach = Arc::new(Reach {
+        models: Arc::clone(&models),
+        gpus: gpus.clone(),
+        readings: context.readings,
+        controller: config.controller,
+        planned,
+    });
+    let mut control = ControlThread::start(controllers, planner)?;
     let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
     let (stop, stopping) = watch::channel(false);
@@ -303,7 +332,7 @@ impl Signals {
     }
 }
 
-/// The thread on which the controllers run.
+/// The thread on which the controllers run, and the planner.
 struct ControlThread {
     cut: Option<oneshot::Sender<()>>,
     ended: oneshot::Receiver<()>,
@@ -311,7 +340,7 @@ struct ControlThread {
 }
 
 impl ControlThread {
-    fn start(controllers: Vec<(Controller, Inbox)>) -> Result<Self, Failed> {
+    fn start(controllers: Vec<(Controller, Inbox)>, planner: Option<Planner>) -> Result<Self, Failed> {
         let failed = |error| Box::new(ServeError::Runtime(error));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (cut, cut_short) = oneshot::channel();
@@ -322,9 +351,16 @@ impl ControlThread {
                 for (controller, inbox) in controllers {
                     tasks.spawn(controller.run(inbox));
                 }
+                let planning = async {
+                    match planner {
+                        Some(planner) => planner.run().await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
                     _ = tasks.join_all() => {}
                     _ = cut_short => {}
+                    () = planning => {}
                 }
             });
             // Processes that are still there are killed as the runtime drops them.

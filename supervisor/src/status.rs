@@ -1,15 +1,17 @@
 //! What `shadowslice status` shows, as it goes over the control socket and to scripts.
 
 mod gpus;
+mod plan;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
+pub use plan::plan;
 
 use crate::config::Model;
-use crate::control::{Handovers, ModelState, Standing};
+use crate::control::{Handovers, ModelPlan, ModelState, Standing};
 use crate::nvml::Watched;
 use crate::partition::{GpuStanding, Partition};
 use crate::pipeline::Pipeline;
@@ -59,6 +61,12 @@ pub struct ModelStatus {
     pub share_percent: u32,
     /// Its SMs.
     pub sms: u32,
+    /// Whether people hold the share.
+    pub held: bool,
+    /// The share that the policy wants; `None` where none decides, or has not yet.
+    pub wanted_percent: Option<u32>,
+    /// Why, in words.
+    pub verdict: Option<String>,
     /// Requests that wait.
     pub queue: usize,
     /// Requests that its workers have.
@@ -129,8 +137,14 @@ pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus
     GpuStatus { index, device, uuid, backend: backend.to_owned(), sms: sms.0, mps_server_pid, why, nvml }
 }
 
-/// One model's status, from its parts and those of all GPUs.
-pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing, gpus: &[Watched]) -> ModelStatus {
+/// One model's status, from its parts, those of all GPUs, and what was last decided about it.
+pub fn of_model(
+    model: &Model,
+    pipeline: &Pipeline,
+    standing: &Standing,
+    gpus: &[Watched],
+    plan: Option<&ModelPlan>,
+) -> ModelStatus {
     let (counts, latencies, (queue, in_flight)) = pipeline.report();
     let execution = pipeline.execution_times().into_iter();
     let (state, why) = match &standing.state {
@@ -148,6 +162,9 @@ pub fn of_model(model: &Model, pipeline: &Pipeline, standing: &Standing, gpus: &
         gpu: model.gpu,
         share_percent: standing.share.get(),
         sms: standing.sms,
+        held: standing.held,
+        wanted_percent: plan.map(|plan| plan.wanted_percent),
+        verdict: plan.map(|plan| plan.why.clone()),
         queue,
         in_flight,
         workers: gpus::of_workers(&standing.workers, gpus.get(model.gpu)),
@@ -194,17 +211,18 @@ pub fn table(status: &Status) -> String {
     ];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(status.models.iter().map(row));
-    let widths: Vec<usize> =
-        (0..heads.len()).map(|c| rows.iter().map(|row| row[c].len()).max().unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
+    let mut text = aligned(&rows);
     for model in &status.models {
         if let Some(why) = &model.why {
             text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
+        }
+        if model.held {
+            let (name, share) = (&model.name, model.share_percent);
+            text.push_str(&format!("{name} is held at {share}%, until `shadowslice release {name}`\n"));
+        }
+        if let Some(wanted) = model.wanted_percent.filter(|&wanted| wanted != model.share_percent) {
+            let verdict = model.verdict.as_deref().unwrap_or("the policy says no more");
+            text.push_str(&format!("{}: {wanted}% wanted: {verdict}\n", model.name));
         }
     }
     for gpu in &status.gpus {
@@ -218,6 +236,19 @@ pub fn table(status: &Status) -> String {
             text.push_str(&line);
             text.push('\n');
         }
+    }
+    text
+}
+
+/// Rows as lines, their columns aligned.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
     }
     text
 }

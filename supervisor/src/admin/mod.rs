@@ -1,4 +1,5 @@
-//! The control socket: one JSON document a line, a request and its answer, for `status` and `resize`.
+//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize` and
+//! what else is said to a running supervisor.
 
 mod client;
 mod server;
@@ -8,7 +9,7 @@ pub use server::{Admin, Administered, BindError, Reach};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::HandoverReport;
+use crate::control::{HandoverReport, PlanReport};
 use crate::status::Status;
 
 /// The socket's name in the run directory.
@@ -33,6 +34,15 @@ pub enum Ask {
         /// The share, in percent.
         share_percent: u32,
     },
+    /// Whether the policy may change a model's share.
+    Hold {
+        /// The model.
+        model: String,
+        /// Whether it is held from now on.
+        held: bool,
+    },
+    /// What the policy would do now.
+    Plan,
 }
 
 /// What it answers.
@@ -42,7 +52,21 @@ pub enum Answer {
     /// How everything stands.
     Status(Status),
     /// How a hand-over went.
-    Handover(HandoverReport),
+    Handover {
+        /// How.
+        report: HandoverReport,
+        /// Whether the share is held from now on, as a policy would change it again.
+        held: bool,
+    },
+    /// Whether the share is held now, and whether that is news.
+    Held {
+        /// Whether it is held.
+        held: bool,
+        /// Whether it was not before, or the other way round.
+        news: bool,
+    },
+    /// What the policy would do now.
+    Plan(PlanReport),
     /// Nothing had to be done, and why.
     Unchanged(String),
     /// It was not done, and why.

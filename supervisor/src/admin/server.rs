@@ -12,8 +12,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
-use crate::config::Model;
-use crate::control::{Order, ResizeRefused, Standing};
+use crate::config::{Controller, Model};
+use crate::control::{Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, Standing};
 use crate::nvml::{Readings, Watched};
 use crate::partition::Partition;
 use crate::pipeline::Pipeline;
@@ -42,9 +42,9 @@ pub struct Administered {
 }
 
 impl Administered {
-    /// How it stands on these GPUs.
-    pub fn status(&self, gpus: &[Watched]) -> ModelStatus {
-        status::of_model(&self.model, &self.pipeline, &self.standing.borrow(), gpus)
+    /// How it stands on these GPUs, and what was last decided about it.
+    pub fn status(&self, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
+        status::of_model(&self.model, &self.pipeline, &self.standing.borrow(), gpus, plan)
     }
 }
 
@@ -57,15 +57,27 @@ pub struct Reach {
     pub gpus: Vec<Arc<dyn Partition>>,
     /// What NVML says of the GPUs.
     pub readings: Arc<Readings>,
+    /// How shares are decided.
+    pub controller: Controller,
+    /// What was decided last; `None` where nothing is.
+    pub planned: Option<watch::Receiver<Planned>>,
 }
 
 impl Reach {
+    /// What the policy would do now.
+    pub fn plan(&self) -> PlanReport {
+        let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
+        decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
+    }
+
     /// How everything stands.
     pub fn status(&self) -> Status {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
+        let plan = self.plan();
+        let models = self.models.iter().enumerate();
         Status {
-            models: self.models.iter().map(|model| model.status(&watched)).collect(),
+            models: models.map(|(index, model)| model.status(&watched, plan.models.get(index))).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
     }
@@ -169,25 +181,51 @@ async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
 async fn answer(ask: Ask, reach: &Reach) -> Answer {
     match ask {
         Ask::Status => Answer::Status(reach.status()),
-        Ask::Resize { model, share_percent } => resize(&model, share_percent, &reach.models).await,
+        Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
+        Ask::Hold { model, held } => hold(&model, held, &reach.models).await,
+        Ask::Plan => Answer::Plan(reach.plan()),
     }
 }
 
-async fn resize(name: &str, share_percent: u32, models: &[Administered]) -> Answer {
+/// The model of that name; else an answer that says which there are.
+fn named<'a>(name: &str, models: &'a [Administered]) -> Result<&'a Administered, Answer> {
+    models.iter().find(|model| model.model.name == name).ok_or_else(|| {
+        let names: Vec<_> = models.iter().map(|model| model.model.name.as_str()).collect();
+        Answer::Refused(format!("there is no model '{name}'; there are: {}", names.join(", ")))
+    })
+}
+
+/// Gives a model's controller an order, if it has room for one.
+fn order(model: &Administered, order: Order) -> Result<(), Answer> {
+    let name = &model.model.name;
+    let full = || Answer::Refused(format!("too many orders wait for model '{name}'; ask again later"));
+    model.orders.try_send(order).map_err(|_| full())
+}
+
+async fn hold(name: &str, held: bool, models: &[Administered]) -> Answer {
+    let (reply, outcome) = oneshot::channel();
+    let ordered = named(name, models).and_then(|model| order(model, Order::Hold { held, reply }));
+    match ordered {
+        Ok(()) => match outcome.await {
+            Ok(news) => Answer::Held { held, news },
+            Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+        },
+        Err(answer) => answer,
+    }
+}
+
+async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
     let share = match Percent::new(share_percent) {
         Ok(share) => share,
         Err(error) => return Answer::Refused(error.to_string()),
     };
-    let Some(model) = models.iter().find(|model| model.model.name == name) else {
-        let names: Vec<_> = models.iter().map(|model| model.model.name.as_str()).collect();
-        return Answer::Refused(format!("there is no model '{name}'; there are: {}", names.join(", ")));
-    };
     let (reply, outcome) = oneshot::channel();
-    if model.orders.try_send(Order::Resize { share, reply }).is_err() {
-        return Answer::Refused(format!("too many orders wait for model '{name}'; ask again later"));
+    let resize = Order::Resize { share, cause: Cause::Hand, reply };
+    if let Err(answer) = named(name, &reach.models).and_then(|model| order(model, resize)) {
+        return answer;
     }
     match outcome.await {
-        Ok(Ok(report)) => Answer::Handover(report),
+        Ok(Ok(report)) => Answer::Handover { report, held: reach.controller.decides().is_some() },
         Ok(Err(refused @ ResizeRefused::InForce { .. })) => Answer::Unchanged(refused.to_string()),
         Ok(Err(refused)) => Answer::Refused(refused.to_string()),
         Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),

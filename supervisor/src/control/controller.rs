@@ -11,6 +11,7 @@ use shadowslice_shared::boot::{Assignment, Purpose, WarmTime};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
+use super::changes::Changes;
 use super::engine;
 use super::incumbent::Incumbent;
 use super::loaded;
@@ -47,6 +48,8 @@ pub struct Context {
     pub lower_shadows: bool,
     /// What NVML says of the GPUs.
     pub readings: Arc<Readings>,
+    /// Whether a policy changes shares, so that one that is set by hand must be held.
+    pub policy_decides: bool,
     /// Where the next worker's name comes from.
     pub worker_ids: Arc<AtomicU64>,
 }
@@ -111,6 +114,9 @@ pub struct Controller {
     /// What the last worker that died said, or died of.
     pub(super) last_words: String,
     pub(super) handovers: Handovers,
+    pub(super) changes: Changes,
+    /// Whether people hold the share.
+    pub(super) held: bool,
     /// Set when all is to end: when who is still there then is killed.
     pub(super) stopping: Option<Moment>,
     events: mpsc::Sender<WorkerEvent>,
@@ -124,6 +130,8 @@ pub struct Parts {
     pub context: Context,
     /// The model.
     pub model: Arc<Model>,
+    /// The share that its first worker gets.
+    pub share: Percent,
     /// Its GPU.
     pub gpu: Arc<dyn Partition>,
     /// Its pipeline.
@@ -144,15 +152,20 @@ impl LaunchError {
 impl Controller {
     /// A controller that has started nothing yet, and how it stands.
     pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
-        let share = parts.model.share.initial;
+        let share = parts.share;
         let sms = parts.gpu.sms(share).0;
         let (standing, seen) = watch::channel(Standing {
             state: ModelState::Loading,
             share,
             sms,
+            since: Moment::default(),
+            coming: None,
+            parked: None,
+            held: false,
             workers: Vec::new(),
             worker_deaths: 0,
             handovers: Handovers::default(),
+            changes: Changes::default(),
         });
         let controller = Self {
             context: parts.context,
@@ -174,6 +187,8 @@ impl Controller {
             all_deaths: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
+            changes: Changes::default(),
+            held: false,
             stopping: None,
             events: parts.events,
             standing,
@@ -214,7 +229,12 @@ impl Controller {
     fn on(&mut self, heard: Heard) {
         match heard {
             Heard::Order(Order::Stop) => self.stop(),
-            Heard::Order(Order::Resize { share, reply }) => self.resize(share, reply),
+            Heard::Order(Order::Resize { share, cause, reply }) => self.resize(share, cause, reply),
+            Heard::Order(Order::Hold { held, reply }) => {
+                let news = std::mem::replace(&mut self.held, held) != held;
+                // Whoever asked may have gone away.
+                reply.send(news).ok();
+            }
             Heard::Lane(fact) => self.on_lane(fact),
             Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
             Heard::Due => self.on_time(),
@@ -395,13 +415,22 @@ impl Controller {
     }
 
     fn publish(&self) {
+        let (share, since) = {
+            let seen = self.standing.borrow();
+            (self.share, if seen.share == self.share { seen.since } else { self.now() })
+        };
         let standing = Standing {
             state: if self.stopping.is_some() { ModelState::Stopping } else { self.incumbent.state() },
-            share: self.share,
-            sms: self.sms(self.share).0,
+            share,
+            sms: self.sms(share).0,
+            since,
+            coming: self.coming(),
+            parked: self.swap.as_ref().and_then(Swap::parked),
+            held: self.held,
             workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
             worker_deaths: self.all_deaths,
             handovers: self.handovers.clone(),
+            changes: self.changes.clone(),
         };
         self.standing.send_if_modified(|seen| {
             let changed = *seen != standing;

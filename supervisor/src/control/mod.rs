@@ -9,18 +9,22 @@
 //! The controllers have a thread of their own: starting a process takes milliseconds, in which the
 //! reactor that serves clients must not stop.
 
+mod changes;
 mod controller;
 mod engine;
 mod incumbent;
 mod loaded;
 mod memory;
+mod planner;
 mod resize;
 mod standing;
 mod swap;
 
+pub use changes::{Cause, Changes, Outcomes};
 pub use controller::{Context, Controller, Inbox, Parts};
 pub use engine::spec as engine_spec;
 pub use loaded::warm_up;
+pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, Seat, SeenReport, first_shares};
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 
 use shadowslice_shared::units::Percent;
@@ -39,8 +43,17 @@ pub enum Order {
     Resize {
         /// The share.
         share: Percent,
+        /// Who wants it.
+        cause: Cause,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
+    },
+    /// Keep the policy from changing the share, or let it.
+    Hold {
+        /// Which of the two.
+        held: bool,
+        /// Hears whether that is news.
+        reply: oneshot::Sender<bool>,
     },
     /// End all workers, and then itself. The door is shut first.
     Stop,
@@ -72,6 +85,9 @@ pub enum ResizeRefused {
     /// The configuration forbids any.
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
     Never(String),
+    /// People hold it.
+    #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
+    Held(String),
     /// Something else is under way.
     #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
     Busy(String),

@@ -5,9 +5,11 @@ use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
 
 use super::ResizeRefused;
+use super::changes::Cause;
 use super::controller::Controller;
 use super::incumbent::Incumbent;
 use super::standing::{HandoverReport, ms, us};
+use super::swap::Swap;
 use crate::config::HandoverMode;
 use crate::pipeline::WorkerId;
 use shadowslice_policy::handover::{Fact, PhaseName};
@@ -19,6 +21,7 @@ pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) share: Percent,
+    pub(super) cause: Cause,
     pub(super) decided: Moment,
     /// `None` once answered.
     pub(super) reply: Option<Reply>,
@@ -32,20 +35,35 @@ pub(super) struct Replacing {
 }
 
 impl Controller {
-    pub(super) fn resize(&mut self, share: Percent, reply: Reply) {
-        let wanted = Wanted { share, decided: self.now(), reply: Some(reply) };
-        match self.refusal(share) {
-            Some(refused) => refuse(wanted, refused),
+    pub(super) fn resize(&mut self, share: Percent, cause: Cause, reply: Reply) {
+        let wanted = Wanted { share, cause, decided: self.now(), reply: Some(reply) };
+        let refusal = self.refusal(&wanted);
+        let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
+        // What people set stays until they release it.
+        self.held |= as_asked && cause == Cause::Hand && self.context.policy_decides;
+        match refusal {
+            Some(refused) => self.refuse(wanted, refused),
             None => self.change_share(wanted),
         }
     }
 
+    /// The share that is to come, if another one than that in force is.
+    pub(super) fn coming(&self) -> Option<Percent> {
+        let replacing = self.replacing.as_ref().map(|replacing| replacing.wanted.share);
+        let next = self.next.as_ref().map(|wanted| wanted.share);
+        next.or(replacing).or(self.swap.as_ref().and_then(Swap::coming))
+    }
+
     /// Why this share cannot be had now, if it cannot.
-    fn refusal(&self, share: Percent) -> Option<ResizeRefused> {
+    fn refusal(&self, wanted: &Wanted) -> Option<ResizeRefused> {
+        let share = wanted.share;
         if self.stopping.is_some() {
             return Some(ResizeRefused::Stopping);
         }
         let model = || self.model.name.clone();
+        if self.held && wanted.cause == Cause::Policy {
+            return Some(ResizeRefused::Held(model()));
+        }
         let bounds = &self.model.share;
         if !(bounds.min..=bounds.max).contains(&share) {
             let (min, max) = (bounds.min, bounds.max);
@@ -96,8 +114,8 @@ impl Controller {
     /// After a hand-over has ended: what was asked for meanwhile.
     pub(super) fn resize_next(&mut self) {
         let Some(wanted) = self.next.take() else { return };
-        match self.refusal(wanted.share) {
-            Some(refused) => refuse(wanted, refused),
+        match self.refusal(&wanted) {
+            Some(refused) => self.refuse(wanted, refused),
             None => self.change_share(wanted),
         }
     }
@@ -106,7 +124,7 @@ impl Controller {
     pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
         let replacing = self.replacing.take().map(|replacing| replacing.wanted);
         for wanted in [self.next.take(), replacing].into_iter().flatten() {
-            refuse(wanted, refused.clone());
+            self.refuse(wanted, refused.clone());
         }
         // A hand-over's own order is answered by its channel's end.
         self.swap = None;
@@ -144,6 +162,7 @@ impl Controller {
     pub(super) fn replaced(&mut self) {
         let Some(Replacing { from, mut wanted }) = self.replacing.take() else { return };
         let stall = self.pipeline.stall();
+        let effect = self.now().since(wanted.decided);
         let report = HandoverReport {
             outcome: "completed".to_owned(),
             why: None,
@@ -151,11 +170,13 @@ impl Controller {
             to_percent: wanted.share.get(),
             from_sms: self.sms(from).0,
             to_sms: self.sms(wanted.share).0,
-            effect_ms: Some(ms(self.now().since(wanted.decided))),
+            effect_ms: Some(ms(effect)),
             stall_us: us(stall.longest),
             stall_total_us: us(stall.total),
         };
         self.handovers.completed += 1;
+        self.changes.completed(wanted.cause, &report);
+        self.changes.effect.record(effect);
         self.handovers.last = Some(report.clone());
         if let Some(reply) = wanted.reply.take() {
             reply.send(Ok(report)).ok();
@@ -166,12 +187,20 @@ impl Controller {
     pub(super) fn replacing_failed(&mut self, why: &str) {
         if let Some(Replacing { wanted, .. }) = self.replacing.take() {
             self.handovers.aborted += 1;
-            refuse(wanted, ResizeRefused::NotServing { model: self.model.name.clone(), why: why.to_owned() });
+            self.changes.of(wanted.cause).aborted += 1;
+            answer(wanted, ResizeRefused::NotServing { model: self.model.name.clone(), why: why.to_owned() });
         }
+    }
+
+    fn refuse(&mut self, wanted: Wanted, refused: ResizeRefused) {
+        if !matches!(refused, ResizeRefused::InForce { .. }) {
+            self.changes.of(wanted.cause).refused += 1;
+        }
+        answer(wanted, refused);
     }
 }
 
-fn refuse(wanted: Wanted, refused: ResizeRefused) {
+fn answer(wanted: Wanted, refused: ResizeRefused) {
     if let Some(reply) = wanted.reply {
         // Whoever asked may have gone away.
         reply.send(Err(refused)).ok();

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::LoadTimes;
-use shadowslice_shared::units::Percent;
+use shadowslice_shared::units::{Moment, Percent};
 
+use super::changes::Changes;
 use crate::process::BootTimes;
 
 /// What a model is doing.
@@ -34,12 +35,22 @@ pub struct Standing {
     pub share: Percent,
     /// Its SMs.
     pub sms: u32,
+    /// Since when; the origin for the share that it was started with.
+    pub since: Moment,
+    /// The share that is to come, by a hand-over that is under way or waits.
+    pub coming: Option<Percent>,
+    /// The share of the worker that a hand-over relieved, while that stands ready.
+    pub parked: Option<Percent>,
+    /// Whether people hold the share.
+    pub held: bool,
     /// Its workers.
     pub workers: Vec<WorkerStanding>,
     /// Deaths since the start that left it without a worker.
     pub worker_deaths: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
+    /// What became of the orders to change its share.
+    pub changes: Changes,
 }
 
 /// A worker as its controller sees it.

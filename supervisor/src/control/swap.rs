@@ -68,6 +68,22 @@ impl Swap {
         matches!(self.machine.phase(), PhaseName::Spawning | PhaseName::Warming)
     }
 
+    /// The share that it will put in force. One that fails is still in the way of another.
+    pub(super) fn coming(&self) -> Option<Percent> {
+        match self.machine.phase() {
+            PhaseName::Spawning | PhaseName::Warming | PhaseName::Draining | PhaseName::Aborting => {
+                Some(self.wanted.share)
+            }
+            PhaseName::Probation | PhaseName::Retiring | PhaseName::Done | PhaseName::Aborted => None,
+        }
+    }
+
+    /// The share of the worker that it relieved, while that stands ready.
+    pub(super) fn parked(&self) -> Option<Percent> {
+        let stands = self.machine.phase() == PhaseName::Probation && self.incumbent.is_some();
+        stands.then_some(self.from)
+    }
+
     /// Role and phase of one of its workers, for people.
     pub(super) fn standing(&self, worker: WorkerId, incumbent: &Incumbent) -> (&'static str, &'static str) {
         let shadow = self.shadow == Some(worker);
@@ -202,9 +218,10 @@ impl Controller {
 
     fn complete(&mut self) {
         let Some(swap) = &mut self.swap else { return };
-        let (to, reply) = (swap.wanted.share, swap.wanted.reply.take());
+        let (to, cause, reply) = (swap.wanted.share, swap.wanted.cause, swap.wanted.reply.take());
         let report = self.report("completed", None);
         self.share = to;
+        self.changes.completed(cause, &report);
         self.handovers.completed += 1;
         tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
         self.handovers.last = Some(report.clone());
@@ -220,6 +237,9 @@ impl Controller {
             }
             Outcome::Aborted(reason) => {
                 self.handovers.aborted += 1;
+                if let Some(swap) = &self.swap {
+                    self.changes.of(swap.wanted.cause).aborted += 1;
+                }
                 self.not_kept("aborted", &reason);
             }
         }
@@ -256,6 +276,7 @@ impl Controller {
         let Some(effect) = self.effect.as_mut().filter(|effect| effect.worker == worker) else { return };
         let took = at.since(effect.decided);
         effect.took = Some(took);
+        self.changes.effect.record(took);
         if let Some(last) = self.handovers.last.as_mut().filter(|last| last.to_percent == self.share.get()) {
             last.effect_ms = Some(ms(took));
         }

@@ -1,0 +1,33 @@
+//! What the policy is told of a model.
+
+use shadowslice_policy::sharing::{Live, Seen};
+use shadowslice_shared::units::Sms;
+
+use super::super::standing::{ModelState, Standing};
+use super::Seat;
+use super::orders::Orders;
+
+/// How a model stands, and what was seen of it since the last time.
+pub(super) fn live(seat: &Seat, orders: &Orders) -> Live {
+    let standing = seat.standing.borrow();
+    let sms = |share| seat.gpu.sms(share);
+    Live {
+        share: Sms(standing.sms),
+        since: standing.since,
+        coming: standing.coming.or(orders.coming()).map(sms),
+        standing: standing.parked.map(sms),
+        held: standing.held,
+        seen: of_one_that_serves(&standing, seat.pipeline.observe()),
+    }
+}
+
+/// What comes to a model that does not serve is turned away, and says nothing about what it needs. While a
+/// worker is being replaced it counts: that is over in a moment, and the requests wait.
+fn of_one_that_serves(standing: &Standing, seen: Seen) -> Seen {
+    match standing.state {
+        ModelState::Ready | ModelState::Restarting | ModelState::Waiting(_) => seen,
+        ModelState::Loading | ModelState::Unready(_) | ModelState::Stopping => {
+            Seen { span: seen.span, ..Seen::default() }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The planner: asks the policy once an interval, and orders what it says.
+//!
+//! ```text
+//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
+//!                                                         └─▶ plan  ─▶ orders of the controllers
+//! ```
+//!
+//! It decides nothing and waits for nobody: an order that is refused, or fails, is in the next facts.
+
+mod facts;
+mod orders;
+mod report;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_policy::sharing::{Change, Choice, Facts, Live, Policy, Terms};
+use shadowslice_shared::units::{Moment, Percent, Sms};
+use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+use super::standing::{ModelState, Standing};
+use super::{Cause, Order};
+use crate::clock::Clock;
+use crate::config::{Controller as Settings, Model};
+use crate::partition::Partition;
+use crate::pipeline::{LatencyHistogram, Pipeline};
+use orders::Orders;
+
+pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
+
+/// A model, as the planner reaches it.
+#[derive(Debug)]
+pub struct Seat {
+    /// Its configuration.
+    pub model: Arc<Model>,
+    /// Its GPU.
+    pub gpu: Arc<dyn Partition>,
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// How its controller sees it.
+    pub standing: watch::Receiver<Standing>,
+    /// Its controller.
+    pub orders: mpsc::Sender<Order>,
+}
+
+/// The last decision, and how long decisions take.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Planned {
+    /// The last decision.
+    pub report: PlanReport,
+    /// How long each took since the start.
+    pub took: LatencyHistogram,
+}
+
+/// Asks a policy, and orders what it says.
+#[derive(Debug)]
+pub struct Planner {
+    choice: Choice,
+    act: bool,
+    interval: Duration,
+    clock: Clock,
+    gpus: Vec<Sms>,
+    terms: Vec<Terms>,
+    policy: Policy,
+    models: Vec<(Seat, Orders)>,
+    planned: watch::Sender<Planned>,
+}
+
+impl Seat {
+    fn terms(&self) -> Terms {
+        self.model.terms(|share| self.gpu.sms(share))
+    }
+
+    /// The share that comes to these SMs; the one `at` hand if it does.
+    fn share(&self, sms: Sms, at: Percent) -> Percent {
+        if self.gpu.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.gpu.sms(share)) }
+    }
+}
+
+/// The shares that the models' first workers start with: what the policy says where it is acted upon,
+/// else the configured ones.
+pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[Model]) -> Vec<Percent> {
+    let configured = |model: &Model| model.share.initial;
+    let Some(choice) = settings.decides().filter(|_| settings.act) else {
+        return models.iter().map(configured).collect();
+    };
+    let sms_of = |model: &Model| {
+        let gpu = Arc::clone(&gpus[model.gpu]);
+        move |share: Percent| gpu.sms(share)
+    };
+    let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
+    let wanted = choice.policy(&whole(gpus), &terms).initial();
+    let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
+        if sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+    };
+    models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
+}
+
+/// The SMs that a worker can have of each GPU.
+fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
+    gpus.iter().map(|gpu| gpu.sms(Percent::WHOLE)).collect()
+}
+
+impl Planner {
+    /// A planner for these models, and what it decided last; `None` where nothing is decided.
+    pub fn new(
+        settings: &Settings,
+        clock: Clock,
+        gpus: &[Arc<dyn Partition>],
+        seats: Vec<Seat>,
+    ) -> Option<(Self, watch::Receiver<Planned>)> {
+        let choice = settings.decides()?;
+        let gpus = whole(gpus);
+        let terms: Vec<Terms> = seats.iter().map(Seat::terms).collect();
+        let policy = choice.policy(&gpus, &terms);
+        let report = PlanReport::nothing_yet(settings);
+        let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
+        let models = seats.into_iter().map(|seat| (seat, Orders::default())).collect();
+        let Settings { act, interval, .. } = *settings;
+        Some((Self { choice, act, interval, clock, gpus, terms, policy, models, planned }, seen))
+    }
+
+    /// Decides once an interval, for ever.
+    pub async fn run(mut self) {
+        let mut tick = tokio::time::interval(self.interval);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.decide();
+        }
+    }
+
+    fn decide(&mut self) {
+        self.learn_batches();
+        let now = self.clock.now();
+        for (seat, orders) in &mut self.models {
+            orders.hear(&seat.model.name, &seat.standing.borrow(), now);
+        }
+        let live: Vec<Live> = self.models.iter().map(|(seat, orders)| facts::live(seat, orders)).collect();
+        let facts = Facts { now, gpus: self.gpus.clone(), models: live };
+        let decision = self.policy.decide(&facts);
+        let took = self.clock.now().since(now);
+        if self.act {
+            for ((seat, _), door) in self.models.iter().zip(&decision.doors) {
+                seat.pipeline.set_door(*door);
+            }
+        }
+        let mut obstacles = vec![None; self.models.len()];
+        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+            let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
+            let Some((live, verdict)) = rows else { continue };
+            let verdict = report::words(verdict, now);
+            obstacles[change.model] = self.order(change, live, &verdict, now).err();
+        }
+        let seats = self.models.iter().map(|(seat, _)| seat);
+        let models = report::models(seats, &facts, &decision, obstacles);
+        self.planned.send_modify(|planned| {
+            planned.took.record(took);
+            planned.report.decisions += 1;
+            planned.report.models = models;
+        });
+    }
+
+    /// Orders a change; else says why it does not.
+    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
+        let Some((seat, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
+        if !self.act {
+            return Err("controller.act is false".to_owned());
+        }
+        let standing = seat.standing.borrow().clone();
+        if standing.state != ModelState::Ready {
+            return Err("the model does not serve".to_owned());
+        }
+        let (from, to) = (standing.share, seat.share(change.to, standing.share));
+        if seat.gpu.sms(to) == seat.gpu.sms(from) {
+            return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
+        }
+        orders.send(&seat.orders, to, now)?;
+        let figures = SeenReport::of(&live.seen);
+        tracing::info!(
+            model = seat.model.name,
+            from_percent = from.get(),
+            to_percent = to.get(),
+            from_sms = live.share.0,
+            to_sms = seat.gpu.sms(to).0,
+            verdict,
+            arrival_rate = figures.arrival_rate,
+            p99_ms = figures.p99_ms,
+            attainment = figures.attainment,
+            busy = figures.busy,
+            "the policy changes a share"
+        );
+        Ok(())
+    }
+
+    /// A model says when it is loaded whether it can be batched. A policy that was told otherwise starts anew.
+    fn learn_batches(&mut self) {
+        let mut changed = false;
+        for ((seat, _), terms) in self.models.iter().zip(&mut self.terms) {
+            let Some(metadata) = seat.pipeline.metadata() else { continue };
+            let max_batch = metadata.max_batch.max(1);
+            changed |= std::mem::replace(&mut terms.max_batch, max_batch) != max_batch;
+        }
+        if changed {
+            self.policy = self.choice.policy(&self.gpus, &self.terms);
+        }
+    }
+}

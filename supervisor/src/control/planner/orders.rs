@@ -1,0 +1,89 @@
+//! The planner's orders to one controller: one at a time, and not again at once what has just failed.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::{Moment, Percent};
+use tokio::sync::{mpsc, oneshot};
+
+use super::super::standing::Standing;
+use super::super::{HandoverReport, ResizeRefused};
+use super::{Cause, Order};
+
+/// How long a model is left alone after its first failure, and at most. It doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+type Outcome = Result<HandoverReport, ResizeRefused>;
+
+/// What was ordered of one controller.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    under_way: Option<(Percent, oneshot::Receiver<Outcome>)>,
+    failed: Option<Failed>,
+    rolled_back: u64,
+}
+
+/// The last order that came to nothing.
+#[derive(Debug)]
+struct Failed {
+    until: Moment,
+    pause: Duration,
+    why: String,
+}
+
+impl Orders {
+    /// The share that the order under way will bring.
+    pub(super) fn coming(&self) -> Option<Percent> {
+        self.under_way.as_ref().map(|(share, _)| *share)
+    }
+
+    /// Hears what became of what was ordered.
+    pub(super) fn hear(&mut self, model: &str, standing: &Standing, now: Moment) {
+        let taken_back = standing.handovers.rolled_back > self.rolled_back;
+        self.rolled_back = standing.handovers.rolled_back;
+        let said = self.under_way.as_mut().map(|(_, outcome)| outcome.try_recv());
+        if !matches!(said, Some(Err(oneshot::error::TryRecvError::Empty))) {
+            self.under_way = None;
+        }
+        let why = match said {
+            Some(Ok(Ok(report))) => report.why,
+            // Somebody else was quicker, or holds it now.
+            Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
+            Some(Ok(Err(refused))) => Some(refused.to_string()),
+            // Under way still, or the controller ended.
+            Some(Err(_)) | None => None,
+        };
+        let why = why.or(taken_back.then(|| "the new worker failed in its probation".to_owned()));
+        if let Some(why) = why {
+            self.fail(model, why, now);
+        }
+    }
+
+    fn fail(&mut self, model: &str, why: String, now: Moment) {
+        let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < LONGEST_PAUSE);
+        let pause = recent.map_or(FIRST_PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
+        tracing::warn!(model, why, ?pause, "a share that the policy wants is not in force");
+        self.failed = Some(Failed { until: now + pause, pause, why });
+    }
+
+    /// Orders a share; else says why it is not ordered.
+    pub(super) fn send(
+        &mut self,
+        to: &mpsc::Sender<Order>,
+        share: Percent,
+        now: Moment,
+    ) -> Result<(), String> {
+        if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
+            let seconds = failed.until.since(now).as_secs_f64();
+            return Err(format!("the last order failed ({}); tried again in {seconds:.0} s", failed.why));
+        }
+        if self.under_way.is_some() {
+            return Err("an order is under way".to_owned());
+        }
+        let (reply, outcome) = oneshot::channel();
+        let order = Order::Resize { share, cause: Cause::Policy, reply };
+        to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
+        self.under_way = Some((share, outcome));
+        Ok(())
+    }
+}

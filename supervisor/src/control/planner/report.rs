@@ -1,0 +1,247 @@
+//! What was decided, and why, for people.
+
+use serde::{Deserialize, Serialize};
+use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Waiting};
+use shadowslice_shared::units::{Moment, Sms};
+
+use super::super::standing::ms;
+use super::{Seat, Settings};
+
+/// The last decision.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// The policy, as the configuration names it.
+    pub policy: String,
+    /// Whether decisions are carried out.
+    pub act: bool,
+    /// How often it decides, in ms.
+    pub interval_ms: f64,
+    /// Decisions since the start; 0 while there is none, and always under `static`.
+    pub decisions: u64,
+    /// Every model, as the configuration orders them; empty while there is no decision.
+    pub models: Vec<ModelPlan>,
+}
+
+/// What was decided about a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelPlan {
+    /// Its name.
+    pub name: String,
+    /// The index of its GPU.
+    pub gpu: usize,
+    /// The share that was in force.
+    pub share_percent: u32,
+    /// Its SMs.
+    pub sms: u32,
+    /// The share that it should have.
+    pub wanted_percent: u32,
+    /// Its SMs.
+    pub wanted_sms: u32,
+    /// Whether people hold its share.
+    pub held: bool,
+    /// `keep`, `crowded`, `hopeless`, `grow`, `shrink` or `wait`.
+    pub verdict: String,
+    /// The same in words.
+    pub why: String,
+    /// Why a change that should be is not ordered.
+    pub not_ordered: Option<String>,
+    /// How it batches, and whom it lets in.
+    pub door: DoorReport,
+    /// What it rests on.
+    pub seen: SeenReport,
+}
+
+/// A door.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DoorReport {
+    /// The largest batch, in rows.
+    pub max_batch: u32,
+    /// How long a batch that is not full waits for more, in ms.
+    pub max_delay_ms: f64,
+    /// The part of the requests that is let in, 0 to 1.
+    pub admit: f64,
+    /// Whether a request that cannot be answered in time is refused.
+    pub refuse_late: bool,
+}
+
+/// What was seen of a model between the last two decisions.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SeenReport {
+    /// Requests a second, refused ones included.
+    pub arrival_rate: f64,
+    /// 99th percentile of the latency, in ms; 0 without any answer.
+    pub p99_ms: f64,
+    /// Answered within the SLO / answered or refused; 1 if there was none.
+    pub attainment: f64,
+    /// The part of the time in which a batch executed.
+    pub busy: f64,
+    /// Requests that waited.
+    pub queued: usize,
+}
+
+impl PlanReport {
+    /// Before the first decision.
+    pub fn nothing_yet(settings: &Settings) -> Self {
+        Self {
+            policy: settings.policy.to_string(),
+            act: settings.act,
+            interval_ms: ms(settings.interval),
+            decisions: 0,
+            models: Vec::new(),
+        }
+    }
+}
+
+impl SeenReport {
+    /// The figures of what was seen.
+    pub(super) fn of(seen: &Seen) -> Self {
+        let seconds = seen.span.as_secs_f64();
+        let ended = seen.answered + seen.refused;
+        Self {
+            arrival_rate: if seconds > 0.0 { seen.arrived as f64 / seconds } else { 0.0 },
+            p99_ms: ms(seen.p99_latency),
+            attainment: if ended > 0 { seen.in_time as f64 / ended as f64 } else { 1.0 },
+            busy: seen.busy,
+            queued: seen.queued,
+        }
+    }
+}
+
+impl DoorReport {
+    fn of(door: &Door) -> Self {
+        let Door { max_batch, admit, refuse_late, max_delay, .. } = *door;
+        Self { max_batch, max_delay_ms: ms(max_delay), admit, refuse_late }
+    }
+}
+
+/// What was decided about all models. `obstacles`: why changes were not ordered.
+pub(super) fn models<'a>(
+    seats: impl Iterator<Item = &'a Seat>,
+    facts: &Facts,
+    decision: &Decision,
+    obstacles: Vec<Option<String>>,
+) -> Vec<ModelPlan> {
+    let decided = decision.report.iter().zip(&decision.doors);
+    let rows = seats.zip(facts.models.iter().zip(decided)).zip(obstacles);
+    rows.map(|((seat, (live, (verdict, door))), not_ordered)| {
+        of_model(seat, live, (verdict, door), facts.now, not_ordered)
+    })
+    .collect()
+}
+
+fn of_model(
+    seat: &Seat,
+    live: &Live,
+    (verdict, door): (&Verdict, &Door),
+    now: Moment,
+    not_ordered: Option<String>,
+) -> ModelPlan {
+    let share = seat.standing.borrow().share;
+    let wanted = seat.share(wanted(verdict, live), share);
+    ModelPlan {
+        name: seat.model.name.clone(),
+        gpu: seat.model.gpu,
+        share_percent: share.get(),
+        sms: live.share.0,
+        wanted_percent: wanted.get(),
+        wanted_sms: seat.gpu.sms(wanted).0,
+        held: live.held,
+        verdict: name(verdict).to_owned(),
+        why: words(verdict, now),
+        not_ordered,
+        door: DoorReport::of(door),
+        seen: SeenReport::of(&live.seen),
+    }
+}
+
+/// The share that a model should have.
+fn wanted(verdict: &Verdict, live: &Live) -> Sms {
+    match *verdict {
+        Verdict::Grow { to, .. } | Verdict::Shrink { to, .. } | Verdict::Wait { to, .. } => to,
+        Verdict::Keep | Verdict::Crowded { .. } | Verdict::Hopeless => live.coming.unwrap_or(live.share),
+    }
+}
+
+fn name(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Keep => "keep",
+        Verdict::Crowded { .. } => "crowded",
+        Verdict::Hopeless => "hopeless",
+        Verdict::Grow { .. } => "grow",
+        Verdict::Shrink { .. } => "shrink",
+        Verdict::Wait { .. } => "wait",
+    }
+}
+
+/// A verdict in words.
+pub(super) fn words(verdict: &Verdict, now: Moment) -> String {
+    match verdict {
+        Verdict::Keep => "its share is right".to_owned(),
+        Verdict::Crowded { percent } => {
+            format!("higher priorities leave room for {percent}% of its requests; the others are refused")
+        }
+        Verdict::Hopeless => "with the whole GPU to itself, one request takes longer than its SLO".to_owned(),
+        Verdict::Grow { from, to } => format!("it should have {to} instead of {from}"),
+        Verdict::Shrink { from, to } => format!("{to} instead of {from} are enough"),
+        Verdict::Wait { to, waiting } => format!("it should have {to}, but {}", reason(waiting, now)),
+    }
+}
+
+fn reason(waiting: &Waiting, now: Moment) -> String {
+    match waiting {
+        Waiting::Dwell { until } => {
+            let left = until.since(now).as_secs_f64();
+            format!("its share has just changed ({left:.0} s to wait)")
+        }
+        Waiting::Handover => "a hand-over of it is under way".to_owned(),
+        Waiting::Held => "its share is held".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_verdict_has_words_of_its_own() {
+        let now = Moment::after_origin(Duration::from_secs(10));
+        let waiting = |waiting| Verdict::Wait { to: Sms(40), waiting };
+        let until = now + Duration::from_secs(3);
+        for (verdict, kind, said) in [
+            (Verdict::Keep, "keep", "its share is right"),
+            (Verdict::Crowded { percent: 30 }, "crowded", "room for 30% of its requests"),
+            (Verdict::Hopeless, "hopeless", "longer than its SLO"),
+            (Verdict::Grow { from: Sms(20), to: Sms(40) }, "grow", "40 SMs instead of 20 SMs"),
+            (Verdict::Shrink { from: Sms(60), to: Sms(40) }, "shrink", "40 SMs instead of 60 SMs"),
+            (
+                waiting(Waiting::Dwell { until }),
+                "wait",
+                "40 SMs, but its share has just changed (3 s to wait)",
+            ),
+            (waiting(Waiting::Handover), "wait", "under way"),
+            (waiting(Waiting::Held), "wait", "held"),
+        ] {
+            let words = words(&verdict, now);
+            assert!(words.contains(said), "{words}");
+            assert_eq!(name(&verdict), kind);
+        }
+    }
+
+    #[test]
+    fn figures_of_an_idle_model_are_numbers() {
+        let idle = SeenReport::of(&Seen::default());
+        assert_eq!((idle.arrival_rate, idle.attainment, idle.p99_ms), (0.0, 1.0, 0.0));
+        let seen = Seen {
+            span: Duration::from_millis(500),
+            arrived: 100,
+            answered: 60,
+            in_time: 40,
+            refused: 20,
+            ..Seen::default()
+        };
+        let busy = SeenReport::of(&seen);
+        assert_eq!((busy.arrival_rate, busy.attainment), (200.0, 0.5));
+    }
+}
