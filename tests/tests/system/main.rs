@@ -1,5 +1,6 @@
 //! Whole-system tests: the real binaries on an emulated GPU, used from outside.
 
+mod adaptive;
 mod batching;
 mod broken;
 mod crash;
