@@ -14,7 +14,8 @@ use crate::admin::{Admin, Administered, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{
-    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planner, Seat, first_shares,
+    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planned, Planner, Seat,
+    first_shares,
 };
 use crate::errors;
 use crate::exit::{self, fail};
@@ -242,7 +243,7 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     code
 }
 
-/// Writes the metrics of models and GPUs.
+/// Writes the metrics of models, policy and GPUs.
 fn rendering(reach: Arc<Reach>) -> Render {
     Arc::new(move || {
         let status = reach.status();
@@ -250,8 +251,13 @@ fn rendering(reach: Arc<Reach>) -> Render {
         let told = |(status, model): (_, &Administered)| metrics::Model {
             status,
             latency: model.pipeline.latency_histogram(),
+            changes: model.standing.borrow().changes.clone(),
         };
-        metrics::render(&models.map(told).collect::<Vec<_>>(), &status.gpus)
+        let policy = reach.planned.as_ref().map(|planned| {
+            let Planned { report, took } = planned.borrow().clone();
+            metrics::Policy { name: report.policy, took }
+        });
+        metrics::render(&models.map(told).collect::<Vec<_>>(), policy.as_ref(), &status.gpus)
     })
 }
 

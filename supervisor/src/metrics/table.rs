@@ -6,6 +6,7 @@ use super::Model;
 use super::gpus::MIB;
 use super::text::Kind::{Counter, Gauge, Histogram};
 use super::text::{Metric, Sample};
+use crate::control::Outcomes;
 use crate::pipeline::LatencyHistogram;
 
 /// All metrics. Values of one metric may be added up: nothing is counted under two labels.
@@ -27,6 +28,21 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         kind: Gauge,
         help: "SMs of the share in force.",
         samples: |model| one(f64::from(model.status.sms)),
+    },
+    Metric {
+        name: "shadowslice_share_wanted_ratio",
+        kind: Gauge,
+        help: "Share that the policy wants, from 0 to 1.",
+        samples: |model| {
+            let wanted = model.status.wanted_percent;
+            wanted.map_or_else(Vec::new, |percent| one(f64::from(percent) / 100.0))
+        },
+    },
+    Metric {
+        name: "shadowslice_share_held",
+        kind: Gauge,
+        help: "1 if people hold the share, so that the policy does not change it; else 0.",
+        samples: |model| one(f64::from(model.status.held)),
     },
     Metric {
         name: "shadowslice_requests_accepted_total",
@@ -116,6 +132,24 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| one(model.status.handovers.rolled_back as f64),
     },
     Metric {
+        name: "shadowslice_repartitions_total",
+        kind: Counter,
+        help: "Orders to change the share, by who gave them and what became of them.",
+        samples: repartitions,
+    },
+    Metric {
+        name: "shadowslice_handover_effect_seconds",
+        kind: Histogram,
+        help: "Effects of hand-overs: from the order to the first batch at the new share.",
+        samples: |model| histogram(&model.changes.effect),
+    },
+    Metric {
+        name: "shadowslice_handover_stall_seconds",
+        kind: Histogram,
+        help: "Longest stalls of completed hand-overs.",
+        samples: |model| histogram(&model.changes.stall),
+    },
+    Metric {
         name: "shadowslice_handover_last_stall_seconds",
         kind: Gauge,
         help: "Longest stall of the last hand-over: a batch was ready, a slot free, and no worker took it.",
@@ -180,26 +214,37 @@ fn refusals(model: &Model) -> Vec<Sample> {
     by("reason", &refused.map(|(reason, &count)| (reason.as_str(), count)).collect::<Vec<_>>())
 }
 
+fn repartitions(model: &Model) -> Vec<Sample> {
+    let causes = [("hand", model.changes.by_hand), ("policy", model.changes.by_policy)];
+    let of = |(cause, Outcomes { completed, aborted, refused }): (&str, Outcomes)| {
+        let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
+        let mut samples = by("outcome", &counts);
+        samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
+        samples
+    };
+    causes.into_iter().flat_map(of).collect()
+}
+
 pub(super) fn one(value: f64) -> Vec<Sample> {
-    vec![Sample { suffix: "", label: None, value }]
+    vec![Sample { suffix: "", labels: Vec::new(), value }]
 }
 
 fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     let sample = |(of, count): &(&str, u64)| Sample {
         suffix: "",
-        label: Some((label, (*of).to_owned())),
+        labels: vec![(label, (*of).to_owned())],
         value: *count as f64,
     };
     counts.iter().map(sample).collect()
 }
 
-fn histogram(latency: &LatencyHistogram) -> Vec<Sample> {
+pub(super) fn histogram(latency: &LatencyHistogram) -> Vec<Sample> {
     let bucket = |bound: String, count: u64| Sample {
         suffix: "_bucket",
-        label: Some(("le", bound)),
+        labels: vec![("le", bound)],
         value: count as f64,
     };
-    let total = |suffix, value| Sample { suffix, label: None, value };
+    let total = |suffix, value| Sample { suffix, labels: Vec::new(), value };
     let bounded = latency.cumulative().map(|(bound, count)| bucket(bound.as_secs_f64().to_string(), count));
     let rest = [
         bucket("+Inf".to_owned(), latency.count()),

@@ -37,7 +37,13 @@ fn model(name: &str) -> Model {
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25 },
         handovers: Handovers::default(),
     };
-    Model { status, latency: LatencyHistogram::default() }
+    Model { status, latency: LatencyHistogram::default(), changes: Changes::default() }
+}
+
+fn policy() -> Policy {
+    let mut took = LatencyHistogram::default();
+    took.record(Duration::from_micros(80));
+    Policy { name: "half+doors".to_owned(), took }
 }
 
 fn has(text: &str, line: &str) {
@@ -46,11 +52,12 @@ fn has(text: &str, line: &str) {
 
 #[test]
 fn says_what_the_status_says() {
-    let text = render(&[model("m")], &[]);
+    let text = render(&[model("m")], None, &[]);
     for (name, value) in [
         ("model_ready", "1"),
         ("share_ratio", "0.29"),
         ("share_sms", "38"),
+        ("share_held", "0"),
         ("requests_accepted_total", "7"),
         ("requests_within_slo_total", "3"),
         ("requests_retried_total", "6"),
@@ -76,11 +83,32 @@ fn says_what_the_status_says() {
 }
 
 #[test]
+fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
+    let mut model = model("m");
+    let text = render(std::slice::from_ref(&model), None, &[]);
+    assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
+    (model.status.wanted_percent, model.status.held) = (Some(40), true);
+    model.changes.by_hand.completed = 2;
+    model.changes.by_policy.refused = 3;
+    model.changes.effect.record(Duration::from_millis(900));
+    let text = render(&[model], Some(&policy()), &[]);
+    let own = "model=\"m\",gpu=\"1\"";
+    has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
+    has(&text, &format!("shadowslice_share_held{{{own}}} 1"));
+    let counted = "shadowslice_repartitions_total";
+    has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
+    has(&text, &format!("{counted}{{{own},cause=\"policy\",outcome=\"refused\"}} 3"));
+    has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},le=\"1\"}} 1"));
+    has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
+    has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+doors\"} 1");
+}
+
+#[test]
 fn only_a_model_that_serves_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
-        has(&render(&[model], &[]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
+        has(&render(&[model], None, &[]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
@@ -103,7 +131,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
             stall_total_us: 13.0,
         }),
     };
-    let text = render(std::slice::from_ref(&model), &[]);
+    let text = render(std::slice::from_ref(&model), None, &[]);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
@@ -111,7 +139,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
     assert!(!text.contains("effect_seconds{"), "{text}");
     model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
-    has(&render(&[model], &[]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
+    has(&render(&[model], None, &[]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
 }
 
 #[test]
@@ -120,7 +148,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     for ms in [1, 20, 60_000] {
         model.latency.record(Duration::from_millis(ms));
     }
-    let text = render(&[model], &[]);
+    let text = render(&[model], None, &[]);
     let name = "shadowslice_request_latency_seconds";
     for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
         has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
@@ -131,7 +159,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 
 #[test]
 fn a_models_name_cannot_break_out_of_its_quotes() {
-    let text = render(&[model("a\"} 9\nb\\n é")], &[]);
+    let text = render(&[model("a\"} 9\nb\\n é")], None, &[]);
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 11"#);
 }
 
@@ -155,7 +183,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
     model.status.workers = Vec::from(leaving);
     model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
-    let text = render(&[model], &[]);
+    let text = render(&[model], None, &[]);
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
@@ -182,7 +210,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         why: None,
         nvml,
     };
-    let text = render(&[], &[gpu(0, None), gpu(1, Some(nvml.clone()))]);
+    let text = render(&[], None, &[gpu(0, None), gpu(1, Some(nvml.clone()))]);
     for (name, value) in
         [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
     {
@@ -191,14 +219,14 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
     has(&text, "shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4");
     assert!(!text.contains("gpu=\"0\""), "{text}");
     (nvml.memory, nvml.utilisation_percent) = (None, None);
-    let lost = render(&[], &[gpu(1, Some(nvml))]);
+    let lost = render(&[], None, &[gpu(1, Some(nvml))]);
     let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"]);
 }
 
 #[test]
 fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")], &[]);
+    let text = render(&[model("a"), model("b")], Some(&policy()), &[]);
     let mut seen = BTreeSet::new();
     let mut current = "";
     for line in text.lines() {
@@ -213,7 +241,7 @@ fn every_metric_is_introduced_once_and_in_front_of_its_values() {
             assert!(line.starts_with(&format!("{current}{{")) || line.starts_with(&format!("{current}_")));
         }
     }
-    assert_eq!(seen.len(), table::METRICS.len() + gpus::METRICS.len());
+    assert_eq!(seen.len(), table::METRICS.len() + policy::METRICS.len() + gpus::METRICS.len());
 }
 
 #[test]
@@ -222,6 +250,8 @@ fn the_documentation_has_every_metric_and_no_other() {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `shadowslice_"));
     let told: Vec<_> = rows.map(|row| format!("shadowslice_{}", row.split('`').next().unwrap())).collect();
     let of_models = table::METRICS.iter().map(|metric| metric.name);
-    let named: Vec<_> = of_models.chain(gpus::METRICS.iter().map(|metric| metric.name)).collect();
+    let of_policies = policy::METRICS.iter().map(|metric| metric.name);
+    let named: Vec<_> =
+        of_models.chain(of_policies).chain(gpus::METRICS.iter().map(|metric| metric.name)).collect();
     assert_eq!(told, named);
 }

@@ -27,8 +27,8 @@ pub(super) enum Kind {
 pub(super) struct Sample {
     /// What follows the metric's name; empty but for histograms.
     pub(super) suffix: &'static str,
-    /// A label beyond the subject's own.
-    pub(super) label: Option<(&'static str, String)>,
+    /// Labels beyond the subject's own.
+    pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,
 }
 
@@ -48,8 +48,8 @@ pub(super) fn write<S: Subject>(text: &mut String, metric: &Metric<S>, subjects:
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
     for subject in subjects {
         let own = subject.labels();
-        for Sample { suffix, label, value } in samples(subject) {
-            let more = label.map(|(key, of)| format!(",{key}=\"{}\"", escaped(&of))).unwrap_or_default();
+        for Sample { suffix, labels, value } in samples(subject) {
+            let more: String = labels.iter().map(|(key, of)| format!(",{key}=\"{}\"", escaped(of))).collect();
             text.push_str(&format!("{name}{suffix}{{{own}{more}}} {value}\n"));
         }
     }

@@ -94,6 +94,21 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: &["ort", "cudarc", "hyper", "tonic", "ipc_channel"],
     },
+    // It asks the policy and gives orders; it starts, routes and stops nothing itself.
+    Row {
+        part: "supervisor/src/control/planner",
+        may: &[
+            "crate::clock",
+            "crate::config",
+            "crate::control",
+            "crate::partition::Partition",
+            "crate::pipeline::LatencyHistogram",
+            "crate::pipeline::Pipeline",
+            "shadowslice_policy::sharing",
+            "shadowslice_shared::units",
+        ],
+        never: &["ort", "cudarc", "hyper", "tonic", "ipc_channel", "shadowslice_policy::handover"],
+    },
     Row {
         part: "supervisor/src/process",
         may: &[
@@ -122,9 +137,14 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         part: "supervisor/src/admin",
         may: &[
+            "crate::config::Controller",
             "crate::config::Model",
+            "crate::control::Cause",
             "crate::control::HandoverReport",
+            "crate::control::ModelPlan",
             "crate::control::Order",
+            "crate::control::PlanReport",
+            "crate::control::Planned",
             "crate::control::ResizeRefused",
             "crate::control::Standing",
             "crate::nvml::Readings",
@@ -141,6 +161,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::config::Model",
             "crate::control::Handovers",
+            "crate::control::ModelPlan",
             "crate::control::ModelState",
             "crate::control::Standing",
             "crate::nvml::Watched",
@@ -153,17 +174,25 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         part: "supervisor/src/status",
         may: &[
+            "crate::control::ModelPlan",
+            "crate::control::PlanReport",
             "crate::control::WorkerStanding",
             "crate::nvml::Memory",
             "crate::nvml::Reading",
             "crate::nvml::Watched",
             "crate::status::GpuStatus",
+            "crate::status::aligned",
         ],
         never: NO_GPU,
     },
     Row {
         part: "supervisor/src/metrics",
-        may: &["crate::pipeline::LatencyHistogram", "crate::status"],
+        may: &[
+            "crate::control::Changes",
+            "crate::control::Outcomes",
+            "crate::pipeline::LatencyHistogram",
+            "crate::status",
+        ],
         never: PURE,
     },
     // What NVIDIA's driver says of GPUs. It opens no CUDA context.

@@ -1,0 +1,14 @@
+//! The metrics of the policy. Where none decides, these have no values.
+
+use super::Policy;
+use super::table::histogram;
+use super::text::Kind::Histogram;
+use super::text::Metric;
+
+/// All metrics of the policy.
+pub(super) const METRICS: &[Metric<Policy>] = &[Metric {
+    name: "shadowslice_decision_duration_seconds",
+    kind: Histogram,
+    help: "How long the policy took to decide.",
+    samples: |policy| histogram(&policy.took),
+}];
