@@ -11,15 +11,18 @@ use crate::scene::{assert_nothing_lost, echo, load, profile};
 
 /// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
 async fn two(controller: &str, first: &str, second: &str) -> Result<Server, Error> {
-    let models = [("one", first), ("two", second)].map(|(name, more)| {
-        format!("  - {}\n", echo(name, &format!("profile: profile.yaml, queue: {{on_late: serve}}, {more}")))
-    });
+    of_profile(&profile(10.0), controller, first, second).await
+}
+
+async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) -> Result<Server, Error> {
+    let models = [("one", first), ("two", second)]
+        .map(|(name, more)| format!("  - {}\n", echo(name, &format!("profile: profile.yaml, {more}"))));
     let home = Home::with_config(&format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{{controller}}}\nmodels:\n{}",
         models.concat()
     ))?;
-    home.write("profile.yaml", profile(10.0))?;
+    home.write("profile.yaml", profile)?;
     Server::ready(home).await
 }
 
@@ -95,7 +98,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    let share = "share: {initial: 30%}";
+    let share = "share: {initial: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(6)));
@@ -109,6 +112,32 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = said(&server, &["plan"]).await;
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs doors"]
+async fn under_overload_the_higher_priority_keeps_its_slo_and_the_lower_is_refused_at_the_door() {
+    // Each could have 100 requests a second with the GPU to itself.
+    let profile = profile(10.0).replace("sms: [66]", "sms: [132]");
+    let [high, low] = [1, 2].map(|priority| format!("batch: {{max: 1}}, priority: {priority}"));
+    let server = of_profile(&profile, "policy: adaptive, interval: 100ms", &high, &low).await.unwrap();
+    let span = Duration::from_secs(8);
+    let loads = [("one", 60.0), ("two", 150.0)].map(|(model, rate)| load(&server, model, rate, span));
+    let crowded = |model: &Model| model.more["verdict"].as_str().is_some_and(|why| why.contains("higher"));
+    server.wait_status("two", "a verdict that there is no room", crowded).await.unwrap();
+    let [high, low] = loads;
+    let (high, low) = (high.await.unwrap(), low.await.unwrap());
+    for tally in [&high, &low] {
+        assert_eq!((tally.wrong, tally.answered() + tally.failures()), (0, tally.offered));
+        let other = tally.failed.keys().find(|why| !why.starts_with("Unavailable"));
+        assert_eq!(other, None);
+    }
+    let slo = Duration::from_millis(200);
+    let attained = [&high, &low].map(|tally| tally.attainment(slo));
+    assert!(attained[0] > 0.9 && attained[1] < 0.6, "{attained:?}");
+    let (answered, refused) = (low.right, low.failures());
+    assert!(answered > 0 && refused > low.offered / 4, "{answered} answered, {refused} refused");
     server.stop().await.unwrap();
 }
 
