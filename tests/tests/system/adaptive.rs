@@ -98,7 +98,8 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    let share = "share: {initial: 30%}, queue: {on_late: serve}";
+    // Even the least share is enough for the load, so that nobody has to wait for long.
+    let share = "share: {initial: 50%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(6)));
