@@ -187,6 +187,17 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     },
 ];
 
+fn repartitions(model: &Model) -> Vec<Sample> {
+    let causes = [("hand", model.changes.by_hand), ("policy", model.changes.by_policy)];
+    let of = |(cause, Outcomes { completed, aborted, refused }): (&str, Outcomes)| {
+        let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
+        let mut samples = by("outcome", &counts);
+        samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
+        samples
+    };
+    causes.into_iter().flat_map(of).collect()
+}
+
 /// Workers of one role are added up. None where the memory is not known, for which 0 would be a lie.
 fn gpu_memory(model: &Model) -> Vec<Sample> {
     let mut by_role = BTreeMap::new();
@@ -212,17 +223,6 @@ fn outcomes(model: &Model) -> Vec<Sample> {
 fn refusals(model: &Model) -> Vec<Sample> {
     let refused = model.status.requests.refused.iter();
     by("reason", &refused.map(|(reason, &count)| (reason.as_str(), count)).collect::<Vec<_>>())
-}
-
-fn repartitions(model: &Model) -> Vec<Sample> {
-    let causes = [("hand", model.changes.by_hand), ("policy", model.changes.by_policy)];
-    let of = |(cause, Outcomes { completed, aborted, refused }): (&str, Outcomes)| {
-        let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
-        let mut samples = by("outcome", &counts);
-        samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
-        samples
-    };
-    causes.into_iter().flat_map(of).collect()
 }
 
 pub(super) fn one(value: f64) -> Vec<Sample> {
