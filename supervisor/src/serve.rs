@@ -113,7 +113,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
-        policy_decides: config.controller.decides().is_some(),
+        policy_acts: config.controller.acts().is_some(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(config, &run_dir, context, &gpus));

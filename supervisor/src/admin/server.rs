@@ -225,7 +225,7 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
         return answer;
     }
     match outcome.await {
-        Ok(Ok(report)) => Answer::Handover { report, held: reach.controller.decides().is_some() },
+        Ok(Ok(report)) => Answer::Handover { report, held: reach.controller.acts().is_some() },
         Ok(Err(refused @ ResizeRefused::InForce { .. })) => Answer::Unchanged(refused.to_string()),
         Ok(Err(refused)) => Answer::Refused(refused.to_string()),
         Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),

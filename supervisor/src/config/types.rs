@@ -281,6 +281,11 @@ impl Controller {
     pub fn decides(&self) -> Option<Choice> {
         (self.policy != Self::STATIC).then_some(self.policy)
     }
+
+    /// The policy, if one decides and is acted upon.
+    pub fn acts(&self) -> Option<Choice> {
+        self.decides().filter(|_| self.act)
+    }
 }
 
 /// Bounds on what clients may ask for.

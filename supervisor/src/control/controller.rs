@@ -49,7 +49,7 @@ pub struct Context {
     /// What NVML says of the GPUs.
     pub readings: Arc<Readings>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
-    pub policy_decides: bool,
+    pub policy_acts: bool,
     /// Where the next worker's name comes from.
     pub worker_ids: Arc<AtomicU64>,
 }

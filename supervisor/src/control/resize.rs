@@ -40,7 +40,7 @@ impl Controller {
         let refusal = self.refusal(&wanted);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // What people set stays until they release it.
-        self.held |= as_asked && cause == Cause::Hand && self.context.policy_decides;
+        self.held |= as_asked && cause == Cause::Hand && self.context.policy_acts;
         match refusal {
             Some(refused) => self.refuse(wanted, refused),
             None => self.change_share(wanted),

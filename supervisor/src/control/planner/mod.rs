@@ -82,7 +82,7 @@ impl Seat {
 /// else the configured ones.
 pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[Model]) -> Vec<Percent> {
     let configured = |model: &Model| model.share.initial;
-    let Some(choice) = settings.decides().filter(|_| settings.act) else {
+    let Some(choice) = settings.acts() else {
         return models.iter().map(configured).collect();
     };
     let sms_of = |model: &Model| {
