@@ -25,6 +25,11 @@ impl Choice {
         Self { kind, our_doors: false }
     }
 
+    /// Whether it tells priorities apart.
+    pub fn heeds_priorities(self) -> bool {
+        self.kind == Kind::Adaptive || self.our_doors
+    }
+
     /// The policy for these models on these GPUs.
     ///
     /// # Panics

@@ -124,8 +124,9 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let listen = listen::listen(&fields, &run_dir);
     let gpus = gpus::gpus(&fields);
     let limits = settings::limits(&fields);
-    let models = models::models(&fields, &gpus, &limits, context);
     let controller = settings::controller(&fields, context);
+    let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
+    let models = models::models(&fields, &beside, context);
     Config {
         run_dir,
         listen,

@@ -6,7 +6,7 @@ use shadowslice_shared::units::Percent;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
+use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
 /// The most models of one supervisor.
@@ -36,8 +36,16 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
+/// What models are read beside.
+pub(super) struct Beside<'a> {
+    pub(super) gpus: &'a [Gpu],
+    pub(super) limits: &'a Limits,
+    pub(super) controller: &'a Controller,
+}
+
 /// The models, of which there is at least one.
-pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'_>) -> Vec<Model> {
+pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
+    let gpus = beside.gpus;
     let Some(list) = root.get("models") else {
         root.fault("models", "missing; give `models: [{path: digits.onnx, slo: 20ms}]`, say");
         return Vec::new();
@@ -54,7 +62,7 @@ pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: 
     let mut wanted = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
-        let model = model(&fields, gpus, limits, context);
+        let model = model(&fields, beside, context);
         let named = models.iter().position(|other| other.name == model.name);
         if let Some(first) = named.filter(|_| !model.name.is_empty()) {
             let first = items[first].line();
@@ -73,7 +81,8 @@ pub(super) fn models(root: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: 
 }
 
 /// One model; its share is settled later, with the others'.
-fn model(fields: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'_>) -> Model {
+fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
+    let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu = gpu(fields, gpus);
     let engine = engine::engine(fields, gpus.get(gpu), context);
@@ -91,7 +100,7 @@ fn model(fields: &Fields<'_>, gpus: &[Gpu], limits: &Limits, context: &Context<'
         slo: slo(fields),
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),
-        priority: priority(fields, gpus.get(gpu), context),
+        priority: priority(fields, gpus.get(gpu), controller, context),
         handover: handover(fields),
         standby: standby(fields),
         cpus: fields.or("cpus", Vec::new(), cpus),
@@ -189,12 +198,14 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
     at_least(value, Duration::from_micros(1))
 }
 
-fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> u32 {
+fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, context: &Context<'_>) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
     // MPS prefers clients by it.
-    if priority != 1 && !matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. })) {
-        context.note(&value, "has no effect while no policy decides shares");
+    let heeded = controller.policy.heeds_priorities()
+        || matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. }));
+    if priority != 1 && !heeded {
+        context.note(&value, format!("has no effect under `policy: {}`", controller.policy));
     }
     priority
 }

@@ -10,6 +10,8 @@
 mod facts;
 mod orders;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
