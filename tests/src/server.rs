@@ -152,17 +152,25 @@ impl Server {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
     }
 
-    async fn json<T: serde::de::DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, Error> {
-        let command = arguments.join(" ");
+    /// What `shadowslice plan --json` says.
+    pub async fn plan(&self) -> Result<serde_json::Value, Error> {
+        self.json(&["plan", "--json"]).await
+    }
+
+    /// What a command of `shadowslice` prints when it succeeds.
+    pub async fn said(&self, arguments: &[&str]) -> Result<String, Error> {
         let Output { status, stdout, stderr } = self.home.run(arguments).await?;
         if !status.success() {
             let stderr = String::from_utf8_lossy(&stderr).into_owned();
-            return Err(Error::Command { command, status, stderr });
+            return Err(Error::Command { command: arguments.join(" "), status, stderr });
         }
-        serde_json::from_slice(&stdout).map_err(|source| {
-            let printed = String::from_utf8_lossy(&stdout).into_owned();
-            Error::Printed { command, printed, source }
-        })
+        Ok(String::from_utf8_lossy(&stdout).into_owned())
+    }
+
+    async fn json<T: serde::de::DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, Error> {
+        let printed = self.said(arguments).await?;
+        let command = arguments.join(" ");
+        serde_json::from_str(&printed).map_err(|source| Error::Printed { command, printed, source })
     }
 
     /// Waits for its end, however it comes.

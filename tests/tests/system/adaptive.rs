@@ -26,36 +26,27 @@ async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) 
     Server::ready(home).await
 }
 
-/// What `shadowslice plan --json` says once it has been decided `decisions` times.
-async fn plan(server: &Server, decisions: u64) -> Value {
+/// What is planned once it has been decided `decisions` times.
+async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
     loop {
-        let output = server.home().run(&["plan", "--json"]).await.unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-        if plan["decisions"].as_u64().unwrap() >= decisions {
-            return plan;
+        let plan = server.plan().await?;
+        if plan["decisions"].as_u64() >= Some(decisions) {
+            return Ok(plan);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// What a command says when it succeeds.
-async fn said(server: &Server, arguments: &[&str]) -> String {
-    let output = server.home().run(arguments).await.unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-async fn shares(server: &Server) -> Vec<u32> {
-    server.status().await.unwrap().models.iter().map(|model| model.share_percent).collect()
+async fn shares(server: &Server) -> Result<Vec<u32>, Error> {
+    Ok(server.status().await?.models.iter().map(|model| model.share_percent).collect())
 }
 
 #[tokio::test]
 async fn the_first_workers_have_the_shares_of_the_policy() {
     let server =
         two("policy: half", "share: {initial: 20%}", "share: {initial: 30%, max: 60%}").await.unwrap();
-    assert_eq!(shares(&server).await, [100, 60]);
-    let plan = plan(&server, 2).await;
+    assert_eq!(shares(&server).await.unwrap(), [100, 60]);
+    let plan = plan(&server, 2).await.unwrap();
     assert_eq!((plan["policy"].as_str(), plan["act"].as_bool()), (Some("half"), Some(true)));
     for (row, percent) in plan["models"].as_array().unwrap().iter().zip([100, 60]) {
         assert_eq!((&row["verdict"], &row["wanted_percent"]), (&"keep".into(), &percent.into()), "{row}");
@@ -68,11 +59,11 @@ async fn the_first_workers_have_the_shares_of_the_policy() {
 #[tokio::test]
 async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
-    assert_eq!(shares(&server).await, [50, 50]);
-    let words = said(&server, &["resize", "one", "20%"]).await;
+    assert_eq!(shares(&server).await.unwrap(), [50, 50]);
+    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
     assert!(words.contains("held until"), "{words}");
-    let decided = plan(&server, 0).await["decisions"].as_u64().unwrap();
-    let waiting = plan(&server, decided + 3).await;
+    let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
+    let waiting = plan(&server, decided + 3).await.unwrap();
     let row = &waiting["models"][0];
     assert_eq!(
         (&row["verdict"], &row["held"], &row["wanted_percent"]),
@@ -82,13 +73,13 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
-    let words = said(&server, &["release", "one"]).await;
+    let words = server.said(&["release", "one"]).await.unwrap();
     assert!(words.contains("is free"), "{words}");
     let back = |model: &Model| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
-    assert!(said(&server, &["release", "one"]).await.contains("already"));
-    assert!(said(&server, &["hold", "two"]).await.contains("is held"));
-    let table = said(&server, &["status"]).await;
+    assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
+    assert!(server.said(&["hold", "two"]).await.unwrap().contains("is held"));
+    let table = server.said(&["status"]).await.unwrap();
     assert!(table.contains("two is held at 50%"), "{table}");
     let unknown = server.home().run(&["hold", "nobody"]).await.unwrap();
     assert_eq!(unknown.status.code(), Some(1));
@@ -111,7 +102,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     assert!(
         std::fs::read_to_string(server.home().log_path()).unwrap().contains("the policy changes a share")
     );
-    let table = said(&server, &["plan"]).await;
+    let table = server.said(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
     server.stop().await.unwrap();
 }
@@ -146,7 +137,7 @@ async fn under_overload_the_higher_priority_keeps_its_slo_and_the_lower_is_refus
 async fn a_policy_that_only_recommends_changes_nothing() {
     let share = "share: {initial: 30%}";
     let server = two("policy: half, interval: 20ms, act: false", share, share).await.unwrap();
-    let plan = plan(&server, 10).await;
+    let plan = plan(&server, 10).await.unwrap();
     for row in plan["models"].as_array().unwrap() {
         assert_eq!((&row["share_percent"], &row["wanted_percent"]), (&30.into(), &100.into()), "{row}");
         assert_eq!((&row["verdict"], row["not_ordered"].is_string()), (&"grow".into(), true), "{row}");
@@ -160,10 +151,10 @@ async fn a_policy_that_only_recommends_changes_nothing() {
 #[tokio::test]
 async fn without_a_policy_nothing_is_decided_and_nothing_held() {
     let server = two("policy: static", "share: {initial: 50%}", "gpu: 0").await.unwrap();
-    let plan: Value = serde_json::from_str(&said(&server, &["plan", "--json"]).await).unwrap();
+    let plan = server.plan().await.unwrap();
     assert_eq!((plan["decisions"].as_u64(), plan["models"].as_array().unwrap().len()), (Some(0), 0));
-    assert!(said(&server, &["plan"]).await.contains("nothing decides"));
-    let words = said(&server, &["resize", "one", "20%"]).await;
+    assert!(server.said(&["plan"]).await.unwrap().contains("nothing decides"));
+    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
