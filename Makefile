@@ -72,6 +72,14 @@ bench: build ## Hot structures, then echo requests through the whole system (fiv
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 
+# The page names the code that was judged by its trees, which stay the same when a commit is moved.
+.PHONY: judge
+judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)
+	state=$$(git rev-parse --short HEAD:policy HEAD:simulator HEAD:configs | paste -sd ' ' || true); \
+	dirty=$$(git status --porcelain -- policy simulator configs supervisor/src/simulate supervisor/src/simulate.rs); \
+	nice -n 10 $(TARGET)/release/shadowslice-judge \
+	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}" $(JUDGE_ARGS)
+
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check
 gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) ## Proof and figures on a GPU host (half an hour once built)

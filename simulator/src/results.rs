@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
@@ -11,7 +11,7 @@ use crate::world::{Outcome, Tally};
 use crate::{bound, ideal};
 
 /// One run of one policy.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// What decided.
     pub policy: String,
@@ -38,7 +38,7 @@ pub struct Run {
 }
 
 /// One model's part of a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
     /// 1 is the highest.
     pub priority: u32,
@@ -64,6 +64,8 @@ pub struct ModelRun {
     pub pending: u64,
     /// Hand-overs that came to effect.
     pub repartitions: u64,
+    /// When each of them did, in seconds.
+    pub repartitioned_at_s: Vec<f64>,
     /// The share in force at the end.
     pub sms: u32,
 }
@@ -118,7 +120,8 @@ impl Run {
                 answered: tally.answered,
                 refused: tally.refused,
                 pending: model.pending,
-                repartitions: model.repartitions,
+                repartitions: model.repartitions.len() as u64,
+                repartitioned_at_s: model.repartitions.iter().map(|&at| ms(at) / 1e3).collect(),
                 sms: model.share,
             };
             per_model.insert(served.terms.name.clone(), run);
@@ -133,7 +136,7 @@ impl Run {
             goodput_rps: all.in_time as f64 / seconds,
             attainment: attainment(&all),
             p99_ms: ms(all.latency.quantile(0.99)),
-            repartitions: outcome.models.iter().map(|model| model.repartitions).sum(),
+            repartitions: outcome.models.iter().map(|model| model.repartitions.len() as u64).sum(),
             per_model,
         }
     }

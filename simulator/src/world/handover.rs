@@ -74,7 +74,7 @@ impl Model<'_> {
     fn cut_over(&mut self, now: u64, stage: &mut Stage<'_>) {
         self.serving = 1 - self.serving;
         self.since = now;
-        self.repartitions += 1;
+        self.repartitions.push(now);
         self.observer.share_changed();
         self.predictor = Predictor::new(self.served.terms.profile.as_ref(), self.share());
         self.other = Other::Draining;

@@ -59,7 +59,8 @@ pub(crate) struct ModelOutcome {
     pub(crate) tally: Tally,
     /// Requests without an answer when the run ended.
     pub(crate) pending: u64,
-    pub(crate) repartitions: u64,
+    /// When hand-overs came to effect, in nanoseconds.
+    pub(crate) repartitions: Vec<u64>,
     pub(crate) share: u32,
 }
 
@@ -215,7 +216,7 @@ impl<'a> World<'a> {
             ModelOutcome {
                 tally: model.observer.total.clone(),
                 pending: model.pending(),
-                repartitions: model.repartitions,
+                repartitions: model.repartitions.clone(),
                 share: model.share().0,
             }
         };

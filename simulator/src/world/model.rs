@@ -71,7 +71,7 @@ pub(super) struct Model<'a> {
     pub(super) serving: usize,
     pub(super) other: Other,
     pub(super) since: u64,
-    pub(super) repartitions: u64,
+    pub(super) repartitions: Vec<u64>,
     alarm: u64,
 }
 
@@ -100,7 +100,7 @@ impl<'a> Model<'a> {
             serving: 0,
             other: Other::Gone,
             since: 0,
-            repartitions: 0,
+            repartitions: Vec::new(),
             alarm: NEVER,
         }
     }

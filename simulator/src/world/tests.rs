@@ -113,7 +113,11 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let tally = &outcome.models[0].tally;
     // 3520 and 3620 there; 3700 and 3900 here; and the last one in 200 ms.
     assert_eq!(tally.latency_sum_ns / u128::from(MS), 100 + 190 + 260 + 450 + 200);
-    assert_eq!(outcome.models[0].repartitions, 1, "the second change came while the first was under way");
+    assert_eq!(
+        outcome.models[0].repartitions,
+        [3_500 * MS],
+        "the second change came while the first was under way"
+    );
 }
 
 #[test]
@@ -127,7 +131,7 @@ fn a_standing_worker_takes_over_at_once() {
     assert_eq!((back.share, back.since, back.standing), (Sms(50), moment(5_000 * MS), Some(Sms(25))));
     assert_eq!(script.at(12).coming, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
     assert_eq!(script.at(12).standing, None, "the parked one made room for it");
-    assert_eq!(outcome.models[0].repartitions, 3);
+    assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
 }
 
 #[test]
@@ -172,7 +176,7 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     // At 25 SMs a request takes 200 ms, so the second one of two is late.
     let outcome = run(&scenario, &SETTINGS, [at(4_000), at(4_001), at(4_002)], &mut decide);
     assert_eq!(heard, [moment(4_001 * MS)]);
-    assert_eq!(outcome.models[0].repartitions, 2);
+    assert_eq!(outcome.models[0].repartitions.len(), 2);
     assert_eq!(outcome.models[0].tally.in_time, 2, "the third one went to the larger worker");
 }
 

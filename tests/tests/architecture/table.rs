@@ -326,6 +326,14 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate", "shadowslice", "shadowslice_policy", "shadowslice_shared", "shadowslice_tests"],
         never: &[],
     },
+    // Judging is pure but for the two files that simulate and write.
+    Row { part: "benches/src/bin/judge", may: &["crate", "shadowslice_simulator::results"], never: PURE },
+    Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },
+    Row {
+        part: "benches/src/bin/judge/simulate.rs",
+        may: &["crate::criteria", "shadowslice_simulator::results"],
+        never: &[],
+    },
 ];
 
 /// What a crate's manifest may list, besides what only tests and build scripts use.

@@ -1,0 +1,91 @@
+//! All criteria on all loads.
+
+use crate::criteria::{BesideIdeal, Case, Misled, Misses, Moves};
+use crate::criteria::{JUDGED, beside_baseline, beside_ideal, misled, misses};
+use crate::evidence::Evidence;
+use crate::simulate::{LOADS, baselines};
+use crate::statistics::Verdict;
+
+/// Loads with changes that a policy has to follow.
+const CHANGING: [&str; 3] = ["step", "flash", "anti"];
+
+/// Loads whose rates never change.
+pub(crate) const STEADY: [&str; 3] = ["poisson", "gamma", "zipf"];
+
+/// What was found.
+#[derive(Debug)]
+pub(crate) struct Judgement {
+    pub(crate) ideal: Vec<BesideIdeal>,
+    /// By load, then by baseline, then by part.
+    pub(crate) baselines: Vec<Vec<Vec<Case>>>,
+    pub(crate) misses: Vec<Misses>,
+    /// By load, then by part.
+    pub(crate) misled: Vec<Vec<Misled>>,
+    /// Under each of [`STEADY`].
+    pub(crate) steady: Vec<(&'static str, Moves)>,
+    /// Under all loads, in the profiled world, the other one, and the other one misled.
+    pub(crate) moves: [Moves; 3],
+}
+
+impl Judgement {
+    pub(crate) fn of(profiled: &Evidence, told: &Evidence, wrong: &Evidence) -> Self {
+        let names = baselines();
+        let beside = |load: &str| names.iter().map(|name| beside_baseline(profiled, load, name)).collect();
+        Self {
+            ideal: LOADS.iter().map(|load| beside_ideal(profiled, load)).collect(),
+            baselines: LOADS.iter().map(|load| beside(load)).collect(),
+            misses: CHANGING.iter().map(|load| misses(profiled, load, &names)).collect(),
+            misled: LOADS.iter().map(|load| misled(told, wrong, load)).collect(),
+            steady: STEADY.map(|load| (load, Moves::of(profiled.of(load, JUDGED)))).to_vec(),
+            moves: [profiled, told, wrong].map(|evidence| Moves::of(evidence.all_of(JUDGED))),
+        }
+    }
+
+    /// Each criterion in words, with its cases.
+    pub(crate) fn criteria(&self) -> Vec<(&'static str, Vec<&Case>)> {
+        let baselines = |doors: bool| {
+            let cases = self.baselines.iter().flatten().flatten();
+            cases.filter(move |case| {
+                case.against.as_ref().is_some_and(|name| name.ends_with("+doors") == doors)
+            })
+        };
+        vec![
+            (
+                "goodput at least 0.95 of the ideal's where it carries the load, 0.90 where not",
+                self.ideal.iter().map(|ideal| &ideal.case).collect(),
+            ),
+            ("below no baseline, all in all and in each priority", baselines(false).collect()),
+            ("below no baseline that has adaptive's own doors", baselines(true).collect()),
+            (
+                "on step, flash, anti: beyond the ideal's misses at most half of the best baseline's, or 0.5 % of what is offered",
+                self.misses.iter().map(|misses| &misses.case).collect(),
+            ),
+            (
+                "at most 5 % worse when beliefs are wrong, all in all and in each priority",
+                self.misled.iter().flatten().map(|misled| &misled.case).collect(),
+            ),
+        ]
+    }
+
+    /// Whether nothing moved under steady loads once settled.
+    pub(crate) fn is_still(&self) -> bool {
+        self.steady.iter().all(|(_, moves)| moves.settled == 0)
+    }
+
+    /// Whether no model ever moved twice in a dwell time.
+    pub(crate) fn dwells(&self) -> bool {
+        self.moves.iter().all(Moves::dwells)
+    }
+}
+
+/// How many cases have each verdict: met, met?, not met?, not met.
+pub(crate) fn count(cases: &[&Case]) -> [usize; 4] {
+    [Verdict::Met, Verdict::MetPerhaps, Verdict::NotMetPerhaps, Verdict::NotMet]
+        .map(|verdict| cases.iter().filter(|case| case.verdict() == verdict).count())
+}
+
+/// The case with the worst verdict; of those the one with the least left.
+pub(crate) fn worst<'c>(cases: impl IntoIterator<Item = &'c Case>) -> Option<&'c Case> {
+    let least = |a: &&Case, b: &&Case| a.margin.mean.total_cmp(&b.margin.mean);
+    cases.into_iter().min_by(|a, b| a.verdict().cmp(&b.verdict()).then_with(|| least(a, b)))
+}
