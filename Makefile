@@ -75,8 +75,8 @@ bench: build ## Hot structures, then echo requests through the whole system (fiv
 # The page names the code that was judged by its trees, which stay the same when a commit is moved.
 .PHONY: judge
 judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)
-	state=$$(git rev-parse --short HEAD:policy HEAD:simulator HEAD:configs | paste -sd ' ' || true); \
-	dirty=$$(git status --porcelain -- policy simulator configs supervisor/src/simulate supervisor/src/simulate.rs); \
+	state=$$(git rev-parse HEAD:policy HEAD:simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+	dirty=$$(git status --porcelain -- policy simulator configs supervisor/src/simulate supervisor/src/simulate.rs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-judge \
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}" $(JUDGE_ARGS)
 

@@ -175,7 +175,8 @@ fn moves(judgement: &Judgement) -> String {
     let after = format!("after {SETTLED_S} s");
     let heads = ["", "hand-overs", &after, "shortest gap of a model", ""];
     format!(
-        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together. Steady are loads of constant rates; settled they are after {SETTLED_S} s.\n\n{}",
+        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together. Steady are loads of constant rates; settled they are after {SETTLED_S} s.\n\
+Who never moves meets both criteria, which then say nothing of restraint.\n\n{}",
         table(&heads, steady.chain(all))
     )
 }
