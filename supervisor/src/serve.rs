@@ -14,7 +14,7 @@ use crate::admin::{Admin, Administered, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{
-    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planned, Planner, Seat,
+    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planned, Planner, Sharer,
     first_shares,
 };
 use crate::errors;
@@ -167,8 +167,8 @@ fn wire(
 }
 
 /// A model, as the planner reaches it.
-fn seat(model: &Administered, gpus: &Gpus) -> Seat {
-    Seat {
+fn sharer(model: &Administered, gpus: &Gpus) -> Sharer {
+    Sharer {
         model: Arc::clone(&model.model),
         gpu: Arc::clone(&gpus[model.model.gpu]),
         pipeline: Arc::clone(&model.pipeline),
@@ -196,8 +196,8 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
         let pipeline = Arc::clone(&model.pipeline);
         tokio::spawn(async move { pipeline.watch().await });
     }
-    let seats = models.iter().map(|model| seat(model, gpus)).collect();
-    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, seats).unzip();
+    let sharers = models.iter().map(|model| sharer(model, gpus)).collect();
+    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, sharers).unzip();
     let reach = Arc::new(Reach {
         models: Arc::clone(&models),
         gpus: gpus.clone(),

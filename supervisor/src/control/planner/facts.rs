@@ -4,20 +4,20 @@ use shadowslice_policy::sharing::{Live, Seen};
 use shadowslice_shared::units::Sms;
 
 use super::super::standing::{ModelState, Standing};
-use super::Seat;
+use super::Sharer;
 use super::orders::Orders;
 
 /// How a model stands, and what was seen of it since the last time.
-pub(super) fn live(seat: &Seat, orders: &Orders) -> Live {
-    let standing = seat.standing.borrow();
-    let sms = |share| seat.gpu.sms(share);
+pub(super) fn live(sharer: &Sharer, orders: &Orders) -> Live {
+    let standing = sharer.standing.borrow();
+    let sms = |share| sharer.gpu.sms(share);
     Live {
         share: Sms(standing.sms),
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
         standing: standing.parked.map(sms),
         held: standing.held,
-        seen: of_one_that_serves(&standing, seat.pipeline.observe()),
+        seen: of_one_that_serves(&standing, sharer.pipeline.observe()),
     }
 }
 

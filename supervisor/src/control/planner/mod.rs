@@ -33,7 +33,7 @@ pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
 /// A model, as the planner reaches it.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Sharer {
     /// Its configuration.
     pub model: Arc<Model>,
     /// Its GPU.
@@ -65,16 +65,16 @@ pub struct Planner {
     gpus: Vec<Sms>,
     terms: Vec<Terms>,
     policy: Policy,
-    models: Vec<(Seat, Orders)>,
+    models: Vec<(Sharer, Orders)>,
     planned: watch::Sender<Planned>,
 }
 
-impl Seat {
+impl Sharer {
     fn terms(&self) -> Terms {
         self.model.terms(|share| self.gpu.sms(share))
     }
 
-    /// The share that comes to these SMs; the one `at` hand if it does.
+    /// The smallest share that comes to these SMs; the one `at` hand if that does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
         if self.gpu.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.gpu.sms(share)) }
     }
@@ -110,15 +110,15 @@ impl Planner {
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn Partition>],
-        seats: Vec<Seat>,
+        sharers: Vec<Sharer>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
-        let terms: Vec<Terms> = seats.iter().map(Seat::terms).collect();
+        let terms: Vec<Terms> = sharers.iter().map(Sharer::terms).collect();
         let policy = choice.policy(&gpus, &terms);
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
-        let models = seats.into_iter().map(|seat| (seat, Orders::default())).collect();
+        let models = sharers.into_iter().map(|sharer| (sharer, Orders::default())).collect();
         let Settings { act, interval, .. } = *settings;
         Some((Self { choice, act, interval, clock, gpus, terms, policy, models, planned }, seen))
     }
@@ -136,16 +136,18 @@ impl Planner {
     fn decide(&mut self) {
         self.learn_batches();
         let now = self.clock.now();
-        for (seat, orders) in &mut self.models {
-            orders.hear(&seat.model.name, &seat.standing.borrow(), now);
+        for (sharer, orders) in &mut self.models {
+            orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
         }
-        let live: Vec<Live> = self.models.iter().map(|(seat, orders)| facts::live(seat, orders)).collect();
+        let live: Vec<Live> =
+            self.models.iter().map(|(sharer, orders)| facts::live(sharer, orders)).collect();
         let facts = Facts { now, gpus: self.gpus.clone(), models: live };
+        let began = self.clock.now();
         let decision = self.policy.decide(&facts);
-        let took = self.clock.now().since(now);
+        let took = self.clock.now().since(began);
         if self.act {
-            for ((seat, _), door) in self.models.iter().zip(&decision.doors) {
-                seat.pipeline.set_door(*door);
+            for ((sharer, _), door) in self.models.iter().zip(&decision.doors) {
+                sharer.pipeline.set_door(*door);
             }
         }
         let mut obstacles = vec![None; self.models.len()];
@@ -155,8 +157,8 @@ impl Planner {
             let verdict = report::words(verdict, now);
             obstacles[change.model] = self.order(change, live, &verdict, now).err();
         }
-        let seats = self.models.iter().map(|(seat, _)| seat);
-        let models = report::models(seats, &facts, &decision, obstacles);
+        let sharers = self.models.iter().map(|(sharer, _)| sharer);
+        let models = report::models(sharers, &facts, &decision, obstacles);
         self.planned.send_modify(|planned| {
             planned.took.record(took);
             planned.report.decisions += 1;
@@ -166,26 +168,29 @@ impl Planner {
 
     /// Orders a change; else says why it does not.
     fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
-        let Some((seat, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
+        let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());
         }
-        let standing = seat.standing.borrow().clone();
-        if standing.state != ModelState::Ready {
+        let (serves, from) = {
+            let standing = sharer.standing.borrow();
+            (standing.state == ModelState::Ready, standing.share)
+        };
+        if !serves {
             return Err("the model does not serve".to_owned());
         }
-        let (from, to) = (standing.share, seat.share(change.to, standing.share));
-        if seat.gpu.sms(to) == seat.gpu.sms(from) {
+        let to = sharer.share(change.to, from);
+        if sharer.gpu.sms(to) == sharer.gpu.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        orders.send(&seat.orders, to, now)?;
+        orders.send(&sharer.orders, to, now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
-            model = seat.model.name,
+            model = sharer.model.name,
             from_percent = from.get(),
             to_percent = to.get(),
             from_sms = live.share.0,
-            to_sms = seat.gpu.sms(to).0,
+            to_sms = sharer.gpu.sms(to).0,
             verdict,
             arrival_rate = figures.arrival_rate,
             p99_ms = figures.p99_ms,
@@ -199,8 +204,8 @@ impl Planner {
     /// A model says when it is loaded whether it can be batched. A policy that was told otherwise starts anew.
     fn learn_batches(&mut self) {
         let mut changed = false;
-        for ((seat, _), terms) in self.models.iter().zip(&mut self.terms) {
-            let Some(metadata) = seat.pipeline.metadata() else { continue };
+        for ((sharer, _), terms) in self.models.iter().zip(&mut self.terms) {
+            let Some(metadata) = sharer.pipeline.metadata() else { continue };
             let max_batch = metadata.max_batch.max(1);
             changed |= std::mem::replace(&mut terms.max_batch, max_batch) != max_batch;
         }

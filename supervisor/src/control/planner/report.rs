@@ -5,7 +5,7 @@ use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Wa
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::super::standing::ms;
-use super::{Seat, Settings};
+use super::{Settings, Sharer};
 
 /// The last decision.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -116,35 +116,35 @@ impl DoorReport {
 
 /// What was decided about all models. `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
-    seats: impl Iterator<Item = &'a Seat>,
+    sharers: impl Iterator<Item = &'a Sharer>,
     facts: &Facts,
     decision: &Decision,
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.doors);
-    let rows = seats.zip(facts.models.iter().zip(decided)).zip(obstacles);
-    rows.map(|((seat, (live, (verdict, door))), not_ordered)| {
-        of_model(seat, live, (verdict, door), facts.now, not_ordered)
+    let rows = sharers.zip(facts.models.iter().zip(decided)).zip(obstacles);
+    rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
+        of_model(sharer, live, (verdict, door), facts.now, not_ordered)
     })
     .collect()
 }
 
 fn of_model(
-    seat: &Seat,
+    sharer: &Sharer,
     live: &Live,
     (verdict, door): (&Verdict, &Door),
     now: Moment,
     not_ordered: Option<String>,
 ) -> ModelPlan {
-    let share = seat.standing.borrow().share;
-    let wanted = seat.share(wanted(verdict, live), share);
+    let share = sharer.standing.borrow().share;
+    let wanted = sharer.share(wanted(verdict, live), share);
     ModelPlan {
-        name: seat.model.name.clone(),
-        gpu: seat.model.gpu,
+        name: sharer.model.name.clone(),
+        gpu: sharer.model.gpu,
         share_percent: share.get(),
         sms: live.share.0,
         wanted_percent: wanted.get(),
-        wanted_sms: seat.gpu.sms(wanted).0,
+        wanted_sms: sharer.gpu.sms(wanted).0,
         held: live.held,
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),

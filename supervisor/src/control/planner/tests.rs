@@ -57,7 +57,7 @@ impl Rig {
         let config = config(controller, "");
         let gpu: Arc<dyn Partition> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let clock = Clock::start();
-        let (mut seats, mut standings, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sharers, mut standings, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
             let (facts, _) = mpsc::channel(1);
             let settings = pipeline::Settings {
@@ -71,7 +71,7 @@ impl Rig {
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
-            seats.push(Seat {
+            sharers.push(Sharer {
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
                 pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
@@ -81,7 +81,7 @@ impl Rig {
             standings.push(told);
             ordered.push(to_controller);
         }
-        let (planner, planned) = Planner::new(&config.controller, clock, &[gpu], seats).unwrap();
+        let (planner, planned) = Planner::new(&config.controller, clock, &[gpu], sharers).unwrap();
         Self { planner, planned, standings, ordered }
     }
 
@@ -210,8 +210,8 @@ fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
 #[test]
 fn a_share_is_the_smallest_that_comes_to_its_sms() {
     let rig = Rig::new("policy: equal");
-    let seat = &rig.planner.models[0].0;
-    let share = |sms, at| seat.share(Sms(sms), Percent::new(at).unwrap()).get();
+    let sharer = &rig.planner.models[0].0;
+    let share = |sms, at| sharer.share(Sms(sms), Percent::new(at).unwrap()).get();
     assert_eq!(share(66, 20), 50);
     assert_eq!(share(26, 40), 20);
     assert_eq!(share(38, 30), 30, "what is in force stays, though 29 % would do");
