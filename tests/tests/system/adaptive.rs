@@ -108,7 +108,6 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
 }
 
 #[tokio::test]
-#[ignore = "needs doors"]
 async fn under_overload_the_higher_priority_keeps_its_slo_and_the_lower_is_refused_at_the_door() {
     // Each could have 100 requests a second with the GPU to itself.
     let profile = profile(10.0).replace("sms: [66]", "sms: [132]");
