@@ -102,14 +102,25 @@ async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
     let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
+    // Stopped first, it starts nobody any more whom this would miss.
+    server.signal(Signal::SIGSTOP).unwrap();
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
     server.ended().await.unwrap();
-    // Real workers notice by themselves.
-    for child in children.iter().filter(|child| **child != daemon && name(child.pid) == "sleep") {
-        child.signal(Signal::SIGKILL).ok();
+    // Real workers notice by themselves. These are shells before they sleep.
+    let workers_end = async {
+        let mut look = interval(Duration::from_millis(20));
+        loop {
+            look.tick().await;
+            for child in children.iter().filter(|child| **child != daemon && name(child.pid) == "sleep") {
+                child.signal(Signal::SIGKILL).ok();
+            }
+        }
+    };
+    tokio::select! {
+        () = gone(daemon) => {}
+        () = workers_end => {}
     }
-    gone(daemon).await;
 }
 
 fn name(pid: i32) -> String {
