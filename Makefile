@@ -68,7 +68,8 @@ soak: build ## A thousand hand-overs with a twin run, a hundred kills (six minut
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 
 .PHONY: bench
-bench: build ## Hot structures, then echo requests through the whole system (five minutes once built)
+bench: build ## Hot structures, decisions, then echo requests through the whole system (five minutes once built)
+	$(CARGO) bench --package shadowslice-benches --bench decide --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 

@@ -1,0 +1,86 @@
+//! What a decision of the adaptive policy costs: a hundred models on ten GPUs, ten on each.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use shadowslice_policy::sharing::{Executed, Facts, Kind, Live, Policy, Seen, Terms};
+use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::units::{Moment, Sms};
+
+const MODELS: usize = 100;
+const GPUS: usize = 10;
+const GPU: Sms = Sms(132);
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// A model that takes `work` ms·SM a row, and gains from SMs up to `knee`.
+fn profile(work: f64, knee: u32) -> Profile {
+    let sms: Vec<Sms> = [8, 14, 26, 38, 58, 78, 104, 132].map(Sms).to_vec();
+    let row = |batch: u32| Row {
+        batch,
+        ms: sms.iter().map(|sms| 0.3 + work * f64::from(batch) / f64::from(sms.0.min(knee))).collect(),
+    };
+    Profile {
+        source: Source::Illustrative,
+        memory: Memory::default(),
+        start: Start::default(),
+        bandwidth: 0.1,
+        execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
+    }
+}
+
+fn terms(model: usize) -> Terms {
+    Terms {
+        name: format!("model-{model}"),
+        gpu: model % GPUS,
+        initial: Sms(40),
+        min: Sms(8),
+        max: GPU,
+        slo: Duration::from_millis(20 + 10 * (model as u64 % 9)),
+        percentile: 99.0,
+        priority: 1 + model as u32 % 3,
+        max_batch: 32,
+        profile: Some(profile(20.0 + (model % 7) as f64 * 15.0, 30 + 25 * (model as u32 % 5))),
+    }
+}
+
+/// What was seen of a model in an interval in which `arrived` requests came.
+fn live(share: Sms, arrived: u64) -> Live {
+    let executed = vec![Executed { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
+    let seen = Seen {
+        span: INTERVAL,
+        arrived,
+        answered: arrived,
+        in_time: arrived,
+        mean_latency: Duration::from_millis(6),
+        p99_latency: Duration::from_millis(12),
+        busy: 0.4,
+        executed,
+        ..Seen::default()
+    };
+    Live { share, since: Moment::default(), coming: None, standing: None, held: false, seen }
+}
+
+fn decide(criterion: &mut Criterion) {
+    let terms: Vec<Terms> = (0..MODELS).map(terms).collect();
+    let gpus = vec![GPU; GPUS];
+    let mut policy = Policy::new(Kind::Adaptive, &gpus, &terms);
+    let shares = policy.initial();
+    let mut round = 0_u64;
+    criterion.bench_function("decide/100 models on 10 GPUs", |bencher| {
+        bencher.iter(|| {
+            round += 1;
+            // Loads that move, so that nothing of the last decision can stand.
+            let models = shares
+                .iter()
+                .enumerate()
+                .map(|(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90));
+            let now = Moment::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX));
+            black_box(policy.decide(&Facts { now, gpus: gpus.clone(), models: models.collect() }))
+        });
+    });
+}
+
+criterion_group!(benches, decide);
+criterion_main!(benches);
