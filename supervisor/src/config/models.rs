@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Percent;
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Percent, Sms};
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
@@ -91,13 +92,17 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
     let is_emulated = matches!(engine, Engine::Emulated { .. });
+    let slo = slo(fields);
+    if let Some(profile) = &read {
+        note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
+    }
     Model {
         name,
         gpu,
         profile: read,
         profile_path: profile.map(|(_, path)| absolute(&path)),
         share: Share { initial: Percent::WHOLE, min: Percent::WHOLE, max: Percent::WHOLE },
-        slo: slo(fields),
+        slo,
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
@@ -186,6 +191,29 @@ fn slo(fields: &Fields<'_>) -> Slo {
         percentile: slo.or("percentile", PERCENTILE, |value| {
             value.number("a number above 0 and below 100, such as 99 or 99.9", |p| p > 0.0 && p < 100.0)
         }),
+    }
+}
+
+/// Says so where even the whole GPU is too slow for the objective. The profile may be wrong, so it is no fault.
+fn note_hopeless(
+    fields: &Fields<'_>,
+    slo: &Slo,
+    profile: &Profile,
+    gpu: Option<&Gpu>,
+    context: &Context<'_>,
+) {
+    let whole = match gpu {
+        Some(Gpu::Emulated { sms }) => *sms,
+        // Above the last column a profile is flat.
+        Some(Gpu::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
+    };
+    let fastest = profile.execution.time(1, f64::from(whole.0));
+    if let Some(value) = fields.get("slo").filter(|_| fastest > slo.latency) {
+        let fastest = fastest.as_secs_f64() * 1e3;
+        context.note(
+            &value,
+            format!("cannot be kept: by its profile one request takes {fastest:.1} ms on the whole GPU"),
+        );
     }
 }
 
