@@ -2,7 +2,8 @@
 //! until there is no more work.
 //!
 //! [`boot`] takes a worker through its phases; [`serve`] is its life afterwards. [`engine`] runs the
-//! model, [`device`] says how long that takes and what it was given to run on; neither knows the other.
+//! model, [`device`] says how long that takes and what it was given to run on. An engine may know a real GPU, and no
+//! device an engine. [`probe`] tells others what a process finds on a GPU.
 
 pub mod answer;
 pub mod boot;

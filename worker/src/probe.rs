@@ -1,6 +1,7 @@
 //! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as one line of JSON. The
 //! supervisor and measurements ask it, so that they need no CUDA of their own.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -11,7 +12,6 @@ use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{EngineSpec, Provider, Refusal, WarmUp};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, SlabError};
 use shadowslice_shared::units::Percent;
-use std::os::fd::AsFd;
 
 use crate::answer::AnswerSlots;
 use crate::device::cuda::{CudaFault, CudaGpu, trials};
@@ -152,7 +152,7 @@ fn run_once(engine: &mut Engine, signature: &Signature) -> Result<(), ProbeError
     let warm_up = WarmUp { batched: true, sizes: vec![1], shapes };
     let mut trial =
         Trial { engine, signature, slots: &slots, answers: &answers, warm_up: &warm_up, times: Vec::new() };
-    Ok(proof::warm(&mut trial)?)
+    Ok(proof::warm(&mut trial, None)?)
 }
 
 /// 64 bytes from their hexadecimal digits.

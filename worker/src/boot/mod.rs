@@ -164,7 +164,7 @@ impl Parts {
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         if self.device.gpu().is_some() {
-            proof::warm(&mut trial)?;
+            proof::warm(&mut trial, Some(&self.reference))?;
         }
         let warm_ns = now_ns();
         match purpose {

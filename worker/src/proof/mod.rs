@@ -65,19 +65,28 @@ fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, Refusal>
 }
 
 /// Runs every size, in the slot that the trial itself does not use, so that whatever happens only once in a
-/// process has happened: memory taken, kernels loaded and chosen.
-pub fn warm(trial: &mut Trial<'_>) -> Result<(), Refusal> {
-    let slot = IN_FLIGHT - 1;
+/// process has happened: memory taken, kernels loaded and chosen. On the inputs of the reference answers, since
+/// others may be none that the model can run on; without any, on the first that are made up.
+pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Refusal> {
+    let fill = match file {
+        Some(file) => read(file)?.fill,
+        None => Fill::ALL[0],
+    };
+    let slot = u8::try_from(IN_FLIGHT - 1).expect("there are a handful of slots");
     for &size in &trial.warm_up.sizes {
-        trial.run(size, Fill::ALL[0], u8::try_from(slot).expect("there are a handful"))?;
+        trial.run(size, fill, slot)?;
     }
     trial.times.clear();
     Ok(())
 }
 
+fn read(file: &File) -> Result<Reference, Refusal> {
+    Reference::read(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))
+}
+
 /// Runs every size, and compares the answers with those that were written.
 pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
-    let reference = Reference::read(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))?;
+    let reference = read(file)?;
     for &size in &trial.warm_up.sizes {
         let expected = reference.at(size).filter(|expected| expected.len() == trial.signature.outputs.len());
         let expected = expected.ok_or_else(|| {

@@ -397,6 +397,7 @@ impl Partition for MpsGpu {
                 if !answer.await.ok()?.ok()?.contains(&pid) {
                     return Some(());
                 }
+                // The daemon announces nothing that could be waited for.
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
