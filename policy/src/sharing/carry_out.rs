@@ -22,11 +22,13 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts, epoch:
         let to = terms.within(target.sms);
         let verdict = verdict(to, live);
         if let Verdict::Grow { .. } | Verdict::Shrink { .. } = verdict {
-            changes.push(Change { model, from: live.share, to, at_once: live.standing == Some(to) });
+            let at_once = live.standing == Some(to);
+            changes.push(Change { model, from: live.share, to, at_once, onset: facts.now });
         }
         report.push(verdict);
     }
-    Decision { plan: plan(changes, epoch), doors: targets.iter().map(|target| target.door).collect(), report }
+    let doors = targets.iter().map(|target| target.door).collect();
+    Decision { plan: plan(changes, epoch), doors, standby: vec![None; terms.len()], report }
 }
 
 fn verdict(to: Sms, live: &Live) -> Verdict {

@@ -12,6 +12,9 @@ pub struct Decision {
     pub plan: Option<Plan>,
     /// How each model batches and whom it lets in from now on, in the models' order.
     pub doors: Vec<Door>,
+    /// For each model: the share at which a second worker should stand ready, if there is room for one. It is
+    /// the one that the model most likely needs next.
+    pub standby: Vec<Option<Sms>>,
     /// For each model: why.
     pub report: Vec<Verdict>,
 }
@@ -37,6 +40,8 @@ pub struct Change {
     pub to: Sms,
     /// Whether a standing worker takes over at once.
     pub at_once: bool,
+    /// When the load changed that this answers, as far as is known; else when it was decided.
+    pub onset: Moment,
 }
 
 /// A model's batching and admission.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::units::{Moment, Sms};
 
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
@@ -153,10 +153,10 @@ impl Policy {
         towards(&targets, &self.terms, facts, &mut self.epoch)
     }
 
-    /// Whether `model`, whose queue runs out of slack, should take over its standing worker at once.
-    pub fn pressure(&mut self, model: usize, facts: &Facts) -> Option<Change> {
+    /// Whether `model`, whose queue has run out of slack since `onset`, should have its standing worker take over at once.
+    pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         match &mut self.rule {
-            Rule::Adaptive(adaptive) => adaptive.pressure(model, facts),
+            Rule::Adaptive(adaptive) => adaptive.pressure(model, onset, facts),
             Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
         }
     }

@@ -119,7 +119,8 @@ pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
     |ask, facts| match ask {
         Ask::Interval => policy.decide(facts),
         Ask::Pressure(model) => {
-            let plan = policy.pressure(model, facts).map(|change| Plan { epoch: 0, changes: vec![change] });
+            let change = policy.pressure(model, facts.now, facts);
+            let plan = change.map(|change| Plan { epoch: 0, changes: vec![change] });
             Decision { plan, ..Decision::default() }
         }
     }

@@ -25,7 +25,7 @@ mod outlook;
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::units::{Moment, Sms};
 
 use super::carry_out::plan;
 use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting};
@@ -68,10 +68,11 @@ impl Adaptive {
             }
             report[model] = moved(to, live, facts);
             if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } = report[model] {
-                changes.push(Change { model, from, to, at_once: live.standing == Some(to) });
+                let at_once = live.standing == Some(to);
+                changes.push(Change { model, from, to, at_once, onset: facts.now });
             }
         }
-        Decision { plan: plan(changes, &mut self.epoch), doors, report }
+        Decision { plan: plan(changes, &mut self.epoch), doors, standby: vec![None; terms.len()], report }
     }
 
     /// Learns from what was seen.
@@ -96,11 +97,11 @@ impl Adaptive {
     }
 
     /// The standing worker takes over when it has more SMs than the one in force and no more than it should have.
-    pub(super) fn pressure(&self, model: usize, facts: &Facts) -> Option<Change> {
+    pub(super) fn pressure(&self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         let live = facts.models.get(model)?;
         let to = live.standing.filter(|&to| to > live.share && to <= self.shares[model])?;
         let free = !live.held && live.coming.is_none();
-        free.then_some(Change { model, from: live.share, to, at_once: true })
+        free.then_some(Change { model, from: live.share, to, at_once: true, onset })
     }
 }
 

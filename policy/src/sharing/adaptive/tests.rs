@@ -87,12 +87,12 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
     let mut facts = facts(&[50], &[Sms(40)]);
     facts.models[0].standing = Some(Sms(126));
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let change = Change { model: 0, from: Sms(40), to: Sms(126), at_once: true };
-    assert_eq!(policy.pressure(0, &facts), Some(change.clone()));
+    let change = Change { model: 0, from: Sms(40), to: Sms(126), at_once: true, onset: facts.now };
+    assert_eq!(policy.pressure(0, facts.now, &facts), Some(change.clone()));
     assert_eq!(policy.decide(&facts).plan.unwrap().changes, [change]);
     facts.models[0].held = true;
-    assert_eq!(policy.pressure(0, &facts), None);
-    assert_eq!(policy.pressure(7, &facts), None, "no such model");
+    assert_eq!(policy.pressure(0, facts.now, &facts), None);
+    assert_eq!(policy.pressure(7, facts.now, &facts), None, "no such model");
 }
 
 #[test]
