@@ -178,6 +178,12 @@ impl Execution {
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
+    /// The least that a batch of `batch` rows takes of the GPU, in SM·s: its time where SMs are used best, times those SMs.
+    pub fn work(&self, batch: u32) -> f64 {
+        let columns = self.sms.iter().map(|sms| f64::from(sms.0));
+        columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)
+    }
+
     /// The table's SM counts, ascending.
     pub fn sms(&self) -> &[Sms] {
         &self.sms
