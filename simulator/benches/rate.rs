@@ -15,6 +15,7 @@ const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: true,
+    turns: false,
     noise: 0.0,
     seed: 1,
 };

@@ -1,8 +1,8 @@
 //! How the world differs from the profiles, and how what a policy is told does.
 //!
 //! ```text
-//! --truth  profile | LIST          LIST: form, scale, noise, starts, joined by commas
-//! --belief profile | truth | none | LIST without noise
+//! --truth  profile | LIST          LIST: form, scale, noise, starts, turns, joined by commas
+//! --belief profile | truth | none | LIST without noise and turns
 //! ```
 //!
 //! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
@@ -12,6 +12,8 @@
 //! * `noise`: each batch by a factor of its own, normal with a deviation of 10 %.
 //! * `starts`: the start times of a model by one factor from 0.5 to 2, by the seed; a half is as likely as
 //!   a double.
+//! * `turns`: workers whose caps do not fit onto the GPU together take turns, as was measured on a real one, and do
+//!   not divide it; no policy is told.
 //!
 //! So `--truth form,noise --belief profile` is a world of another form, with noise, whose policy is told
 //! the profiles as they stand; `--truth profile --belief scale` tells it wrong times instead, and
@@ -41,6 +43,7 @@ pub struct Difference {
     scale: bool,
     noise: bool,
     starts: bool,
+    turns: bool,
 }
 
 /// What a policy is told of what models cost.
@@ -59,12 +62,12 @@ pub enum Belief {
 pub enum BadDifference {
     /// An unknown word.
     #[error(
-        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, joined by commas"
+        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, turns, joined by commas"
     )]
     Unknown(String),
-    /// Noise in a belief.
-    #[error("noise is nothing that a policy could be told; give --truth noise")]
-    NoiseBelieved,
+    /// Something in a belief that policies have no belief of.
+    #[error("{0} is nothing that a policy could be told; give --truth {0}")]
+    NotBelieved(&'static str),
 }
 
 impl FromStr for Difference {
@@ -81,6 +84,7 @@ impl FromStr for Difference {
                 "scale" => difference.scale = true,
                 "noise" => difference.noise = true,
                 "starts" => difference.starts = true,
+                "turns" => difference.turns = true,
                 other => return Err(BadDifference::Unknown(other.to_owned())),
             }
         }
@@ -96,7 +100,8 @@ impl FromStr for Belief {
             "truth" => Ok(Self::Truth),
             "none" => Ok(Self::Nothing),
             list => match list.parse::<Difference>()? {
-                Difference { noise: true, .. } => Err(BadDifference::NoiseBelieved),
+                Difference { noise: true, .. } => Err(BadDifference::NotBelieved("noise")),
+                Difference { turns: true, .. } => Err(BadDifference::NotBelieved("turns")),
                 difference => Ok(Self::Profile(difference)),
             },
         }
@@ -107,6 +112,11 @@ impl Difference {
     /// The deviation of execution times from batch to batch, as a part of them.
     pub fn noise(&self) -> f64 {
         if self.noise { NOISE } else { 0.0 }
+    }
+
+    /// Whether workers take turns where their caps do not fit.
+    pub fn turns(&self) -> bool {
+        self.turns
     }
 
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
@@ -245,7 +255,9 @@ mod tests {
     #[test]
     fn noise_is_the_worlds_and_words_are_checked() {
         assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
-        assert_eq!("noise".parse::<Belief>(), Err(BadDifference::NoiseBelieved));
+        for word in ["noise", "turns"] {
+            assert_eq!(word.parse::<Belief>(), Err(BadDifference::NotBelieved(word)));
+        }
         assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));
         "".parse::<Difference>().unwrap_err();
     }

@@ -44,7 +44,8 @@ pub struct Options {
     /// The part of each GPU that a named load takes on average if each request costs as little as it can.
     #[arg(long, value_parser = utilisation, default_value = "0.7")]
     utilisation: f64,
-    /// How the world differs from the profiles: some of form, scale, noise, starts, joined by commas.
+    /// How the world differs from the profiles: some of form, scale, noise, starts, turns, joined by
+    /// commas.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
     /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
@@ -112,6 +113,7 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
+        turns: options.truth.turns(),
         noise: options.truth.noise(),
         seed,
     }

@@ -1,7 +1,8 @@
 //! Who executes how fast.
 //!
-//! **Contention**, as on the emulated device: each worker has its own cap of SMs; while the caps of those
-//! that execute on a GPU sum to more than it has, each has its proportion of the GPU.
+//! **Contention**: each worker has its own cap of SMs. While the caps of those that execute on a GPU sum to more than it
+//! has, each has its proportion of the GPU, as on the emulated device; or they take **turns**, as was measured
+//! on a real one ([`shadowslice_shared::contention`]).
 //!
 //! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
 //! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
@@ -11,6 +12,7 @@
 
 use std::time::Duration;
 
+use shadowslice_shared::contention::{Crowd, Occupant};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 
@@ -21,27 +23,28 @@ use crate::timers::Timers;
 pub(super) struct Gpus<'a> {
     gpus: Vec<Gpu>,
     seats: Vec<Seat<'a>>,
-    interference: bool,
+    rules: Rules,
+}
+
+/// How workers slow each other down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rules {
+    /// By taking turns, where their caps do not fit; else by dividing the GPU.
+    pub(super) turns: bool,
+    /// By the memory bandwidth that they need.
+    pub(super) interference: bool,
 }
 
 #[derive(Debug)]
 struct Gpu {
     sms: Sms,
-    /// The caps of those who execute, summed.
-    in_use: u64,
+    /// Those who execute.
+    crowd: Crowd,
     /// The parts of the bandwidth that they ask for, summed.
     demand: f64,
     /// Their seats.
     occupied: Vec<usize>,
-    pressure: Pressure,
-}
-
-/// What slows down everybody on a GPU. Both are 1 if nothing does.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Pressure {
-    /// The part of its cap that each worker has.
-    fits: f64,
-    /// How often the bandwidth would be needed.
+    /// How often the bandwidth would be needed; 1 if it is enough.
     crowding: f64,
 }
 
@@ -53,7 +56,8 @@ struct Seat<'a> {
     sms: Sms,
     /// The timer that fires when its batch is through.
     timer: usize,
-    occupied: bool,
+    /// With the batch that executes, or the last one while the seat is kept; nobody else.
+    occupant: Option<Occupant>,
     running: Option<Running>,
 }
 
@@ -75,40 +79,39 @@ struct Running {
 }
 
 impl<'a> Gpus<'a> {
-    pub(super) fn new(sms: &[Sms], interference: bool) -> Self {
-        let calm = Pressure { fits: 1.0, crowding: 1.0 };
-        let gpu = |&sms| Gpu { sms, in_use: 0, demand: 0.0, occupied: Vec::new(), pressure: calm };
-        Self { gpus: sms.iter().map(gpu).collect(), seats: Vec::new(), interference }
+    pub(super) fn new(sms: &[Sms], rules: Rules) -> Self {
+        Self { gpus: sms.iter().map(|&sms| Gpu::new(sms)).collect(), seats: Vec::new(), rules }
     }
 
     /// A new seat; `timer` will say when its batches are through.
     pub(super) fn add_seat(&mut self, gpu: usize, profile: &'a Profile, sms: Sms, timer: usize) -> usize {
-        self.seats.push(Seat { gpu, profile, sms, timer, occupied: false, running: None });
+        self.seats.push(Seat { gpu, profile, sms, timer, occupant: None, running: None });
         self.seats.len() - 1
     }
 
     /// Another worker takes the seat, with that share. Nothing executes there.
     pub(super) fn grant(&mut self, seat: usize, sms: Sms) {
-        debug_assert!(!self.seats[seat].occupied, "a share changes only with the worker");
+        debug_assert!(self.seats[seat].occupant.is_none(), "a share changes only with the worker");
         self.seats[seat].sms = sms;
     }
 
     /// A batch starts at a seat where none executes.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
-        let Self { gpus, seats, interference } = self;
-        let Seat { gpu, sms, ref mut occupied, ref mut running, .. } = seats[seat];
-        let gpu = &mut gpus[gpu];
-        let batch = Running { rows, noise, started: now, at: now, done: 0.0, whole: 1.0, demand: 0.0 };
-        *running = Some(batch);
-        if !*occupied {
-            *occupied = true;
-            gpu.in_use += u64::from(sms.0);
+        let Self { gpus, seats, rules } = self;
+        let gpu = &mut gpus[seats[seat].gpu];
+        let (before, occupant) = seats[seat].begin(rows, noise, now, gpu.sms);
+        let crowd = gpu.crowd.without(before.unwrap_or(Occupant::NOBODY)).with(occupant);
+        if before.is_none() {
             gpu.occupied.push(seat);
         }
-        let (base, demand) = seats[seat].needs(gpu.sms, gpu.fits(), *interference);
-        gpu.demand += demand;
-        seats[seat].proceed(base, demand, gpu.crowding(), now, timers);
-        gpu.settle(seats, *interference, now, timers);
+        let same = gpu.speeds_stay(crowd, *rules);
+        gpu.crowd = crowd;
+        if same {
+            let (base, demand) = gpu.needs(&seats[seat], *rules);
+            gpu.demand += demand;
+            seats[seat].proceed(base, demand, gpu.crowding, now, timers);
+        }
+        gpu.settle(seats, *rules, same, now, timers);
     }
 
     /// The batch at that seat is through; says how long it executed. The seat is kept for the next one.
@@ -122,50 +125,70 @@ impl<'a> Gpus<'a> {
 
     /// Nothing follows the batch that was through: the SMs are left to others.
     pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
-        let Self { gpus, seats, interference } = self;
+        let Self { gpus, seats, rules } = self;
         let gpu = &mut gpus[seats[seat].gpu];
-        seats[seat].occupied = false;
-        gpu.in_use -= u64::from(seats[seat].sms.0);
+        let Some(occupant) = seats[seat].occupant.take() else { return };
+        let crowd = gpu.crowd.without(occupant);
         gpu.occupied.retain(|&other| other != seat);
-        gpu.settle(seats, *interference, now, timers);
+        let same = gpu.speeds_stay(crowd, *rules);
+        gpu.crowd = crowd;
+        gpu.settle(seats, *rules, same, now, timers);
     }
 }
 
 impl Gpu {
-    fn fits(&self) -> f64 {
-        (f64::from(self.sms.0) / self.in_use.max(1) as f64).min(1.0)
+    fn new(sms: Sms) -> Self {
+        Self { sms, crowd: Crowd::default(), demand: 0.0, occupied: Vec::new(), crowding: 1.0 }
     }
 
-    fn crowding(&self) -> f64 {
-        self.demand.max(1.0)
+    /// Whether nobody's speed depends on the difference of this crowd to the present one.
+    fn speeds_stay(&self, crowd: Crowd, rules: Rules) -> bool {
+        let same = crowd.caps == self.crowd.caps && (!rules.turns || crowd == self.crowd);
+        same || crowd.fits(self.sms) && self.crowd.fits(self.sms)
     }
 
-    /// Passes a change of the pressure on to all who execute.
-    fn settle(&mut self, seats: &mut [Seat<'_>], interference: bool, now: u64, timers: &mut Timers) {
-        let pressure = Pressure { fits: self.fits(), crowding: self.crowding() };
-        if pressure == self.pressure {
+    /// Sets everybody's speed anew, unless they stay the `same` but for the bandwidth and that does too.
+    fn settle(&mut self, seats: &mut [Seat<'_>], rules: Rules, same: bool, now: u64, timers: &mut Timers) {
+        if same && self.crowding == self.demand.max(1.0) {
             return;
         }
         // What they ask for depends on their speeds without the crowding, so it is summed up first.
-        let needs = |&seat: &usize| seats[seat].needs(self.sms, pressure.fits, interference).1;
-        self.demand = self.occupied.iter().map(needs).sum();
-        let crowding = self.crowding();
-        for &seat in &self.occupied {
-            let (base, demand) = seats[seat].needs(self.sms, pressure.fits, interference);
-            seats[seat].proceed(base, demand, crowding, now, timers);
+        if rules.interference {
+            self.demand = self.occupied.iter().map(|&seat| self.needs(&seats[seat], rules).1).sum();
+            self.crowding = self.demand.max(1.0);
         }
-        self.pressure = Pressure { crowding, ..pressure };
+        for &seat in &self.occupied {
+            let (base, demand) = self.needs(&seats[seat], rules);
+            seats[seat].proceed(base, demand, self.crowding, now, timers);
+        }
+    }
+
+    /// The time in ns that the batch at `seat` takes, and the bandwidth that it then asks for.
+    fn needs(&self, seat: &Seat<'_>, rules: Rules) -> (f64, f64) {
+        let (Some(batch), Some(occupant)) = (&seat.running, seat.occupant) else { return (1.0, 0.0) };
+        let Profile { execution, bandwidth, .. } = seat.profile;
+        let base = if rules.turns {
+            self.crowd.without(occupant).time(execution, batch.rows, seat.sms, self.sms)
+        } else {
+            let fits = (f64::from(self.sms.0) / self.crowd.caps.max(1) as f64).min(1.0);
+            execution.time(batch.rows, f64::from(seat.sms.0) * fits)
+        };
+        let base = base.as_nanos().max(1) as f64;
+        if !rules.interference {
+            return (base, 0.0);
+        }
+        let whole = execution.time(batch.rows, f64::from(self.sms.0)).as_nanos() as f64;
+        (base, bandwidth * whole / base)
     }
 }
 
 impl Seat<'_> {
-    /// The time in ns that its batch takes at this part of its cap, and the bandwidth it then asks for.
-    fn needs(&self, gpu: Sms, fits: f64, interference: bool) -> (f64, f64) {
-        let Some(batch) = &self.running else { return (1.0, 0.0) };
-        let time = |sms: f64| self.profile.execution.time(batch.rows, sms).as_nanos().max(1) as f64;
-        let base = time(f64::from(self.sms.0) * fits);
-        let demand = if interference { self.profile.bandwidth * time(f64::from(gpu.0)) / base } else { 0.0 };
-        (base, demand)
+    /// A batch starts; says who was there before it, and who is there now.
+    fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: Sms) -> (Option<Occupant>, Occupant) {
+        let occupant = Occupant::of(&self.profile.execution, rows, self.sms, gpu);
+        let (done, whole, demand) = (0.0, 1.0, 0.0);
+        self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
+        (self.occupant.replace(occupant), occupant)
     }
 
     /// Goes on at another speed.
@@ -192,7 +215,11 @@ mod tests {
 
     /// Seats on a GPU of 100 SMs, with a timer each.
     fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
-        let mut gpus = Gpus::new(&[Sms(100)], interference);
+        under(profiles, Rules { turns: false, interference })
+    }
+
+    fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
+        let mut gpus = Gpus::new(&[Sms(100)], rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
             gpus.add_seat(0, profile, Sms(sms), timer);
         }
@@ -261,6 +288,21 @@ mod tests {
         gpus.start(0, 1, 1.0, 0, &mut timers);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 20 * MS, "0.4 and 0.4: enough for both");
+    }
+
+    #[test]
+    fn turns_are_waited_for_while_others_execute() {
+        let profile = profile(10.0);
+        let (mut gpus, mut timers) =
+            under(&[(&profile, 100), (&profile, 100)], Rules { turns: true, interference: false });
+        gpus.start(0, 1, 1.0, 0, &mut timers);
+        assert_eq!(timers.due(), 10 * MS);
+        gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
+        let due = timers.due();
+        assert!(due > 12 * MS && due < 15 * MS, "{due}");
+        gpus.finish(0, due, &mut timers);
+        gpus.leave(0, due, &mut timers);
+        assert!(timers.due() > 15 * MS && timers.due() < 20 * MS, "{}", timers.due());
     }
 
     #[test]

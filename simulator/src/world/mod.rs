@@ -23,7 +23,7 @@ use shadowslice_policy::sharing::{Decision, Facts, Plan, Policy};
 
 pub(crate) use observe::Tally;
 
-use gpus::Gpus;
+use gpus::{Gpus, Rules};
 use model::Model;
 
 use crate::random::{Purpose, Random};
@@ -40,6 +40,8 @@ pub struct Settings {
     pub dwell: Duration,
     /// Whether models that need much memory bandwidth slow each other down.
     pub interference: bool,
+    /// Whether workers take turns where their caps do not fit, rather than divide the GPU.
+    pub turns: bool,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
     /// Decides that noise.
@@ -161,7 +163,10 @@ impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, settings: &Settings) -> Self {
         let count = scenario.models.len();
         let mut stage = Stage {
-            gpus: Gpus::new(&scenario.gpus, settings.interference),
+            gpus: Gpus::new(
+                &scenario.gpus,
+                Rules { turns: settings.turns, interference: settings.interference },
+            ),
             timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,
             deviation: settings.noise,

@@ -13,6 +13,7 @@ const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: false,
+    turns: false,
     noise: 0.0,
     seed: 1,
 };
@@ -223,6 +224,7 @@ proptest! {
         refuse_late in proptest::bool::ANY,
         serve_late in proptest::bool::ANY,
         interference in proptest::bool::ANY,
+        turns in proptest::bool::ANY,
     ) {
         let served = |index: usize| {
             let mut served = model(&format!("m{index}"), 4.0 + index as f64);
@@ -232,7 +234,7 @@ proptest! {
             Served { max_queued: 50, serve_late, ..served }
         };
         let scenario = on_one_gpu(100, (0..3).map(served).collect());
-        let settings = Settings { noise: 0.1, interference, seed, ..SETTINGS };
+        let settings = Settings { noise: 0.1, interference, turns, seed, ..SETTINGS };
         let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;
