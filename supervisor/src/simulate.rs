@@ -54,6 +54,9 @@ pub struct Options {
     /// Let nobody slow others down by the memory bandwidth it uses, as on emulated GPUs.
     #[arg(long)]
     no_interference: bool,
+    /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.
+    #[arg(long, value_name = "FILE.csv", value_parser = csv)]
+    write_arrivals: Option<PathBuf>,
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
@@ -91,6 +94,9 @@ pub fn run(options: &Options) -> u8 {
 }
 
 fn simulate(options: &Options) -> Result<Report, Fault> {
+    if options.write_arrivals.is_some() && options.load.len() * options.seed.len() > 1 {
+        return Err(BadLoad::Several.into());
+    }
     let config = config::load_here(&options.config)?;
     let profiled = scenario::of(&config)?;
     let mut runs = Vec::new();
@@ -98,6 +104,9 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
         for &seed in &options.seed {
             let scenario = perturb::apply(&profiled, options.truth, options.belief, seed);
             let load = source.draw(&scenario, seed, options.seconds, options.utilisation)?;
+            if let Some(path) = &options.write_arrivals {
+                load.write(path, &scenario)?;
+            }
             let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
             for &contender in &options.policy {
                 let settings = settings(options, &config, seed);
@@ -138,6 +147,11 @@ fn show(report: &Report, json: bool) {
     } else {
         print!("{}", table::of(&report.runs));
     }
+}
+
+fn csv(text: &str) -> Result<PathBuf, String> {
+    let named = text.ends_with(".csv").then(|| PathBuf::from(text));
+    named.ok_or_else(|| "give a file that ends in .csv, or --load will not take it".to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -78,6 +78,12 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
     Ok(arrivals)
 }
 
+/// The line of an arrival of a model of this name; [`read`] finds the very same arrival in it.
+pub fn line(arrival: &Arrival, name: &str) -> String {
+    let at = arrival.at.since_origin();
+    format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())
+}
+
 fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wrong> {
     let (seconds, model) = line.split_once(',').ok_or_else(|| Wrong::NoArrival(shortened(line)))?;
     let (seconds, model) = (seconds.trim(), model.trim());

@@ -8,7 +8,7 @@ mod stream;
 use std::fmt;
 use std::str::FromStr;
 
-pub use file::{BadLine, MAX_ARRIVALS, MAX_SECONDS, Wrong, read};
+pub use file::{BadLine, MAX_ARRIVALS, MAX_SECONDS, Wrong, line, read};
 pub use rates::cheapest;
 pub use stream::Arrivals;
 

@@ -95,6 +95,14 @@ fn a_file_is_read_line_by_line() {
 }
 
 #[test]
+fn what_is_written_is_read_to_the_nanosecond() {
+    let arrivals: Vec<_> = Named::Gamma.arrivals(&scenario(2), 7, 300.0, 0.9).collect();
+    let text: String = arrivals.iter().map(|arrival| line(arrival, NAMES[arrival.model]) + "\n").collect();
+    assert!(arrivals.len() > 100);
+    assert_eq!(read(&text, NAMES), Ok(arrivals));
+}
+
+#[test]
 fn what_is_wrong_with_a_file_is_said_with_its_line() {
     let wrong = |text: &str| read(text, NAMES).unwrap_err();
     let line = |line, wrong| BadLine { line, wrong };

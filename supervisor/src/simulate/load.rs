@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -44,6 +44,10 @@ pub(super) enum BadLoad {
     Empty { path: PathBuf },
     #[error("the load {0} has more than {MAX_ARRIVALS} arrivals; give fewer --seconds")]
     TooMany(Named),
+    #[error("a file holds the arrivals of one load and one seed; give one of each with --write-arrivals")]
+    Several,
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
 }
 
 impl FromStr for Source {
@@ -86,6 +90,21 @@ impl Source {
             }
             Self::File(path) => from_file(path, scenario, seconds),
         }
+    }
+}
+
+impl Load {
+    /// Writes the arrivals to a file that `--load` reads.
+    pub(super) fn write(&self, path: &Path, scenario: &Scenario) -> Result<(), BadLoad> {
+        let written = || {
+            let mut file = BufWriter::new(File::create(path)?);
+            for arrival in &self.arrivals {
+                let name = &scenario.models[arrival.model].terms.name;
+                writeln!(file, "{}", loads::line(arrival, name))?;
+            }
+            file.flush()
+        };
+        written().map_err(|source| BadLoad::Write { path: path.to_owned(), source })
     }
 }
 

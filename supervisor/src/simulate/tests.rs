@@ -114,6 +114,24 @@ fn a_file_is_played_and_its_faults_are_named() {
 }
 
 #[test]
+fn what_was_written_comes_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("load.csv");
+    let drawn =
+        format!("{MIX} --load gamma --seed 5 --seconds 3 --policy half --write-arrivals {}", path.display());
+    let again = format!("{MIX} --load {} --seconds 3 --policy half", path.display());
+    let [drawn, again] = [drawn, again].map(|arguments| simulated(&arguments).unwrap().runs.remove(0));
+    assert_eq!(drawn.per_model, again.per_model);
+    let fault = |arguments: &str| {
+        let given = format!("{MIX} --policy static --load poisson --seconds 1 {arguments}");
+        errors::chain(&simulated(&given).unwrap_err())
+    };
+    let several = fault(&format!("--seed 1 2 --write-arrivals {}", path.display()));
+    assert!(several.contains("one load and one seed"), "{several}");
+    assert!(fault("--write-arrivals /nowhere/load.csv").starts_with("cannot write /nowhere/load.csv"));
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
@@ -146,6 +164,7 @@ fn nonsense_on_the_command_line_is_refused() {
         "--load poisson --truth noises",
         "--load poisson --belief noise",
         "--load poisson --seed -1",
+        "--load poisson --write-arrivals load.txt",
     ] {
         assert!(parsed(&format!("{MIX} {nonsense}")).is_err(), "{nonsense}");
     }
