@@ -26,6 +26,8 @@ models    := $(TARGET)/models/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_libs := PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON)
 
+beside    := $(TARGET)/release/shadowslice-beside --page docs/measurements/beside.md $(BESIDE_ARGS)
+
 .PHONY: help
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,10 +70,15 @@ soak: build ## A thousand hand-overs with a twin run, a hundred kills (six minut
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 
 .PHONY: bench
-bench: build ## Hot structures, decisions, then echo requests through the whole system (five minutes once built)
+bench: build ## Hot structures, decisions, echo requests, then the simulator beside the real thing (ten minutes once built)
 	$(CARGO) bench --package shadowslice-benches --bench decide --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
+	$(beside)
+
+.PHONY: beside
+beside: build ## The simulator beside the real thing, alone: docs/measurements/beside.md (five minutes once built)
+	$(beside)
 
 # The page names the code that was judged by its trees, which stay the same when a commit is moved.
 .PHONY: judge

@@ -7,7 +7,7 @@ mod closed_loop;
 mod exchange;
 mod grpc;
 mod http;
-mod machine;
+pub mod machine;
 mod plan;
 mod report;
 mod servers;

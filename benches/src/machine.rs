@@ -10,19 +10,24 @@ use serde::Serialize;
 
 /// What the figures were taken on.
 #[derive(Debug, Serialize)]
-pub(crate) struct Machine {
-    pub(crate) cpu: String,
-    pub(crate) cores: usize,
-    pub(crate) kernel: String,
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// Its cores.
+    pub cores: usize,
+    /// The kernel's release.
+    pub kernel: String,
     /// The accelerator plays no part here: the engine is emulated.
-    pub(crate) device: &'static str,
-    pub(crate) date: String,
-    pub(crate) commit: String,
+    pub device: &'static str,
+    /// Now, in UTC.
+    pub date: String,
+    /// What is checked out, and whether anything was changed since.
+    pub commit: String,
 }
 
 impl Machine {
     /// This one, now.
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         let changed = said("git", &["status", "--porcelain"]).is_some_and(|files| !files.is_empty());
@@ -44,7 +49,8 @@ fn said(program: &str, arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn cores() -> usize {
+/// The cores that this program may use.
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -125,7 +131,7 @@ impl Used {
 
 /// The time for which the machine's cores were not idle; what the hypervisor took counts. Zero where it
 /// cannot be told.
-fn busy() -> Duration {
+pub fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     // user nice system idle iowait irq softirq steal; guests are in user already.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);

@@ -326,6 +326,17 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate", "shadowslice", "shadowslice_policy", "shadowslice_shared", "shadowslice_tests"],
         never: &[],
     },
+    // The simulator beside the real thing: both as users have them, from outside.
+    Row {
+        part: "benches/src/bin/beside",
+        may: &[
+            "crate",
+            "shadowslice_benches::machine",
+            "shadowslice_simulator::results",
+            "shadowslice_tests",
+        ],
+        never: &[],
+    },
     // Judging is pure but for the two files that simulate and write.
     Row { part: "benches/src/bin/judge", may: &["crate", "shadowslice_simulator::results"], never: PURE },
     Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },

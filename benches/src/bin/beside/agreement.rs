@@ -1,0 +1,116 @@
+//! How well the two sides of a case agree, and whether that is as well as is aimed at.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::cases::Case;
+use crate::figures::{Figures, Part};
+use crate::real::Round;
+
+/// How far apart real and simulated may be: goodput and p99 as a part of the simulated, repartitions in number.
+pub(crate) const GOODPUT: f64 = 0.05;
+pub(crate) const P99: f64 = 0.15;
+pub(crate) const REPARTITIONS: f64 = 1.0;
+
+/// A figure over the rounds that count, or over the phases that were simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+/// One figure of both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) simulated: Spread,
+    pub(crate) real: Spread,
+}
+
+/// The figures of all requests, or of one model's.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Pairs {
+    pub(crate) offered: u64,
+    pub(crate) in_time: Pair,
+    pub(crate) p99_ms: Pair,
+    pub(crate) repartitions: Pair,
+    pub(crate) refused: Pair,
+}
+
+/// Both sides of a case.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Agreement {
+    pub(crate) case: Case,
+    pub(crate) all: Pairs,
+    pub(crate) per_model: BTreeMap<String, Pairs>,
+    /// Rounds that others did not disturb. If there are any, the figures are theirs.
+    pub(crate) quiet: usize,
+    pub(crate) rounds: Vec<Round>,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
+    }
+}
+
+impl Pair {
+    /// Real over simulated; 1 where both are nothing.
+    pub(crate) fn ratio(&self) -> f64 {
+        let (real, simulated) = (self.real.median, self.simulated.median);
+        if real == simulated { 1.0 } else { real / simulated }
+    }
+
+    /// Whether they are within this part of the simulated one.
+    pub(crate) fn within(&self, part: f64) -> bool {
+        self.apart_by(part * self.simulated.median)
+    }
+
+    /// Whether they are within this number of each other.
+    pub(crate) fn apart_by(&self, number: f64) -> bool {
+        (self.real.median - self.simulated.median).abs() <= number
+    }
+}
+
+impl Pairs {
+    fn of(simulated: &[Part], real: &[Part]) -> Self {
+        let spread = |parts: &[Part], figure: fn(&Part) -> f64| Spread::of(parts.iter().map(figure));
+        let pair = |figure| Pair { simulated: spread(simulated, figure), real: spread(real, figure) };
+        Self {
+            offered: simulated.iter().map(|part| part.offered).max().unwrap_or_default(),
+            in_time: pair(|part| part.in_time as f64),
+            p99_ms: pair(|part| part.p99_ms),
+            repartitions: pair(|part| part.repartitions as f64),
+            refused: pair(|part| part.refused as f64),
+        }
+    }
+
+    /// Which aims are met: goodput, p99, repartitions.
+    pub(crate) fn met(&self) -> [bool; 3] {
+        [self.in_time.within(GOODPUT), self.p99_ms.within(P99), self.repartitions.apart_by(REPARTITIONS)]
+    }
+}
+
+impl Agreement {
+    /// Of a case with at least one phase and one round.
+    pub(crate) fn of(case: Case, simulated: &[Figures], rounds: &[Round]) -> Self {
+        let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
+        let simulated: Vec<&Figures> = simulated.iter().collect();
+        let counted = rounds.iter().filter(|round| quiet == 0 || round.is_quiet());
+        let counted: Vec<&Figures> = counted.map(|round| &round.figures).collect();
+        let pairs = |part: &dyn Fn(&Figures) -> Part| {
+            let [simulated, real]: [Vec<Part>; 2] =
+                [&simulated, &counted].map(|runs| runs.iter().map(|run| part(run)).collect());
+            Pairs::of(&simulated, &real)
+        };
+        let names = simulated.iter().flat_map(|figures| figures.per_model.keys());
+        let of_model = |name: &String| (name.clone(), pairs(&|figures| figures.per_model[name]));
+        let per_model = names.map(of_model).collect();
+        Self { case, all: pairs(&|figures| figures.all), per_model, quiet, rounds: rounds.to_vec() }
+    }
+}

@@ -1,0 +1,50 @@
+//! Which request comes when: files of `seconds,model`, as `shadowslice simulate` writes and reads them.
+
+use std::time::Duration;
+
+use crate::Failure;
+
+/// How often the policy decides.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Nothing comes before this. A supervisor has been ready for a while when requests come, and its policy has been
+/// asked; so both the real and the simulated one begin with as much of nothing. It ends in the middle of an interval,
+/// so that the same number of intervals is over on both sides.
+pub(crate) const LEAD: Duration = Duration::from_millis(4250);
+
+/// A supervisor's first interval begins some ms after its process, nobody outside knows how many; so what is simulated
+/// begins this much earlier, for the same arrivals.
+pub(crate) const PHASES_MS: [u64; 11] = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20];
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// When it comes, after the start of the simulated world.
+    pub(crate) at: Duration,
+    /// For which model.
+    pub(crate) model: String,
+}
+
+/// Reads a file's text.
+pub(crate) fn read(text: &str) -> Result<Vec<Arrival>, Failure> {
+    let arrival = |line: &str| {
+        let (seconds, model) = line.split_once(',')?;
+        let at = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
+        Some(Arrival { at, model: model.to_owned() })
+    };
+    let lines = text.lines();
+    lines.map(|line| arrival(line).ok_or_else(|| format!("{line:?} is no arrival").into())).collect()
+}
+
+/// The text of a file that holds these.
+pub(crate) fn text(arrivals: &[Arrival]) -> String {
+    let line =
+        |Arrival { at, model }: &Arrival| format!("{}.{:09},{model}\n", at.as_secs(), at.subsec_nanos());
+    arrivals.iter().map(line).collect()
+}
+
+/// The same, so much later.
+pub(crate) fn later(arrivals: &[Arrival], by: Duration) -> Vec<Arrival> {
+    let moved = |Arrival { at, model }: &Arrival| Arrival { at: *at + by, model: model.clone() };
+    arrivals.iter().map(moved).collect()
+}

@@ -1,0 +1,69 @@
+//! What a run came to, simulated or real.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use shadowslice_simulator::results::Run;
+
+/// What became of all requests of a run.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Figures {
+    /// All models together.
+    pub(crate) all: Part,
+    /// Each model, by name.
+    pub(crate) per_model: BTreeMap<String, Part>,
+}
+
+/// What became of some of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(crate) struct Part {
+    pub(crate) slo_ms: f64,
+    pub(crate) offered: u64,
+    /// Answered within the SLO.
+    pub(crate) in_time: u64,
+    pub(crate) refused: u64,
+    /// 99th percentile of the answers' latency, from the scheduled arrival on; 0 without any.
+    pub(crate) p99_ms: f64,
+    /// Hand-overs that came to effect.
+    pub(crate) repartitions: u64,
+}
+
+impl Figures {
+    /// Of a simulated run that lasted so long.
+    pub(crate) fn simulated(run: &Run, lasted: Duration) -> Self {
+        let seconds = lasted.as_secs_f64();
+        let per_model: BTreeMap<String, Part> = run
+            .per_model
+            .iter()
+            .map(|(name, model)| {
+                let part = Part {
+                    slo_ms: model.slo_ms,
+                    offered: model.offered,
+                    in_time: (model.goodput_rps * seconds).round() as u64,
+                    refused: model.refused,
+                    p99_ms: model.p99_ms,
+                    repartitions: model.repartitions,
+                };
+                (name.clone(), part)
+            })
+            .collect();
+        Self { all: Part { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
+    }
+
+    /// Of these parts, with the 99th percentile over all of them.
+    pub(crate) fn of(per_model: BTreeMap<String, Part>, p99_ms: f64) -> Self {
+        Self { all: Part { p99_ms, ..sum(per_model.values()) }, per_model }
+    }
+}
+
+/// The counts of all parts.
+fn sum<'p>(parts: impl Iterator<Item = &'p Part>) -> Part {
+    parts.fold(Part::default(), |all, part| Part {
+        offered: all.offered + part.offered,
+        in_time: all.in_time + part.in_time,
+        refused: all.refused + part.refused,
+        repartitions: all.repartitions + part.repartitions,
+        ..all
+    })
+}
