@@ -2,9 +2,9 @@
 
 use shadowslice_shared::units::Moment;
 
-use super::Action::{Complete, Drain, Finish, GiveUp, Kill, Park, Requeue, Route, Stop, Warm};
+use super::Action::{Complete, Drain, Finish, GiveUp, Kill, Park, Release, Requeue, Route, Stop, Warm};
 use super::Fact::{
-    BootFailed, Cancel, Connected, Drained, Exited, IncumbentServes, Misbehaved, Reclaim, Warmed,
+    Adopt, BootFailed, Cancel, Connected, Drained, Exited, IncumbentServes, Misbehaved, Reclaim, Warmed,
 };
 use super::Outcome::{Aborted, Kept, RolledBack};
 use super::Side::{Incumbent, Shadow};
@@ -44,6 +44,11 @@ pub(super) enum Step {
 }
 
 impl State {
+    /// The cut-over.
+    pub(super) fn cut_over(now: Moment, timeouts: &Timeouts) -> (Self, Vec<Action>) {
+        (Self::Draining { until: now + timeouts.drain }, vec![Route(Shadow), Drain(Incumbent)])
+    }
+
     pub(super) fn until(&self) -> Option<Moment> {
         match *self {
             Self::Spawning { until, .. }
@@ -92,7 +97,8 @@ impl State {
                 To(Spawning { until, incumbent_alive: true }, vec![])
             }
             (Warming { incumbent_alive: true, .. }, Told(Warmed)) => {
-                To(Draining { until: now + timeouts.drain }, vec![Route(Shadow), Drain(Incumbent)])
+                let (draining, actions) = Self::cut_over(now, timeouts);
+                To(draining, actions)
             }
             (Warming { incumbent_alive: false, .. }, Told(Warmed)) => {
                 retire(vec![Route(Shadow), Complete], now, timeouts)
@@ -111,7 +117,7 @@ impl State {
             (Spawning { .. } | Warming { .. }, Told(Misbehaved)) => abort(Reason::Misbehaved, now, timeouts),
             (Spawning { .. } | Warming { .. }, Told(Cancel)) => abort(Reason::Cancelled, now, timeouts),
             (Spawning { .. } | Warming { .. }, Told(Exited(Shadow))) => end(vec![], Aborted(Reason::Died)),
-            (Spawning { .. } | Warming { .. }, Told(Drained | Reclaim)) => Stay,
+            (Spawning { .. } | Warming { .. }, Told(Drained | Reclaim | Adopt)) => Stay,
 
             // Cut over: the shadow is routed, the incumbent can take the traffic back.
             (Draining { .. }, Told(Drained)) => {
@@ -128,10 +134,11 @@ impl State {
             ),
             (
                 Draining { .. },
-                Told(Connected | Warmed | BootFailed(_) | IncumbentServes | Cancel | Reclaim),
+                Told(Connected | Warmed | BootFailed(_) | IncumbentServes | Cancel | Reclaim | Adopt),
             ) => Stay,
 
             (Probation { .. }, TimeUp | Told(Cancel | Reclaim)) => retire(vec![], now, timeouts),
+            (Probation { .. }, Told(Adopt)) => end(vec![Release(Incumbent)], Kept),
             (Probation { .. }, Told(Exited(Incumbent))) => end(vec![], Kept),
             (Probation { .. }, Told(Exited(Shadow))) => {
                 end(vec![Route(Incumbent), Requeue(Shadow)], RolledBack(Reason::Died))
@@ -156,12 +163,13 @@ impl State {
                 let until = now + timeouts.stop;
                 To(Killing { side: *side, until, outcome: outcome.clone() }, vec![Kill(*side)])
             }
+            (Stopping { side: Incumbent, .. }, Told(Adopt)) => end(vec![Release(Incumbent)], Kept),
             (Killing { side, outcome, .. }, TimeUp) => end(vec![GiveUp(*side)], outcome.clone()),
             (
                 Stopping { .. } | Killing { .. },
                 Told(
                     Connected | Warmed | BootFailed(_) | Drained | Exited(_) | IncumbentServes | Misbehaved
-                    | Cancel | Reclaim,
+                    | Cancel | Reclaim | Adopt,
                 ),
             ) => Stay,
 

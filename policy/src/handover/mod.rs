@@ -6,9 +6,12 @@
 //!      └────────────┴───────────┴────────────┴────────▶ Aborting ──▶ Aborted
 //! ```
 //!
+//! A shadow that stands ready already spares the way to it: such a hand-over begins with the cut-over.
+//!
 //! The cut-over is the step into Draining. Two ways lead past Probation into Retiring, because there
 //! is nothing to fall back on: an incumbent that is dead when the shadow is warm, and one that takes too
-//! long to drain. A side that is gone already needs no Retiring or Aborting.
+//! long to drain. A side that is gone already needs no Retiring or Aborting, and neither does a parked
+//! incumbent that the driver adopts.
 //!
 //! The machine is pure: its driver feeds it [`Fact`]s and the time, and carries out the
 //! [`Action`]s, in the order given, before it feeds the next fact. Traffic moves when the driver
@@ -67,6 +70,9 @@ pub enum Fact {
     Cancel,
     /// A newer hand-over, or memory, wants the parked incumbent gone.
     Reclaim,
+    /// The driver takes charge of the parked or retiring incumbent, to have it stand ready or to begin
+    /// another hand-over at once. This one is over.
+    Adopt,
 }
 
 /// What the driver does next.
@@ -90,6 +96,8 @@ pub enum Action {
     Stop(Side),
     /// Kill this side.
     Kill(Side),
+    /// This side is the driver's from now on, to keep or to send away.
+    Release(Side),
     /// This side outlived its kill: say so, and have someone wait for it.
     GiveUp(Side),
     /// Count the hand-over as done, and answer whoever asked for it.
@@ -195,6 +203,13 @@ impl Handover {
     pub fn begin(now: Moment, incumbent_alive: bool, timeouts: Timeouts) -> (Self, Vec<Action>) {
         let state = State::Spawning { until: now + timeouts.spawn, incumbent_alive };
         (Self { state, timeouts }, vec![Action::Spawn])
+    }
+
+    /// Begins a hand-over to a worker that stands ready: warm, proven, and with nothing in flight. The
+    /// incumbent serves.
+    pub fn begin_standing(now: Moment, timeouts: Timeouts) -> (Self, Vec<Action>) {
+        let (state, actions) = State::cut_over(now, &timeouts);
+        (Self { state, timeouts }, actions)
     }
 
     /// Something happened.

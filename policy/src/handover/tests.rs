@@ -1,6 +1,8 @@
-use super::Action::{Complete, Drain, Finish, GiveUp, Kill, Park, Requeue, Route, Spawn, Stop, Warm};
+use super::Action::{
+    Complete, Drain, Finish, GiveUp, Kill, Park, Release, Requeue, Route, Spawn, Stop, Warm,
+};
 use super::Fact::{
-    BootFailed, Cancel, Connected, Drained, Exited, IncumbentServes, Misbehaved, Reclaim, Warmed,
+    Adopt, BootFailed, Cancel, Connected, Drained, Exited, IncumbentServes, Misbehaved, Reclaim, Warmed,
 };
 use super::Outcome::{Aborted, Kept, RolledBack};
 use super::Side::{Incumbent, Shadow};
@@ -126,6 +128,39 @@ fn probation_ends_early_when_the_incumbent_is_wanted_gone_or_is_gone() {
 }
 
 #[test]
+fn a_hand_over_to_a_standing_worker_begins_with_the_cut_over_and_can_be_taken_back() {
+    let begin = || {
+        let (handover, actions) = Handover::begin_standing(at(0), TIMEOUTS);
+        assert_eq!(actions, [Route(Shadow), Drain(Incumbent)]);
+        assert_eq!((handover.phase(), handover.due()), (PhaseName::Draining, Some(at(2))));
+        handover
+    };
+    let mut kept = begin();
+    assert_eq!(kept.on(Drained, at(1)), [Park(Incumbent), Complete]);
+    assert_eq!((kept.phase(), kept.due()), (PhaseName::Probation, Some(at(6))));
+    let back = [Route(Incumbent), Requeue(Shadow), Finish(Aborted(Reason::Died))];
+    assert_eq!(begin().on(Exited(Shadow), at(1)), back);
+}
+
+#[test]
+fn a_parked_or_retiring_incumbent_may_be_adopted_and_one_that_drains_or_is_killed_may_not() {
+    let adopted = [Release(Incumbent), Finish(Kept)];
+    let mut parked = after(&PROBATION);
+    assert_eq!(parked.on(Adopt, at(1)), adopted);
+    assert_eq!((parked.phase(), parked.due()), (PhaseName::Done, None));
+    let mut retiring = after(&PROBATION);
+    retiring.on(Reclaim, at(1));
+    assert_eq!(retiring.on(Adopt, at(1)), adopted);
+    for facts in [&[][..], &[Connected], &DRAINING] {
+        assert_eq!(after(facts).on(Adopt, at(0)), []);
+    }
+    let mut killed = after(&PROBATION);
+    killed.on_time(at(5));
+    assert_eq!(killed.on_time(at(8)), [Kill(Incumbent)]);
+    assert_eq!(killed.on(Adopt, at(8)), []);
+}
+
+#[test]
 fn an_incumbent_that_does_not_go_is_killed_and_then_given_up() {
     let mut handover = after(&PROBATION);
     assert_eq!(handover.on_time(at(5)), [Stop(Incumbent)]);
@@ -139,12 +174,12 @@ fn an_incumbent_that_does_not_go_is_killed_and_then_given_up() {
 fn old_timers_and_late_facts_change_nothing() {
     let mut handover = after(&DRAINING);
     assert_eq!(handover.on_time(at(1)), [], "the spawn timer");
-    for fact in [Connected, Warmed, BootFailed(String::new()), IncumbentServes, Cancel, Reclaim] {
+    for fact in [Connected, Warmed, BootFailed(String::new()), IncumbentServes, Cancel, Reclaim, Adopt] {
         assert_eq!(handover.on(fact, at(1)), []);
     }
     assert_eq!((handover.phase(), handover.due()), (PhaseName::Draining, Some(at(2))));
     let mut over = after(&[Exited(Shadow)]);
-    for fact in [Connected, Warmed, Drained, Exited(Shadow), Exited(Incumbent), Misbehaved, Cancel] {
+    for fact in [Connected, Warmed, Drained, Exited(Shadow), Exited(Incumbent), Misbehaved, Cancel, Adopt] {
         assert_eq!(over.on(fact, at(1)), []);
     }
     assert_eq!(over.on_time(at(100)), []);

@@ -24,8 +24,9 @@ use world::{Ending, Failure, simulate};
 const SEEDS: u64 = 100_000;
 
 /// Endings that must all occur in [`SEEDS`] runs: a world that never gets there proves nothing.
-const ENDINGS: [&str; 12] = [
+const ENDINGS: [&str; 13] = [
     "Kept",
+    "Kept, and the incumbent released",
     "Kept, and a worker given up",
     "RolledBack(Died)",
     "RolledBack(Misbehaved)",
@@ -44,7 +45,8 @@ type Tally = BTreeMap<String, u64>;
 
 fn describe(ending: &Ending) -> String {
     let given_up = if ending.given_up { ", and a worker given up" } else { "" };
-    format!("{:?}{given_up}", ending.outcome)
+    let released = if ending.released { ", and the incumbent released" } else { "" };
+    format!("{:?}{given_up}{released}", ending.outcome)
 }
 
 /// Runs every `step`th seed from `first` below `seeds`, up to the first failure.

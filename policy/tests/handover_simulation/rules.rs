@@ -30,6 +30,8 @@ struct Seen {
     asked: Option<Moment>,
     killed: Option<Moment>,
     given_up: bool,
+    /// It is the driver's.
+    released: bool,
 }
 
 pub(crate) struct Rules {
@@ -59,14 +61,15 @@ fn other(side: Side) -> Side {
 }
 
 impl Rules {
-    pub(crate) fn new(timeouts: Timeouts, incumbent_alive: bool) -> Self {
+    /// `standing`: the shadow is warm from the start.
+    pub(crate) fn new(timeouts: Timeouts, incumbent_alive: bool, standing: bool) -> Self {
         let incumbent = Seen { in_flight: incumbent_alive, gone: !incumbent_alive, ..Seen::default() };
         Self {
             timeouts,
             sides: [incumbent, Seen::default()],
             routed: Side::Incumbent,
-            connected: false,
-            warmed: false,
+            connected: standing,
+            warmed: standing,
             misbehaved: false,
             completed: false,
             finished: None,
@@ -96,6 +99,10 @@ impl Rules {
 
     pub(crate) fn given_up(&self) -> bool {
         self.sides.iter().any(|seen| seen.given_up)
+    }
+
+    pub(crate) fn released(&self) -> bool {
+        self.sides.iter().any(|seen| seen.released)
     }
 
     /// Checks one step of the machine.
@@ -132,7 +139,7 @@ impl Rules {
                 self.sides[0].gone = false;
                 self.sides[0].in_flight = self.routed == Side::Incumbent;
             }
-            Fact::Drained | Fact::BootFailed(_) | Fact::Cancel | Fact::Reclaim => {}
+            Fact::Drained | Fact::BootFailed(_) | Fact::Cancel | Fact::Reclaim | Fact::Adopt => {}
         }
     }
 
@@ -163,6 +170,7 @@ impl Rules {
                 seen.parked = !seen.draining;
                 rule(seen.draining || !seen.in_flight, "nobody is parked with requests in flight")?;
             }
+            Action::Release(side) => self.release(*side)?,
             Action::Stop(side) | Action::Kill(side) | Action::GiveUp(side) => {
                 rule(self.routed != *side, "who is routed is never stopped, killed or given up")?;
                 rule(!self.sides[*side as usize].in_flight, "nobody is sent away with requests in flight")?;
@@ -170,6 +178,16 @@ impl Rules {
             }
             Action::Finish(outcome) => self.finish(outcome)?,
         }
+        Ok(())
+    }
+
+    fn release(&mut self, side: Side) -> Result<(), Broken> {
+        rule(self.completed, "nobody is released before the hand-over has completed")?;
+        rule(self.routed != side, "who is routed is never released")?;
+        let seen = &mut self.sides[side as usize];
+        rule(!seen.in_flight, "nobody is released with requests in flight")?;
+        rule(seen.asked.is_some() || !seen.gone, "nobody is released who is gone")?;
+        seen.released = true;
         Ok(())
     }
 
@@ -215,7 +233,8 @@ impl Rules {
         rule(self.routed == routed, "kept: the shadow is routed; aborted or rolled back: the incumbent")?;
         rule(self.completed == completed, "what was kept or rolled back completed, what aborted did not")?;
         let idle = &self.sides[other(routed) as usize];
-        rule(idle.gone || idle.given_up, "whoever is not routed is gone at the end, or was given up")?;
+        let settled = idle.gone || idle.given_up || idle.released;
+        rule(settled, "whoever is not routed is gone at the end, was given up, or is the driver's")?;
         rule(!idle.in_flight, "no request is left with a side that is not routed")?;
         self.finished = Some(outcome.clone());
         Ok(())
@@ -257,6 +276,13 @@ impl Rules {
             ),
             Fact::Reclaim => {
                 rule(phase != PhaseName::Probation, "a parked incumbent that is wanted gone goes")
+            }
+            Fact::Adopt => {
+                let going = phase == PhaseName::Retiring && self.sides[0].killed.is_none();
+                rule(
+                    phase != PhaseName::Probation && !going,
+                    "an incumbent that is adopted is released at once",
+                )
             }
             Fact::Connected | Fact::Warmed | Fact::Drained | Fact::Exited(_) | Fact::IncumbentServes => {
                 Ok(())

@@ -20,6 +20,7 @@ pub(crate) enum Happening {
     Misbehaviour,
     Cancel,
     Reclaim,
+    Adopt,
     /// A timer of somebody else, or one that was never cancelled.
     StrayTimer,
 }
@@ -42,6 +43,8 @@ pub(crate) struct Script {
     pub(crate) faultless: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) incumbent_alive: bool,
+    /// The shadow stands ready from the start.
+    pub(crate) standing: bool,
     pub(crate) start_up: StartUp,
     /// How long things take.
     pub(crate) spawn: Duration,
@@ -64,7 +67,7 @@ pub(crate) struct Script {
 
 impl Script {
     /// Every even seed is a run without faults: everything succeeds in time; but news takes its time,
-    /// comes twice, old timers fire, and the parked incumbent may be reclaimed.
+    /// comes twice, old timers fire, and the parked incumbent may be reclaimed or adopted.
     pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
         let faultless = seed.is_multiple_of(2);
         let timeouts = Timeouts {
@@ -95,10 +98,13 @@ impl Script {
         let window = spawn + warm + drain + timeouts.dwell + 2 * timeouts.stop;
         let happenings = happenings(faultless, window, random);
         let repeated = random.below(40);
+        // Nobody hands over from a dead worker to one that stands ready: that one has taken over by then.
+        let standing = incumbent_alive && random.percent(30);
         Self {
             faultless,
             timeouts,
             incumbent_alive,
+            standing,
             start_up,
             spawn,
             warm,
@@ -130,6 +136,9 @@ fn happenings(faultless: bool, window: Duration, random: &mut Random) -> Vec<(Du
     if random.percent(20) {
         happenings.push((random.within(window), Happening::Reclaim));
     }
+    if random.percent(20) {
+        happenings.push((random.within(window), Happening::Adopt));
+    }
     let faults = if faultless { 0 } else { random.below(4) };
     for _ in 0..faults {
         let fault = match random.below(5) {
@@ -150,6 +159,7 @@ impl Happening {
             Self::Misbehaviour => Some(Fact::Misbehaved),
             Self::Cancel => Some(Fact::Cancel),
             Self::Reclaim => Some(Fact::Reclaim),
+            Self::Adopt => Some(Fact::Adopt),
             Self::Death(_) | Self::StrayTimer => None,
         }
     }

@@ -15,6 +15,7 @@ use crate::script::{Happening, Script, StartUp};
 pub(crate) struct Ending {
     pub(crate) outcome: Outcome,
     pub(crate) given_up: bool,
+    pub(crate) released: bool,
 }
 
 /// A run that broke a rule.
@@ -81,15 +82,20 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Ending, Failure> {
         println!("{script:#?}");
     }
     let start = Moment::default();
-    let (handover, actions) = Handover::begin(start, script.incumbent_alive, script.timeouts);
-    let rules = Rules::new(script.timeouts, script.incumbent_alive);
+    let (handover, actions) = if script.standing {
+        Handover::begin_standing(start, script.timeouts)
+    } else {
+        Handover::begin(start, script.incumbent_alive, script.timeouts)
+    };
+    let rules = Rules::new(script.timeouts, script.incumbent_alive, script.standing);
+    let shadow = if script.standing { Life::Serving } else { Life::Gone };
     let incumbent = if script.incumbent_alive { Life::Serving } else { Life::Gone };
     let process = |life| Process { life, generation: 0, exit_told: life == Life::Gone };
     let mut world = World {
         random,
         handover,
         rules,
-        processes: [process(incumbent), process(Life::Gone)],
+        processes: [process(incumbent), process(shadow)],
         now: start,
         events: BTreeMap::new(),
         scheduled: 0,
@@ -124,7 +130,11 @@ impl World {
             }
         }
         let outcome = self.rules.end(self.script.faultless, ended.unwrap_or(self.now), bound)?;
-        Ok(Ending { outcome: outcome.clone(), given_up: self.rules.given_up() })
+        Ok(Ending {
+            outcome: outcome.clone(),
+            given_up: self.rules.given_up(),
+            released: self.rules.released(),
+        })
     }
 
     /// Without faults there is at every moment a side that is routed, alive and ready.
@@ -191,7 +201,7 @@ impl World {
                 Action::Stop(side) => self.send_away(side, self.script.deaf[side as usize]),
                 Action::Kill(side) => self.send_away(side, self.script.immortal[side as usize]),
                 Action::Route(_) | Action::Requeue(_) | Action::Park(_) | Action::GiveUp(_) => {}
-                Action::Complete | Action::Finish(_) => {}
+                Action::Release(_) | Action::Complete | Action::Finish(_) => {}
             }
         }
         // Timers are set and never cancelled.
