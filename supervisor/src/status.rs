@@ -73,7 +73,7 @@ pub struct ModelStatus {
     pub in_flight: usize,
     /// Its workers.
     pub workers: Vec<WorkerStatus>,
-    /// Deaths since the start that left it without a worker.
+    /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
     /// What became of its requests since the start.
     pub requests: Requests,

@@ -103,6 +103,9 @@ pub struct Handovers {
     /// Those taken back soon after they were completed.
     #[serde(default)]
     pub rolled_back: u64,
+    /// Deaths after which a standing worker served at once.
+    #[serde(default)]
+    pub failovers: u64,
     /// The last one.
     pub last: Option<Handover>,
 }
@@ -118,7 +121,7 @@ pub struct Handover {
     pub effect_ms: Option<f64>,
     /// How long a batch was ready, a slot free, and no lane took it.
     pub stall_us: Option<f64>,
-    /// How it went; only `resize` says it.
+    /// How it went.
     pub outcome: Option<String>,
 }
 

@@ -74,6 +74,6 @@ pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
     Queue {
         max_requests: fields.or("max_requests", 1024, |value| count(value, 1_000_000)),
         memory,
-        on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words, &[])),
+        on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words)),
     }
 }

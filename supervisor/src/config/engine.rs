@@ -44,7 +44,7 @@ pub(super) fn engine(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_
 /// The engine: the one that is given, else the one for the file's kind.
 fn kind(model: &Fields<'_>) -> Option<Kind> {
     if let Some(value) = model.get("engine") {
-        return value.one_of(&[("onnxruntime", Kind::OnnxRuntime), ("emulated", Kind::Emulated)], &[]);
+        return value.one_of(&[("onnxruntime", Kind::OnnxRuntime), ("emulated", Kind::Emulated)]);
     }
     let Some(path) = model.get("path") else {
         model.fault(
@@ -97,7 +97,7 @@ fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
         let words = [("cuda", Provider::Cuda), ("tensorrt", Provider::TensorRt)];
         let mut providers = Vec::new();
         for item in &items {
-            let provider = item.one_of(&words, &[])?;
+            let provider = item.one_of(&words)?;
             if providers.contains(&provider) {
                 item.fault("this provider is in the list already; name each once, the preferred one first");
                 return None;

@@ -56,7 +56,7 @@ fn gpu(item: &Value<'_>) -> Option<Gpu> {
         sms.fault("only an emulated GPU is told its SMs; remove this");
     }
     let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
-    let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words, &[]));
+    let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
     device.parsed(cuda).map(|device| Gpu::Cuda { device, partition })
 }
 

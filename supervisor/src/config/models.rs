@@ -91,6 +91,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     let profile =
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
+    let handover = handover(fields);
     let is_emulated = matches!(engine, Engine::Emulated { .. });
     let slo = slo(fields);
     if let Some(profile) = &read {
@@ -106,8 +107,8 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
-        handover: handover(fields),
-        standby: standby(fields),
+        handover,
+        standby: standby(fields, handover, context),
         cpus: fields.or("cpus", Vec::new(), cpus),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
         warmup: engine::warmup(fields, &engine),
@@ -244,12 +245,17 @@ fn handover(fields: &Fields<'_>) -> HandoverMode {
         ("restart", HandoverMode::Restart),
         ("never", HandoverMode::Never),
     ];
-    fields.or("handover", HandoverMode::Shadow, |value| value.one_of(&words, &[]))
+    fields.or("handover", HandoverMode::Shadow, |value| value.one_of(&words))
 }
 
-fn standby(fields: &Fields<'_>) -> Standby {
-    let words = [("auto", Standby::Auto), ("off", Standby::Off)];
-    fields.or("standby", Standby::Auto, |value| value.one_of(&words, &["always"]))
+fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> Standby {
+    let words = [("auto", Standby::Auto), ("off", Standby::Off), ("always", Standby::Always)];
+    let standby = fields.or("standby", Standby::Auto, |value| value.one_of(&words));
+    if let (Some(value), Standby::Always, HandoverMode::Restart) = (fields.get("standby"), standby, handover)
+    {
+        context.note(&value, "has no effect under `handover: restart`: the model never has two workers");
+    }
+    standby
 }
 
 fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {

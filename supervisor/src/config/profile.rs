@@ -69,7 +69,7 @@ fn source(profile: &Fields<'_>) -> Option<Source> {
         return None;
     };
     let details = ["device", "driver", "date"];
-    if kind.one_of(&[("illustrative", false), ("measured", true)], &[])? {
+    if kind.one_of(&[("illustrative", false), ("measured", true)])? {
         let missing = details.iter().filter(|key| fields.get(key).is_none());
         missing.for_each(|key| {
             fields.fault(key, "missing; a measured profile says on what and when it was measured")

@@ -181,7 +181,7 @@ impl<'a> Value<'a> {
     }
 
     /// One of some words. `later` are words that a newer version may know.
-    pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)], later: &[&str]) -> Option<T> {
+    pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Option<T> {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let Some(text) = self.word() else {
             self.wrong(&alternatives(&names));
@@ -189,8 +189,7 @@ impl<'a> Value<'a> {
         };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            let why = if later.contains(&text) { "is not in this version" } else { "is not known here" };
-            self.fault(format!("`{}` {why}; write {}", shortened(text), alternatives(&names)));
+            self.fault(format!("`{}` is not known here; write {}", shortened(text), alternatives(&names)));
         }
         found
     }

@@ -109,6 +109,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
     let standby = match model.standby {
         Standby::Auto => "auto",
         Standby::Off => "off",
+        Standby::Always => "always",
     };
     // In quotes, as `off` is a word of YAML 1.1.
     writeln!(f, "    standby: {}", quoted(standby))?;

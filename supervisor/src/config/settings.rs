@@ -99,7 +99,7 @@ pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
 /// What to do about models that cannot be started.
 pub(super) fn start(root: &Fields<'_>) -> Start {
     let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
-    root.or("start", Start::Lenient, |value| value.one_of(&words, &[]))
+    root.or("start", Start::Lenient, |value| value.one_of(&words))
 }
 
 /// Where ONNX Runtime is.

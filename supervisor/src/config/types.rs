@@ -256,10 +256,12 @@ pub enum HandoverMode {
 /// Whether a second worker is kept warm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standby {
-    /// Where the policy finds that it pays.
+    /// At the share that the policy names, while it names one.
     Auto,
     /// Never.
     Off,
+    /// At the share that the policy names, else at the one in force.
+    Always,
 }
 
 /// How shares are decided.

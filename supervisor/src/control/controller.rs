@@ -3,29 +3,26 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use shadowslice_policy::restart::Restarts;
-use shadowslice_shared::boot::{Assignment, Purpose, WarmTime};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
 use super::changes::Changes;
-use super::engine;
 use super::incumbent::Incumbent;
-use super::loaded;
 use super::resize::{Replacing, Wanted};
-use super::standing::{BootMs, Handovers, ModelState, Standing, WorkerStanding};
+use super::standby::Standby;
+use super::standing::{Handovers, ModelState, Standing};
 use super::swap::{Effect, Swap};
 use super::{Order, ResizeRefused};
 use crate::clock::Clock;
 use crate::config::{Model, Timeouts};
 use crate::nvml::Readings;
-use crate::partition::Wanted as WantedOfGpu;
-use crate::partition::{Grant, GrantError, Partition};
-use crate::pipeline::{Arrival, LaneFact, LaneReader, Pipeline, WorkerId};
-use crate::process::{Launch, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid};
+use crate::partition::Partition;
+use crate::pipeline::{LaneFact, Pipeline, WorkerId};
+use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 
 /// What all controllers share.
 #[derive(Debug, Clone)]
@@ -73,15 +70,6 @@ enum Heard {
     Due,
 }
 
-/// Why a worker could not be launched.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LaunchError {
-    #[error("the GPU takes no worker")]
-    Grant(#[source] GrantError),
-    #[error("a worker cannot be spawned")]
-    Spawn(#[source] SpawnError),
-}
-
 /// The controller of one model.
 #[derive(Debug)]
 pub struct Controller {
@@ -100,6 +88,7 @@ pub struct Controller {
     /// Whether the reference answers have been written.
     pub(super) proved: bool,
     pub(super) swap: Option<Swap>,
+    pub(super) standby: Standby,
     /// The worker whose first answer will tell the last hand-over's effect.
     pub(super) effect: Option<Effect>,
     /// The share asked for while the last hand-over was in its probation.
@@ -119,8 +108,8 @@ pub struct Controller {
     pub(super) held: bool,
     /// Set when all is to end: when who is still there then is killed.
     pub(super) stopping: Option<Moment>,
-    events: mpsc::Sender<WorkerEvent>,
-    standing: watch::Sender<Standing>,
+    pub(super) events: mpsc::Sender<WorkerEvent>,
+    pub(super) standing: watch::Sender<Standing>,
 }
 
 /// What a controller is made from.
@@ -142,13 +131,6 @@ pub struct Parts {
     pub events: mpsc::Sender<WorkerEvent>,
 }
 
-impl LaunchError {
-    /// Whether it is over by itself before long, and says nothing about the model.
-    pub(super) fn is_passing(&self) -> bool {
-        matches!(self, Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
-    }
-}
-
 impl Controller {
     /// A controller that has started nothing yet, and how it stands.
     pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
@@ -160,7 +142,9 @@ impl Controller {
             sms,
             since: Moment::default(),
             coming: None,
-            parked: None,
+            ready: None,
+            standby_wish: None,
+            no_standby: None,
             held: false,
             workers: Vec::new(),
             worker_deaths: 0,
@@ -179,6 +163,7 @@ impl Controller {
             incumbent: Incumbent::Down { why: "not started".to_owned() },
             proved: false,
             swap: None,
+            standby: Standby::new(),
             effect: None,
             next: None,
             replacing: None,
@@ -203,6 +188,7 @@ impl Controller {
         while !(self.stopping.is_some() && self.workers.is_empty()) {
             let heard = self.listen(&mut inbox).await;
             self.on(heard);
+            self.tend_standby();
             self.publish();
         }
     }
@@ -230,6 +216,7 @@ impl Controller {
         match heard {
             Heard::Order(Order::Stop) => self.stop(),
             Heard::Order(Order::Resize { share, cause, reply }) => self.resize(share, cause, reply),
+            Heard::Order(Order::Standby { share }) => self.standby.wish = share,
             Heard::Order(Order::Hold { held, reply }) => {
                 let news = std::mem::replace(&mut self.held, held) != held;
                 // Whoever asked may have gone away.
@@ -247,7 +234,7 @@ impl Controller {
             return self.stopping;
         }
         let leavers = self.leaving.values().copied().min();
-        [self.incumbent.due(), swap, leavers].into_iter().flatten().min()
+        [self.incumbent.due(), swap, self.standby_due(), leavers].into_iter().flatten().min()
     }
 
     fn on_time(&mut self) {
@@ -273,13 +260,14 @@ impl Controller {
                 self.restarts.served();
                 self.note_effect(worker, at);
             }
+            LaneFact::Gone(worker) => self.lane_gone(worker),
             LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
             LaneFact::Broken(worker, why) => self.misbehaved(worker, &why),
         }
     }
 
     /// A worker that hangs or talks nonsense is as good as dead. Killing it makes it so.
-    fn misbehaved(&mut self, worker: WorkerId, why: &str) {
+    pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         tracing::error!(
             model = self.model.name,
             pid = self.pid(worker),
@@ -293,6 +281,7 @@ impl Controller {
         if let Some(worker) = self.workers.get(&worker) {
             worker.kill();
         }
+        self.relieve(worker, why);
     }
 
     fn on_worker(&mut self, worker: WorkerId, said: WorkerSaid) {
@@ -310,15 +299,8 @@ impl Controller {
             }
             WorkerSaid::Loaded(found) => self.loaded(worker, &found),
             said if in_swap => self.shadow_said(worker, said),
+            said if self.standby.is(worker) => self.standby_said(worker, said),
             said => self.incumbent_said(worker, said),
-        }
-    }
-
-    /// The model is known. A worker that finds another model than its predecessors is refused.
-    fn loaded(&mut self, worker: WorkerId, found: &shadowslice_shared::boot::Loaded) {
-        let described = loaded::describe(&self.model, found).map_err(|refusal| refusal.to_string());
-        if let Err(why) = described.and_then(|metadata| self.pipeline.describe(metadata)) {
-            self.misbehaved(worker, &why);
         }
     }
 
@@ -330,6 +312,7 @@ impl Controller {
         if self.stopping.is_some() {
             return;
         }
+        self.standby_exited(worker);
         self.swap_exited(worker);
         self.incumbent_exited(worker, status);
     }
@@ -340,62 +323,6 @@ impl Controller {
         self.refuse_all(&ResizeRefused::Stopping);
         self.workers.values_mut().for_each(Worker::stop);
         self.stopping = Some(now + self.context.timeouts.stop);
-    }
-
-    /// Starts a worker with `share`.
-    pub(super) fn launch(
-        &mut self,
-        purpose: Purpose,
-        share: Percent,
-        low_priority: bool,
-    ) -> Result<WorkerId, LaunchError> {
-        let Model { priority, memory_limit, .. } = *self.model;
-        let wanted = WantedOfGpu { share, priority, memory_limit, room: self.room() };
-        let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
-        let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
-        let assignment = Assignment {
-            model: self.model.name.clone(),
-            purpose,
-            engine: engine::spec(&self.model, &self.context.library, &self.context.engines, share),
-            device: grant.device(),
-            profile: self.model.profile.clone(),
-            request_bytes: self.pipeline.request_bytes(),
-            response_slot_bytes: self.context.response_bytes,
-        };
-        let launch = Launch {
-            id,
-            program: &self.context.program,
-            assignment,
-            grant,
-            share,
-            requests: self.pipeline.requests(),
-            reference: &self.reference,
-            cpus: &self.model.cpus,
-            low_priority: low_priority && self.context.lower_shadows,
-            data_path: &self.context.data_path,
-            events: self.events.clone(),
-        };
-        let model = Arc::clone(&self.model);
-        let plan = move |found: &_| loaded::warm_up(&model, found);
-        let worker = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
-        tracing::info!(model = self.model.name, pid = worker.pid, %share, ?purpose, "worker started");
-        self.workers.insert(id, worker);
-        Ok(id)
-    }
-
-    /// Puts a warm worker's lane on the pipeline, with how long its batches took to warm up.
-    pub(super) fn attach(&mut self, worker: WorkerId, times: &[WarmTime]) {
-        let Some(metadata) = self.pipeline.metadata() else { return };
-        let Some(worker) = self.workers.get_mut(&worker) else { return };
-        let Some(lane) = worker.lane() else { return };
-        let arrival = Arrival {
-            worker: worker.id,
-            sms: worker.sms,
-            times: times.to_vec(),
-            crowding: self.gpu.crowding(),
-        };
-        let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
-        self.context.data_path.spawn(reader.run());
     }
 
     pub(super) fn now(&self) -> Moment {
@@ -412,48 +339,6 @@ impl Controller {
 
     pub(super) fn pid(&self, worker: WorkerId) -> Option<i32> {
         self.workers.get(&worker).map(|worker| worker.pid)
-    }
-
-    fn publish(&self) {
-        let (share, since) = {
-            let seen = self.standing.borrow();
-            (self.share, if seen.share == self.share { seen.since } else { self.now() })
-        };
-        let standing = Standing {
-            state: if self.stopping.is_some() { ModelState::Stopping } else { self.incumbent.state() },
-            share,
-            sms: self.sms(share).0,
-            since,
-            coming: self.coming(),
-            parked: self.swap.as_ref().and_then(Swap::parked),
-            held: self.held,
-            workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
-            worker_deaths: self.all_deaths,
-            handovers: self.handovers.clone(),
-            changes: self.changes.clone(),
-        };
-        self.standing.send_if_modified(|seen| {
-            let changed = *seen != standing;
-            *seen = standing;
-            changed
-        });
-    }
-
-    fn worker_standing(&self, worker: &Worker) -> WorkerStanding {
-        let (role, phase) = match &self.swap {
-            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.incumbent),
-            _ => self.incumbent.standing(worker.id),
-        };
-        WorkerStanding {
-            role: role.to_owned(),
-            pid: worker.pid,
-            share_percent: worker.share.get(),
-            sms: worker.sms.0,
-            phase: phase.to_owned(),
-            restarts: self.restarts.deaths(),
-            boot_ms: BootMs::of(worker.times()),
-            answer_error: worker.answer_error(),
-        }
     }
 }
 

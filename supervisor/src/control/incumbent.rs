@@ -212,6 +212,7 @@ impl Controller {
         self.all_deaths += 1;
         let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
+            Verdict::After(_) if self.fail_over(&last_words) => {}
             Verdict::After(pause) => {
                 tracing::warn!(
                     model = self.model.name,
@@ -235,6 +236,7 @@ impl Controller {
         if let Some(worker) = self.incumbent.worker() {
             self.let_go(worker);
         }
+        self.dismiss_standby();
         self.pipeline.shut(&why);
         self.incumbent = Incumbent::Down { why: why.clone() };
         self.swap_incumbent_is(None);
@@ -242,7 +244,7 @@ impl Controller {
     }
 
     /// Tells a worker that it is not wanted any more, and sees to it that it goes.
-    fn let_go(&mut self, worker: WorkerId) {
+    pub(super) fn let_go(&mut self, worker: WorkerId) {
         let deadline = self.after(self.context.timeouts.stop);
         if let Some(process) = self.workers.get_mut(&worker) {
             process.stop();

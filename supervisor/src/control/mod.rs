@@ -12,11 +12,15 @@
 mod changes;
 mod controller;
 mod engine;
+mod flip;
 mod incumbent;
+mod launch;
 mod loaded;
 mod memory;
 mod planner;
+mod publish;
 mod resize;
+mod standby;
 mod standing;
 mod swap;
 
@@ -47,6 +51,11 @@ pub enum Order {
         cause: Cause,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
+    },
+    /// Have a worker stand ready at this share, or none, as far as the configuration leaves that to the policy.
+    Standby {
+        /// The share.
+        share: Option<Percent>,
     },
     /// Keep the policy from changing the share, or let it.
     Hold {

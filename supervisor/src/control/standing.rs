@@ -39,13 +39,17 @@ pub struct Standing {
     pub since: Moment,
     /// The share that is to come, by a hand-over that is under way or waits.
     pub coming: Option<Percent>,
-    /// The share of the worker that a hand-over relieved, while that stands ready.
-    pub parked: Option<Percent>,
+    /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved.
+    pub ready: Option<Percent>,
+    /// The share that the policy wants to stand ready.
+    pub standby_wish: Option<Percent>,
+    /// Why no worker stands ready though one should.
+    pub no_standby: Option<String>,
     /// Whether people hold the share.
     pub held: bool,
     /// Its workers.
     pub workers: Vec<WorkerStanding>,
-    /// Deaths since the start that left it without a worker.
+    /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
@@ -56,7 +60,7 @@ pub struct Standing {
 /// A worker as its controller sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStanding {
-    /// `incumbent`, `shadow`, `parked`, `reference` or `leaving`.
+    /// `incumbent`, `shadow`, `standby`, `parked`, `reference` or `leaving`.
     pub role: String,
     /// Its process.
     pub pid: i32,
@@ -117,16 +121,18 @@ pub struct Handovers {
     pub aborted: u64,
     /// Completed ones that were taken back in their probation.
     pub rolled_back: u64,
-    /// The last one that ended either way.
+    /// Times that the standing worker took over from one that died.
+    pub failovers: u64,
+    /// The last one that ended either way, or the last fail-over.
     pub last: Option<HandoverReport>,
 }
 
 /// How one hand-over went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoverReport {
-    /// `completed`, `aborted` or `rolled back`.
+    /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
     pub outcome: String,
-    /// Why, if it was not completed.
+    /// Why, if it was not completed; of a death, what the worker died of.
     pub why: Option<String>,
     /// The share before.
     pub from_percent: u32,

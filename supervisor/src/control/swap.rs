@@ -23,6 +23,8 @@ pub(super) struct Swap {
     pub(super) shadow: Option<WorkerId>,
     from: Percent,
     wanted: Wanted,
+    /// Whether the incumbent was told to go.
+    dismissed: bool,
 }
 
 /// The wait for the first batch at a new share.
@@ -31,9 +33,29 @@ pub(super) struct Effect {
     worker: WorkerId,
     decided: Moment,
     took: Option<Duration>,
+    /// Whether the last report is about it.
+    reported: bool,
+}
+
+impl Effect {
+    /// Not there yet.
+    pub(super) fn awaited(worker: WorkerId, decided: Moment) -> Self {
+        Self { worker, decided, took: None, reported: false }
+    }
 }
 
 impl Swap {
+    /// One that begins.
+    pub(super) fn new(
+        machine: Handover,
+        incumbent: Option<WorkerId>,
+        shadow: Option<WorkerId>,
+        from: Percent,
+        wanted: Wanted,
+    ) -> Self {
+        Self { machine, incumbent, shadow, from, wanted, dismissed: false }
+    }
+
     /// Whether this worker is one of its two.
     pub(super) fn has(&self, worker: WorkerId) -> bool {
         self.side(worker).is_some()
@@ -78,10 +100,9 @@ impl Swap {
         }
     }
 
-    /// The share of the worker that it relieved, while that stands ready.
-    pub(super) fn parked(&self) -> Option<Percent> {
-        let stands = self.machine.phase() == PhaseName::Probation && self.incumbent.is_some();
-        stands.then_some(self.from)
+    /// The worker that it relieved, while that stands ready.
+    pub(super) fn parked(&self) -> Option<WorkerId> {
+        self.incumbent.filter(|_| self.machine.phase() == PhaseName::Probation)
     }
 
     /// Role and phase of one of its workers, for people.
@@ -110,7 +131,7 @@ impl Controller {
         self.pipeline.begin_stall();
         self.effect = None;
         let incumbent = self.incumbent.worker();
-        self.swap = Some(Swap { machine, incumbent, shadow: None, from: self.share, wanted });
+        self.swap = Some(Swap::new(machine, incumbent, None, self.share, wanted));
         self.perform_all(actions);
     }
 
@@ -123,15 +144,20 @@ impl Controller {
     }
 
     pub(super) fn swap_on_time(&mut self, now: Moment) {
-        let Some(swap) = &mut self.swap else { return };
-        if swap.machine.due().is_some_and(|due| due <= now) {
+        let Some(swap) = &self.swap else { return };
+        if swap.machine.due().is_none_or(|due| due > now) {
+            return;
+        }
+        if self.keeps_parked() {
+            self.feed(Fact::Adopt);
+        } else if let Some(swap) = &mut self.swap {
             let actions = swap.machine.on_time(now);
             self.perform_all(actions);
         }
     }
 
     /// Performs actions in order; facts that arise on the way are told afterwards.
-    fn perform_all(&mut self, actions: Vec<Action>) {
+    pub(super) fn perform_all(&mut self, actions: Vec<Action>) {
         let mut facts: VecDeque<Fact> =
             actions.into_iter().filter_map(|action| self.perform(action)).collect();
         while let Some(fact) = facts.pop_front() {
@@ -168,14 +194,12 @@ impl Controller {
                     self.pipeline.requeue(worker);
                 }
             }
-            Action::Stop(side) => match worker(side).and_then(|id| self.workers.get_mut(&id)) {
-                Some(worker) => worker.stop(),
-                None => return Some(Fact::Exited(side)),
-            },
+            Action::Stop(side) => return self.send_away(side),
             Action::Kill(side) => match worker(side).and_then(|id| self.workers.get(&id)) {
                 Some(worker) => worker.kill(),
                 None => return Some(Fact::Exited(side)),
             },
+            Action::Release(side) => self.release(side),
             Action::GiveUp(side) => self.give_up(side),
             Action::Complete => self.complete(),
             Action::Finish(outcome) => self.finish(outcome),
@@ -187,7 +211,7 @@ impl Controller {
         let Some(swap) = &self.swap else { return Ok(()) };
         let (share, decided) = (swap.wanted.share, swap.wanted.decided);
         let worker = self.launch(Purpose::Serve, share, true).map_err(|error| errors::chain(&error))?;
-        self.effect = Some(Effect { worker, decided, took: None });
+        self.effect = Some(Effect::awaited(worker, decided));
         if let Some(swap) = &mut self.swap {
             swap.shadow = Some(worker);
         }
@@ -203,6 +227,26 @@ impl Controller {
         match worker.filter(|worker| self.workers.contains_key(worker)) {
             Some(worker) => self.serve_with(worker),
             None => self.died(),
+        }
+    }
+
+    /// Who is gone already is reported gone at once.
+    fn send_away(&mut self, side: Side) -> Option<Fact> {
+        let swap = self.swap.as_mut()?;
+        swap.dismissed |= side == Side::Incumbent;
+        match swap.worker(side).and_then(|id| self.workers.get_mut(&id)) {
+            Some(worker) => worker.stop(),
+            None => return Some(Fact::Exited(side)),
+        }
+        None
+    }
+
+    fn release(&mut self, side: Side) {
+        let Some(swap) = &mut self.swap else { return };
+        let (worker, parked) = (swap.worker(side), !swap.dismissed);
+        swap.forget(side);
+        if let Some(worker) = worker {
+            self.released(worker, parked);
         }
     }
 
@@ -224,8 +268,16 @@ impl Controller {
         self.changes.completed(cause, &report);
         self.handovers.completed += 1;
         tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
-        self.handovers.last = Some(report.clone());
+        self.reported(report.clone());
         answer(reply, report);
+    }
+
+    /// A worker at a new share serves, and this is how that went.
+    pub(super) fn reported(&mut self, report: HandoverReport) {
+        if let Some(effect) = &mut self.effect {
+            effect.reported = true;
+        }
+        self.handovers.last = Some(report);
     }
 
     fn finish(&mut self, outcome: Outcome) {
@@ -255,9 +307,18 @@ impl Controller {
     }
 
     fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
+        let shares = self.swap.as_ref().map(|swap| (swap.from, swap.wanted.share));
+        self.report_of(outcome, why, shares.unwrap_or((self.share, self.share)))
+    }
+
+    /// How a change went that is measured still.
+    pub(super) fn report_of(
+        &self,
+        outcome: &str,
+        why: Option<String>,
+        (from, to): (Percent, Percent),
+    ) -> HandoverReport {
         let stall = self.pipeline.stall();
-        let (from, to) =
-            self.swap.as_ref().map_or((self.share, self.share), |swap| (swap.from, swap.wanted.share));
         HandoverReport {
             outcome: outcome.to_owned(),
             why,
@@ -273,11 +334,15 @@ impl Controller {
 
     /// The first batch at the new share is done.
     pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
-        let Some(effect) = self.effect.as_mut().filter(|effect| effect.worker == worker) else { return };
+        let Some(effect) =
+            self.effect.as_mut().filter(|effect| effect.worker == worker && effect.took.is_none())
+        else {
+            return;
+        };
         let took = at.since(effect.decided);
         effect.took = Some(took);
         self.changes.effect.record(took);
-        if let Some(last) = self.handovers.last.as_mut().filter(|last| last.to_percent == self.share.get()) {
+        if let Some(last) = self.handovers.last.as_mut().filter(|_| effect.reported) {
             last.effect_ms = Some(ms(took));
         }
     }
@@ -313,6 +378,7 @@ impl Controller {
     pub(super) fn swap_incumbent_is(&mut self, worker: Option<WorkerId>) {
         if let Some(swap) = self.swap.as_mut().filter(|swap| swap.before_cut_over()) {
             swap.incumbent = worker;
+            swap.from = self.share;
         }
     }
 

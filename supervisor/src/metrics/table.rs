@@ -132,6 +132,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| one(model.status.handovers.rolled_back as f64),
     },
     Metric {
+        name: "shadowslice_failovers_total",
+        kind: Counter,
+        help: "Times that a standing worker served at once in the place of one that died.",
+        samples: |model| one(model.status.handovers.failovers as f64),
+    },
+    Metric {
         name: "shadowslice_repartitions_total",
         kind: Counter,
         help: "Orders to change the share, by who gave them and what became of them.",
@@ -170,13 +176,13 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_workers",
         kind: Gauge,
-        help: "Worker processes that live, shadows and parked ones included.",
+        help: "Worker processes that live, shadows, standing and parked ones included.",
         samples: |model| one(model.status.workers.len() as f64),
     },
     Metric {
         name: "shadowslice_worker_deaths_total",
         kind: Counter,
-        help: "Deaths that left the model without a worker, and failures to start one.",
+        help: "Deaths of the worker that served or was to serve, and failures to start one.",
         samples: |model| one(model.status.worker_deaths as f64),
     },
     Metric {

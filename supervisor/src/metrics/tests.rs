@@ -119,6 +119,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
         completed: 3,
         aborted: 2,
         rolled_back: 1,
+        failovers: 4,
         last: Some(HandoverReport {
             outcome: "completed".to_owned(),
             why: None,
@@ -136,6 +137,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
     has(&text, &format!("shadowslice_handover_rollbacks_total{{{own}}} 1"));
+    has(&text, &format!("shadowslice_failovers_total{{{own}}} 4"));
     has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
     assert!(!text.contains("effect_seconds{"), "{text}");
     model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);

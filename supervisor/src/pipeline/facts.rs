@@ -14,8 +14,10 @@ pub const FACTS: usize = 256;
 pub enum LaneFact {
     /// It was told to drain, and nothing is in flight any more.
     Drained(WorkerId),
-    /// Its worker completed its first batch.
+    /// Its worker completed its first batch since it was routed to.
     FirstAnswer(WorkerId, Moment),
+    /// Its worker's socket ended, and it with that.
+    Gone(WorkerId),
     /// Its worker executes for far too long.
     Hung(WorkerId),
     /// Its worker said something that makes no sense, and why.

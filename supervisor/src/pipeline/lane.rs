@@ -103,7 +103,7 @@ pub(crate) struct Lane {
     crowding: Crowding,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
-    /// Whether it has answered a batch yet.
+    /// Whether it has answered a batch since it was routed to.
     pub(crate) proven: bool,
     socket: Arc<BatchSocket>,
     free_slots: Vec<u8>,

@@ -293,9 +293,20 @@ impl Pipeline {
         self.change(|state| state.requeue(worker, now));
     }
 
+    /// Serves elsewhere what `worker` has, which is as good as dead: what it executes is blamed.
+    pub fn condemn(&self, worker: WorkerId) {
+        let now = self.clock.now();
+        self.change(|state| state.condemn(worker, now));
+    }
+
     /// Begins to measure a hand-over's stall.
     pub fn begin_stall(&self) {
         self.state.lock().stall.begin(self.clock.now());
+    }
+
+    /// Begins to measure what a death stalls, from when it did.
+    pub fn begin_stall_with_outage(&self) {
+        self.state.lock().stall.begin_with_outage();
     }
 
     /// The stall since it began to be measured.

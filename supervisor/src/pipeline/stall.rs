@@ -23,8 +23,13 @@ pub(crate) struct StallMeter {
 impl StallMeter {
     /// Begins a new window.
     pub(crate) fn begin(&mut self, now: Moment) {
-        self.seen = Stall::default();
+        self.begin_with_outage();
         self.since = self.since.map(|_| now);
+    }
+
+    /// Begins a new window with a stall that is going on, from when that began.
+    pub(crate) fn begin_with_outage(&mut self) {
+        self.seen = Stall::default();
     }
 
     /// Says, after each attempt to dispatch, whether a ready batch was left though no lane was full.
@@ -75,5 +80,7 @@ mod tests {
         assert_eq!(meter.read(at(33)), Stall { total: ms(7), longest: ms(4) });
         meter.begin(at(40));
         assert_eq!(meter.read(at(41)), Stall { total: ms(1), longest: ms(1) });
+        meter.begin_with_outage();
+        assert_eq!(meter.read(at(42)), Stall { total: ms(2), longest: ms(2) });
     }
 }

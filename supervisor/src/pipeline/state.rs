@@ -273,6 +273,7 @@ impl State {
             if Some(lane.worker) == worker {
                 if lane.duty != Duty::Serving {
                     self.stats.recent.share_changed();
+                    lane.proven = false;
                 }
                 lane.duty = Duty::Serving;
             } else if lane.duty == Duty::Serving {
@@ -306,6 +307,7 @@ impl State {
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
         self.condemn(worker, now);
         self.lanes.retain(|lane| lane.worker != worker);
+        self.reporter.report(LaneFact::Gone(worker));
     }
 
     /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what

@@ -14,3 +14,4 @@ mod profile;
 mod resize;
 mod scene;
 mod soak;
+mod standby;

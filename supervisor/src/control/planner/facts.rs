@@ -15,7 +15,7 @@ pub(super) fn live(sharer: &Sharer, orders: &Orders) -> Live {
         share: Sms(standing.sms),
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
-        standing: standing.parked.map(sms),
+        standing: standing.ready.map(sms),
         held: standing.held,
         seen: of_one_that_serves(&standing, sharer.pipeline.observe()),
     }

@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Facts, Live, Policy, Terms};
+use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -157,6 +157,9 @@ impl Planner {
             let verdict = report::words(verdict, now);
             obstacles[change.model] = self.order(change, live, &verdict, now).err();
         }
+        if self.act {
+            self.name_standing(&decision);
+        }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
         let models = report::models(sharers, &facts, &decision, obstacles);
         self.planned.send_modify(|planned| {
@@ -164,6 +167,20 @@ impl Planner {
             planned.report.decisions += 1;
             planned.report.models = models;
         });
+    }
+
+    /// Says which workers should stand ready, where that is news. A controller that is behind hears it next time.
+    fn name_standing(&self, decision: &Decision) {
+        for ((sharer, _), wish) in self.models.iter().zip(&decision.standby) {
+            let (share, known) = {
+                let standing = sharer.standing.borrow();
+                (standing.share, standing.standby_wish)
+            };
+            let share = wish.map(|sms| sharer.share(sms, share));
+            if share != known {
+                sharer.orders.try_send(Order::Standby { share }).ok();
+            }
+        }
     }
 
     /// Orders a change; else says why it does not.

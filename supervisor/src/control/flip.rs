@@ -1,0 +1,144 @@
+//! What a standing worker is for: a change of share that is in force within a batch, and a death that nobody
+//! waits for.
+
+use shadowslice_policy::handover::{Fact, Handover, PhaseName};
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::controller::Controller;
+use super::incumbent::Incumbent;
+use super::resize::Wanted;
+use super::swap::{Effect, Swap};
+use crate::pipeline::WorkerId;
+
+impl Controller {
+    /// The worker that stands ready with these SMs, be it one that a hand-over relieved.
+    fn ready_with(&self, sms: Sms) -> Option<WorkerId> {
+        let parked = self.swap.as_ref().and_then(Swap::parked);
+        [self.standby.ready(), parked].into_iter().flatten().find(|worker| self.sms_of(*worker) == Some(sms))
+    }
+
+    /// The share of a worker to which traffic could move at once, as far as one is known.
+    pub(super) fn ready_share(&self) -> Option<Percent> {
+        let worker = self.standby.ready().or(self.swap.as_ref().and_then(Swap::parked))?;
+        self.workers.get(&worker).map(|worker| worker.share)
+    }
+
+    /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
+    pub(super) fn flip(&mut self, wanted: Wanted) -> Result<(), Wanted> {
+        let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
+        if !matches!(self.incumbent, Incumbent::Serving { .. }) {
+            return Err(wanted);
+        }
+        if self.swap.is_some() {
+            // What is left of the last hand-over is no reason to wait. It ends, and the order's turn comes.
+            self.next = Some(wanted);
+            self.feed(Fact::Adopt);
+        } else if self.standby.ready() == Some(worker) {
+            self.take_standing();
+            self.begin_flip(worker, wanted);
+        }
+        Ok(())
+    }
+
+    fn begin_flip(&mut self, shadow: WorkerId, wanted: Wanted) {
+        let (machine, actions) = Handover::begin_standing(self.now(), self.context.timeouts);
+        tracing::info!(
+            model = self.model.name,
+            from = %self.share,
+            to = %wanted.share,
+            "hand-over to a worker that stands ready"
+        );
+        self.pipeline.begin_stall();
+        self.effect = Some(Effect::awaited(shadow, wanted.decided));
+        let incumbent = self.incumbent.worker();
+        self.swap = Some(Swap::new(machine, incumbent, Some(shadow), self.share, wanted));
+        self.perform_all(actions);
+    }
+
+    /// A hand-over has ended, and leaves the worker that it relieved to us.
+    pub(super) fn released(&mut self, worker: WorkerId, was_parked: bool) {
+        let sms = self.sms_of(worker);
+        let wanted = match &self.next {
+            Some(next) => {
+                let wanted = self.sms(next.share);
+                // The standing worker may have that share, too, and has it without this one.
+                let standing = self.standby.ready().and_then(|standing| self.sms_of(standing));
+                sms == Some(wanted) && standing != Some(wanted)
+            }
+            None => sms.is_some_and(|sms| self.wants_standing(sms)),
+        };
+        self.adopt(worker, was_parked && wanted);
+    }
+
+    /// Whether the parked worker, whose time is over, stays as the standing one.
+    pub(super) fn keeps_parked(&self) -> bool {
+        let parked = self.swap.as_ref().and_then(Swap::parked).and_then(|worker| self.sms_of(worker));
+        let standing = self.standby.ready().and_then(|worker| self.sms_of(worker));
+        parked.is_some_and(|sms| self.wants_standing(sms) && standing != Some(sms))
+    }
+
+    /// The lane of `worker` ended. If it is the one that serves, and somebody can serve in its place, that need
+    /// not wait until the process has ended, which takes a while on a GPU.
+    pub(super) fn lane_gone(&mut self, worker: WorkerId) {
+        if self.stopping.is_none() && self.serves(worker) && self.has_relief(worker) {
+            self.abandon(worker, "its socket ended");
+        }
+    }
+
+    /// A worker that hangs or talks nonsense. Where somebody can serve in its place, that begins before the
+    /// worker is dead.
+    pub(super) fn relieve(&mut self, worker: WorkerId, why: &str) {
+        if self.serves(worker) && self.standby.ready().is_some() {
+            self.pipeline.condemn(worker);
+            self.abandon(worker, why);
+        }
+    }
+
+    fn serves(&self, worker: WorkerId) -> bool {
+        matches!(self.incumbent, Incumbent::Serving { worker: serving } if serving == worker)
+    }
+
+    /// Whether traffic would move at once if this worker died: to the standing one, or back.
+    fn has_relief(&self, worker: WorkerId) -> bool {
+        let way_back = self.swap.as_ref().is_some_and(|swap| {
+            let phase = swap.machine.phase();
+            swap.shadow == Some(worker) && matches!(phase, PhaseName::Draining | PhaseName::Probation)
+        });
+        way_back || self.standby.ready().is_some()
+    }
+
+    /// The worker that serves is as good as dead, and treated so. Its exit follows.
+    fn abandon(&mut self, worker: WorkerId, why: &str) {
+        let deadline = self.after(self.context.timeouts.stop);
+        if let Some(process) = self.workers.get(&worker) {
+            process.kill();
+            self.leaving.insert(worker, deadline);
+        }
+        self.swap_exited(worker);
+        self.incumbent_exited(worker, why.to_owned());
+    }
+
+    /// The incumbent is dead: the standing worker serves in its place, at whatever share. False if there is none.
+    pub(super) fn fail_over(&mut self, why: &str) -> bool {
+        let Some(worker) = self.take_standing() else { return false };
+        let Some(share) = self.workers.get(&worker).map(|worker| worker.share) else { return false };
+        let from = std::mem::replace(&mut self.share, share);
+        tracing::warn!(
+            model = self.model.name,
+            why,
+            %from,
+            to = %share,
+            pid = self.pid(worker),
+            "the worker died; the standing one serves"
+        );
+        self.pipeline.begin_stall_with_outage();
+        self.effect = Some(Effect::awaited(worker, self.now()));
+        self.serve_with(worker);
+        self.swap_incumbent_is(Some(worker));
+        self.swap_incumbent_serves();
+        self.handovers.failovers += 1;
+        let report = self.report_of("taken over", Some(why.to_owned()), (from, share));
+        self.reported(report);
+        true
+    }
+}

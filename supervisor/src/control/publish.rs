@@ -1,0 +1,52 @@
+//! What others see of a controller.
+
+use super::controller::Controller;
+use super::standing::{BootMs, ModelState, Standing, WorkerStanding};
+use crate::process::Worker;
+
+impl Controller {
+    pub(super) fn publish(&self) {
+        let (share, since) = {
+            let seen = self.standing.borrow();
+            (self.share, if seen.share == self.share { seen.since } else { self.now() })
+        };
+        let standing = Standing {
+            state: if self.stopping.is_some() { ModelState::Stopping } else { self.incumbent.state() },
+            share,
+            sms: self.sms(share).0,
+            since,
+            coming: self.coming(),
+            ready: self.ready_share(),
+            standby_wish: self.standby.wish,
+            no_standby: self.standby.obstacle.clone(),
+            held: self.held,
+            workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
+            worker_deaths: self.all_deaths,
+            handovers: self.handovers.clone(),
+            changes: self.changes.clone(),
+        };
+        self.standing.send_if_modified(|seen| {
+            let changed = *seen != standing;
+            *seen = standing;
+            changed
+        });
+    }
+
+    fn worker_standing(&self, worker: &Worker) -> WorkerStanding {
+        let (role, phase) = match &self.swap {
+            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.incumbent),
+            _ if self.standby.is(worker.id) => self.standby.standing(),
+            _ => self.incumbent.standing(worker.id),
+        };
+        WorkerStanding {
+            role: role.to_owned(),
+            pid: worker.pid,
+            share_percent: worker.share.get(),
+            sms: worker.sms.0,
+            phase: phase.to_owned(),
+            restarts: self.restarts.deaths(),
+            boot_ms: BootMs::of(worker.times()),
+            answer_error: worker.answer_error(),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The standing worker: a second one, warm and proven, to which traffic can move at once.
+//!
+//! ```text
+//!   None ──▶ Starting ──▶ Ready ──▶ a flip or a fail-over makes it the one that serves
+//!    ▲           │          │
+//!    └───────────┴──────────┴──▶ Leaving, when another share is wanted, or none
+//! ```
+//!
+//! It is apart from a hand-over: a parked incumbent may become it, and a new one is started only while no
+//! hand-over is under way.
+
+use std::time::Duration;
+
+use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+use super::controller::Controller;
+use super::incumbent::Incumbent;
+use crate::config::{HandoverMode, Standby as Mode};
+use crate::errors;
+use crate::pipeline::WorkerId;
+use crate::process::WorkerSaid;
+
+/// How long none is started after one failed, at first and at most. It doubles with each that fails.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// One that stood for so long did not fail by its start.
+const STOOD: Duration = Duration::from_secs(10);
+
+/// How long a share is kept ready at least before another one's turn comes, however short the dwell time.
+const LEAST_DWELL: Duration = Duration::from_secs(1);
+
+/// The standing worker of a model.
+#[derive(Debug)]
+pub(super) struct Standby {
+    state: State,
+    /// The share that the policy wants to stand ready.
+    pub(super) wish: Option<Percent>,
+    pause: Duration,
+    /// Why there is none though one is wanted.
+    pub(super) obstacle: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// There is none, and none is started before that.
+    None { until: Moment },
+    /// It boots.
+    Starting { worker: WorkerId, connected: bool, deadline: Moment },
+    /// It stands ready.
+    Ready { worker: WorkerId, since: Moment },
+    /// It was told to go; the next one comes when it has.
+    Leaving { worker: WorkerId },
+}
+
+impl Standby {
+    pub(super) fn new() -> Self {
+        let state = State::None { until: Moment::default() };
+        Self { state, wish: None, pause: FIRST_PAUSE, obstacle: None }
+    }
+
+    fn worker(&self) -> Option<WorkerId> {
+        match self.state {
+            State::None { .. } => None,
+            State::Starting { worker, .. } | State::Ready { worker, .. } | State::Leaving { worker } => {
+                Some(worker)
+            }
+        }
+    }
+
+    /// Whether this worker is it.
+    pub(super) fn is(&self, worker: WorkerId) -> bool {
+        self.worker() == Some(worker)
+    }
+
+    /// The one that stands ready.
+    pub(super) fn ready(&self) -> Option<WorkerId> {
+        match self.state {
+            State::Ready { worker, .. } => Some(worker),
+            _ => None,
+        }
+    }
+
+    /// Role and phase, for people.
+    pub(super) fn standing(&self) -> (&'static str, &'static str) {
+        let phase = match self.state {
+            State::Starting { connected: false, .. } => "starting",
+            State::Starting { connected: true, .. } => "warming",
+            State::Ready { .. } => "standing",
+            State::Leaving { .. } | State::None { .. } => "stopping",
+        };
+        ("standby", phase)
+    }
+
+    /// It failed: the next one comes after a while.
+    fn failed(&mut self, now: Moment) {
+        if let State::Ready { since, .. } = self.state
+            && now.since(since) >= STOOD
+        {
+            self.pause = FIRST_PAUSE;
+        }
+        self.state = State::None { until: now + self.pause };
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+impl Controller {
+    /// The share at which a worker should stand ready, if one should.
+    fn standby_wanted(&self) -> Option<Percent> {
+        let wish = match self.model.handover {
+            HandoverMode::Shadow => self.standby.wish,
+            HandoverMode::Never => None,
+            // It never has two workers.
+            HandoverMode::Restart => return None,
+        };
+        match self.model.standby {
+            Mode::Off => None,
+            Mode::Auto => wish,
+            Mode::Always => Some(wish.unwrap_or(self.share)),
+        }
+    }
+
+    pub(super) fn wants_standing(&self, sms: Sms) -> bool {
+        self.standby_wanted().is_some_and(|share| self.sms(share) == sms)
+    }
+
+    /// When there is something to do about the standing worker though nothing happens.
+    pub(super) fn standby_due(&self) -> Option<Moment> {
+        let wanted = self.standby_wanted();
+        match self.standby.state {
+            State::None { until } => wanted.and(Some(until)).filter(|_| self.may_start_standby()),
+            State::Starting { deadline, .. } => Some(deadline),
+            State::Ready { worker, since } => {
+                let right = self.sms_of(worker).is_some_and(|sms| self.wants_standing(sms));
+                (!right && self.swap.is_none()).then_some(since + self.standby_dwell())
+            }
+            State::Leaving { .. } => None,
+        }
+    }
+
+    fn standby_dwell(&self) -> Duration {
+        self.context.timeouts.dwell.max(LEAST_DWELL)
+    }
+
+    /// Only beside a worker that serves, and that nobody is about to relieve.
+    fn may_start_standby(&self) -> bool {
+        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        serves && self.proved && self.swap.is_none() && self.next.is_none() && self.replacing.is_none()
+    }
+
+    /// After anything that happened: starts a standing worker, or lets one go whose share is not wanted.
+    pub(super) fn tend_standby(&mut self) {
+        let now = self.now();
+        if self.stopping.is_some() || self.standby_due().is_none_or(|due| due > now) {
+            return;
+        }
+        match (self.standby.state, self.standby_wanted()) {
+            (State::None { .. }, Some(share)) => self.start_standby(share),
+            (State::Starting { worker, .. }, _) => {
+                let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";
+                tracing::error!(
+                    model = self.model.name,
+                    pid = self.pid(worker),
+                    why,
+                    "a standing worker is killed"
+                );
+                self.kill_standby(worker);
+            }
+            (State::Ready { .. }, _) => self.dismiss_standby(),
+            (State::None { .. } | State::Leaving { .. }, _) => {}
+        }
+    }
+
+    fn start_standby(&mut self, share: Percent) {
+        let deadline = self.after(self.context.timeouts.spawn);
+        match self.launch(Purpose::Serve, share, true) {
+            Ok(worker) => self.standby.state = State::Starting { worker, connected: false, deadline },
+            Err(error) => {
+                let why = errors::chain(&error);
+                if self.standby.obstacle.as_ref() != Some(&why) {
+                    tracing::warn!(model = self.model.name, why, "no standing worker for now");
+                }
+                self.standby.obstacle = Some(why);
+                let now = self.now();
+                self.standby.failed(now);
+            }
+        }
+    }
+
+    pub(super) fn standby_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+        let State::Starting { connected, .. } = self.standby.state else { return };
+        match said {
+            WorkerSaid::Connected if !connected => {
+                let deadline = self.after(self.context.timeouts.warm);
+                self.standby.state = State::Starting { worker, connected: true, deadline };
+                if let Some(process) = self.workers.get_mut(&worker) {
+                    process.warm();
+                }
+            }
+            WorkerSaid::Warmed(warmed) => {
+                self.attach(worker, &warmed.times);
+                tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
+                self.standby.state = State::Ready { worker, since: self.now() };
+                self.standby.obstacle = None;
+            }
+            WorkerSaid::Refused(refusal) => {
+                let why = refusal.to_string();
+                tracing::error!(model = self.model.name, why, "a standing worker refused");
+                self.standby.obstacle = Some(why);
+            }
+            // Its exit follows.
+            WorkerSaid::Connected | WorkerSaid::Lost(_) | WorkerSaid::Loaded(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    pub(super) fn standby_exited(&mut self, worker: WorkerId) {
+        if !self.standby.is(worker) {
+            return;
+        }
+        let now = self.now();
+        match self.standby.state {
+            State::Leaving { .. } => self.standby.state = State::None { until: now },
+            State::None { .. } | State::Starting { .. } | State::Ready { .. } => {
+                self.standby.failed(now);
+                tracing::warn!(
+                    model = self.model.name,
+                    until = ?self.standby.state,
+                    "the standing worker ended; another one comes"
+                );
+            }
+        }
+    }
+
+    /// Has the standing worker go. Nothing is routed to it.
+    pub(super) fn dismiss_standby(&mut self) {
+        match self.standby.state {
+            State::Starting { worker, .. } | State::Ready { worker, .. } => {
+                self.standby.state = State::Leaving { worker };
+                self.let_go(worker);
+            }
+            State::None { .. } | State::Leaving { .. } => {}
+        }
+    }
+
+    fn kill_standby(&mut self, worker: WorkerId) {
+        let again = self.after(self.context.timeouts.stop);
+        if let State::Starting { deadline, .. } = &mut self.standby.state {
+            *deadline = again;
+        }
+        if let Some(process) = self.workers.get(&worker) {
+            process.kill();
+        }
+    }
+
+    /// Takes over a worker that is warm and has nothing in flight: as the standing one if its share is wanted
+    /// as such; else it goes.
+    pub(super) fn adopt(&mut self, worker: WorkerId, wanted: bool) {
+        if wanted {
+            self.dismiss_standby();
+            self.standby.state = State::Ready { worker, since: self.now() };
+            self.standby.obstacle = None;
+        } else {
+            self.let_go(worker);
+        }
+    }
+
+    /// The standing worker that is ready, for somebody to route to: it is the standing one no more.
+    pub(super) fn take_standing(&mut self) -> Option<WorkerId> {
+        let worker = self.standby.ready()?;
+        self.standby.pause = FIRST_PAUSE;
+        self.standby.state = State::None { until: self.now() };
+        Some(worker)
+    }
+
+    pub(super) fn sms_of(&self, worker: WorkerId) -> Option<Sms> {
+        self.workers.get(&worker).map(|worker| worker.sms)
+    }
+}
