@@ -24,7 +24,7 @@ use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::metrics;
 use crate::nvml::Watch;
 use crate::partition::{Gpus, Partition};
-use crate::pipeline::{FACTS, Pipeline, Settings};
+use crate::pipeline::{Bell, FACTS, PRESSURES, Pipeline, Settings};
 use crate::process::{ReferenceFile, may_raise_priority};
 use crate::router::Router;
 
@@ -137,6 +137,7 @@ fn wire(
     share: Percent,
     context: &Context,
     gpus: &[Arc<dyn Partition>],
+    bell: Option<Bell>,
 ) -> Result<Wired, Failed> {
     let (facts, heard) = mpsc::channel(FACTS);
     let (orders, ordered) = mpsc::channel(ORDERS);
@@ -150,6 +151,7 @@ fn wire(
         max_delay: model.batch.max_delay,
         reject_late: model.queue.on_late == OnLate::Reject,
         profile: model.profile.clone(),
+        bell,
     };
     let pipeline = Arc::new(Pipeline::new(settings, context.clock, facts).map_err(failed)?);
     let model = Arc::new(model.clone());
@@ -186,8 +188,10 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     let mut administered = Vec::new();
     let mut controllers = Vec::new();
     let shares = first_shares(&config.controller, gpus, &config.models);
-    for (model, share) in config.models.iter().zip(shares) {
-        let wired = wire(model, share, &context, gpus)?;
+    let (bells, pressed) = mpsc::channel(PRESSURES);
+    for (index, (model, share)) in config.models.iter().zip(shares).enumerate() {
+        let bell = config.controller.acts().map(|_| Bell { model: index, to: bells.clone() });
+        let wired = wire(model, share, &context, gpus, bell)?;
         administered.push(wired.administered);
         controllers.push((wired.controller, wired.inbox));
     }
@@ -197,7 +201,7 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
         tokio::spawn(async move { pipeline.watch().await });
     }
     let sharers = models.iter().map(|model| sharer(model, gpus)).collect();
-    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, sharers).unzip();
+    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, sharers, pressed).unzip();
     let reach = Arc::new(Reach {
         models: Arc::clone(&models),
         gpus: gpus.clone(),

@@ -187,18 +187,18 @@ async fn answer(ask: Ask, reach: &Reach) -> Answer {
     }
 }
 
-/// The model of that name; else an answer that says which there are.
-fn named<'a>(name: &str, models: &'a [Administered]) -> Result<&'a Administered, Answer> {
+/// The model of that name; else which there are.
+fn named<'a>(name: &str, models: &'a [Administered]) -> Result<&'a Administered, String> {
     models.iter().find(|model| model.model.name == name).ok_or_else(|| {
         let names: Vec<_> = models.iter().map(|model| model.model.name.as_str()).collect();
-        Answer::Refused(format!("there is no model '{name}'; there are: {}", names.join(", ")))
+        format!("there is no model '{name}'; there are: {}", names.join(", "))
     })
 }
 
 /// Gives a model's controller an order, if it has room for one.
-fn order(model: &Administered, order: Order) -> Result<(), Answer> {
+fn order(model: &Administered, order: Order) -> Result<(), String> {
     let name = &model.model.name;
-    let full = || Answer::Refused(format!("too many orders wait for model '{name}'; ask again later"));
+    let full = || format!("too many orders wait for model '{name}'; ask again later");
     model.orders.try_send(order).map_err(|_| full())
 }
 
@@ -210,7 +210,7 @@ async fn hold(name: &str, held: bool, models: &[Administered]) -> Answer {
             Ok(news) => Answer::Held { held, news },
             Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
         },
-        Err(answer) => answer,
+        Err(why) => Answer::Refused(why),
     }
 }
 
@@ -220,9 +220,9 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
         Err(error) => return Answer::Refused(error.to_string()),
     };
     let (reply, outcome) = oneshot::channel();
-    let resize = Order::Resize { share, cause: Cause::Hand, reply };
-    if let Err(answer) = named(name, &reach.models).and_then(|model| order(model, resize)) {
-        return answer;
+    let resize = Order::Resize { share, cause: Cause::Hand, onset: None, reply };
+    if let Err(why) = named(name, &reach.models).and_then(|model| order(model, resize)) {
+        return Answer::Refused(why);
     }
     match outcome.await {
         Ok(Ok(report)) => Answer::Handover { report, held: reach.controller.acts().is_some() },

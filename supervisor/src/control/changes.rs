@@ -5,17 +5,30 @@ use std::time::Duration;
 use super::standing::HandoverReport;
 use crate::pipeline::LatencyHistogram;
 
-/// Who wants a share.
+/// Who wants a share, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// People.
     Hand,
-    /// The policy.
+    /// The policy, as it decides once an interval.
     Policy,
+    /// The policy, as a request would be answered too late while a larger worker stands ready.
+    Pressure,
 }
 
-/// What became of the orders of one who gives them, since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+impl Cause {
+    /// Its name, for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hand => "hand",
+            Self::Policy => "policy",
+            Self::Pressure => "pressure",
+        }
+    }
+}
+
+/// What became of the orders of one cause, since the start, and how long they took.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcomes {
     /// The share came into force.
     pub completed: u64,
@@ -23,6 +36,12 @@ pub struct Outcomes {
     pub aborted: u64,
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,
+    /// From the change of the load to the decision.
+    pub detect: LatencyHistogram,
+    /// From the decision to the first batch at the new share.
+    pub effect: LatencyHistogram,
+    /// From the change of the load until the objective is kept again.
+    pub settle: LatencyHistogram,
 }
 
 /// A model's changes of share since the start.
@@ -32,8 +51,8 @@ pub struct Changes {
     pub by_hand: Outcomes,
     /// The policy's.
     pub by_policy: Outcomes,
-    /// From the order to the first batch at the new share.
-    pub effect: LatencyHistogram,
+    /// The policy's that no interval was waited for.
+    pub by_pressure: Outcomes,
     /// The longest stall of each.
     pub stall: LatencyHistogram,
 }
@@ -44,12 +63,17 @@ impl Changes {
         match cause {
             Cause::Hand => &mut self.by_hand,
             Cause::Policy => &mut self.by_policy,
+            Cause::Pressure => &mut self.by_pressure,
         }
     }
 
     /// A share came into force.
-    pub(super) fn completed(&mut self, cause: Cause, report: &HandoverReport) {
-        self.of(cause).completed += 1;
+    pub(super) fn completed(&mut self, cause: Cause, detect: Option<Duration>, report: &HandoverReport) {
+        let outcomes = self.of(cause);
+        outcomes.completed += 1;
+        if let Some(detect) = detect {
+            outcomes.detect.record(detect);
+        }
         self.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
     }
 }

@@ -12,10 +12,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::changes::Changes;
 use super::incumbent::Incumbent;
+use super::outcome::{Effect, Settling};
 use super::resize::{Replacing, Wanted};
 use super::standby::Standby;
 use super::standing::{Handovers, ModelState, Standing};
-use super::swap::{Effect, Swap};
+use super::swap::Swap;
 use super::{Order, ResizeRefused};
 use crate::clock::Clock;
 use crate::config::{Model, Timeouts};
@@ -91,6 +92,9 @@ pub struct Controller {
     pub(super) standby: Standby,
     /// The worker whose first answer will tell the last hand-over's effect.
     pub(super) effect: Option<Effect>,
+    pub(super) settling: Option<Settling>,
+    /// Whether a worker stands ready that has more SMs than the one that serves, and may take over.
+    pub(super) relief: bool,
     /// The share asked for while the last hand-over was in its probation.
     pub(super) next: Option<Wanted>,
     /// The share that a worker without a shadow is being restarted for.
@@ -165,6 +169,8 @@ impl Controller {
             swap: None,
             standby: Standby::new(),
             effect: None,
+            settling: None,
+            relief: false,
             next: None,
             replacing: None,
             restarts: Restarts::new(),
@@ -189,6 +195,7 @@ impl Controller {
             let heard = self.listen(&mut inbox).await;
             self.on(heard);
             self.tend_standby();
+            self.tend_relief();
             self.publish();
         }
     }
@@ -215,7 +222,10 @@ impl Controller {
     fn on(&mut self, heard: Heard) {
         match heard {
             Heard::Order(Order::Stop) => self.stop(),
-            Heard::Order(Order::Resize { share, cause, reply }) => self.resize(share, cause, reply),
+            Heard::Order(Order::Resize { share, cause, onset, reply }) => {
+                let decided = self.now();
+                self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) });
+            }
             Heard::Order(Order::Standby { share }) => self.standby.wish = share,
             Heard::Order(Order::Hold { held, reply }) => {
                 let news = std::mem::replace(&mut self.held, held) != held;
@@ -234,7 +244,8 @@ impl Controller {
             return self.stopping;
         }
         let leavers = self.leaving.values().copied().min();
-        [self.incumbent.due(), swap, self.standby_due(), leavers].into_iter().flatten().min()
+        let settling = self.settling.as_ref().map(Settling::due);
+        [self.incumbent.due(), swap, self.standby_due(), settling, leavers].into_iter().flatten().min()
     }
 
     fn on_time(&mut self) {
@@ -248,6 +259,7 @@ impl Controller {
         self.leavers_on_time(now);
         self.incumbent_on_time(now);
         self.swap_on_time(now);
+        self.settling_on_time(now);
     }
 
     fn on_lane(&mut self, fact: LaneFact) {

@@ -6,8 +6,9 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::controller::Controller;
 use super::incumbent::Incumbent;
+use super::outcome::Effect;
 use super::resize::Wanted;
-use super::swap::{Effect, Swap};
+use super::swap::Swap;
 use crate::pipeline::WorkerId;
 
 impl Controller {
@@ -15,6 +16,10 @@ impl Controller {
     fn ready_with(&self, sms: Sms) -> Option<WorkerId> {
         let parked = self.swap.as_ref().and_then(Swap::parked);
         [self.standby.ready(), parked].into_iter().flatten().find(|worker| self.sms_of(*worker) == Some(sms))
+    }
+
+    pub(super) fn stands_ready(&self, sms: Sms) -> bool {
+        self.ready_with(sms).is_some()
     }
 
     /// The share of a worker to which traffic could move at once, as far as one is known.
@@ -49,7 +54,7 @@ impl Controller {
             "hand-over to a worker that stands ready"
         );
         self.pipeline.begin_stall();
-        self.effect = Some(Effect::awaited(shadow, wanted.decided));
+        self.effect = Some(Effect::awaited(shadow, &wanted));
         let incumbent = self.incumbent.worker();
         self.swap = Some(Swap::new(machine, incumbent, Some(shadow), self.share, wanted));
         self.perform_all(actions);
@@ -75,6 +80,18 @@ impl Controller {
         let parked = self.swap.as_ref().and_then(Swap::parked).and_then(|worker| self.sms_of(worker));
         let standing = self.standby.ready().and_then(|worker| self.sms_of(worker));
         parked.is_some_and(|sms| self.wants_standing(sms) && standing != Some(sms))
+    }
+
+    /// Tells the pipeline whether a worker stands ready that would help against too much load, so that a policy
+    /// may be asked as soon as there is.
+    pub(super) fn tend_relief(&mut self) {
+        let settled = self.coming().is_none() && matches!(self.incumbent, Incumbent::Serving { .. });
+        let larger = self.ready_share().is_some_and(|share| self.sms(share) > self.sms(self.share));
+        let relief = self.context.policy_acts && !self.held && settled && larger;
+        if relief != self.relief {
+            self.relief = relief;
+            self.pipeline.set_relief(relief);
+        }
     }
 
     /// The lane of `worker` ended. If it is the one that serves, and somebody can serve in its place, that need
@@ -132,7 +149,7 @@ impl Controller {
             "the worker died; the standing one serves"
         );
         self.pipeline.begin_stall_with_outage();
-        self.effect = Some(Effect::awaited(worker, self.now()));
+        self.effect = Some(Effect::of_relief(worker, self.now()));
         self.serve_with(worker);
         self.swap_incumbent_is(Some(worker));
         self.swap_incumbent_serves();

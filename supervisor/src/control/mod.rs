@@ -17,6 +17,7 @@ mod incumbent;
 mod launch;
 mod loaded;
 mod memory;
+mod outcome;
 mod planner;
 mod publish;
 mod resize;
@@ -31,7 +32,7 @@ pub use loaded::warm_up;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 
-use shadowslice_shared::units::Percent;
+use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
 
 /// Orders that may wait for a controller.
@@ -49,6 +50,8 @@ pub enum Order {
         share: Percent,
         /// Who wants it.
         cause: Cause,
+        /// When the load changed that this answers, if it answers one.
+        onset: Option<Moment>,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
     },
@@ -94,6 +97,14 @@ pub enum ResizeRefused {
     /// The configuration forbids any.
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
     Never(String),
+    /// It was to be had at once.
+    #[error("no worker of model '{model}' stands ready at {share} any more")]
+    NotStanding {
+        /// The model.
+        model: String,
+        /// The share asked for.
+        share: Percent,
+    },
     /// People hold it.
     #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
     Held(String),

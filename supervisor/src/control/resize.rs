@@ -1,5 +1,7 @@
 //! Orders to change a share: refused, done by a hand-over, or done by a restart.
 
+use std::time::Duration;
+
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
@@ -22,9 +24,18 @@ pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
 pub(super) struct Wanted {
     pub(super) share: Percent,
     pub(super) cause: Cause,
+    /// When the load changed that this answers, if it answers one.
+    pub(super) onset: Option<Moment>,
     pub(super) decided: Moment,
     /// `None` once answered.
     pub(super) reply: Option<Reply>,
+}
+
+impl Wanted {
+    /// How long it took to see that the load had changed.
+    pub(super) fn detect(&self) -> Option<Duration> {
+        self.onset.map(|onset| self.decided.since(onset))
+    }
 }
 
 /// A change of share without a shadow: the old worker leaves before the new one boots.
@@ -35,12 +46,11 @@ pub(super) struct Replacing {
 }
 
 impl Controller {
-    pub(super) fn resize(&mut self, share: Percent, cause: Cause, reply: Reply) {
-        let wanted = Wanted { share, cause, decided: self.now(), reply: Some(reply) };
+    pub(super) fn resize(&mut self, wanted: Wanted) {
         let refusal = self.refusal(&wanted);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // What people set stays until they release it.
-        self.held |= as_asked && cause == Cause::Hand && self.context.policy_acts;
+        self.held |= as_asked && wanted.cause == Cause::Hand && self.context.policy_acts;
         match refusal {
             Some(refused) => self.refuse(wanted, refused),
             None => self.change_share(wanted),
@@ -61,7 +71,7 @@ impl Controller {
             return Some(ResizeRefused::Stopping);
         }
         let model = || self.model.name.clone();
-        if self.held && wanted.cause == Cause::Policy {
+        if self.held && wanted.cause != Cause::Hand {
             return Some(ResizeRefused::Held(model()));
         }
         let bounds = &self.model.share;
@@ -91,6 +101,9 @@ impl Controller {
         if self.model.handover == HandoverMode::Restart && !serves && !down {
             let why = "its worker is being restarted; ask again when it serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
+        }
+        if wanted.cause == Cause::Pressure && !self.stands_ready(self.sms(share)) {
+            return Some(ResizeRefused::NotStanding { model: model(), share });
         }
         if self.sms(share) == self.sms(self.share) && !down {
             return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
@@ -166,6 +179,10 @@ impl Controller {
         let effect = self.now().since(wanted.decided);
         let report = HandoverReport {
             outcome: "completed".to_owned(),
+            cause: wanted.cause.name().to_owned(),
+            at_once: false,
+            detect_ms: wanted.detect().map(ms),
+            settle_ms: None,
             why: None,
             from_percent: from.get(),
             to_percent: wanted.share.get(),
@@ -176,9 +193,10 @@ impl Controller {
             stall_total_us: us(stall.total),
         };
         self.handovers.completed += 1;
-        self.changes.completed(wanted.cause, &report);
-        self.changes.effect.record(effect);
-        self.handovers.last = Some(report.clone());
+        self.changes.completed(wanted.cause, wanted.detect(), &report);
+        self.changes.of(wanted.cause).effect.record(effect);
+        self.reported(report.clone());
+        self.begin_settling(wanted.cause, wanted.onset);
         if let Some(reply) = wanted.reply.take() {
             reply.send(Ok(report)).ok();
         }

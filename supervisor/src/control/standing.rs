@@ -121,6 +121,8 @@ pub struct Handovers {
     pub aborted: u64,
     /// Completed ones that were taken back in their probation.
     pub rolled_back: u64,
+    /// Completed ones to a worker that stood ready.
+    pub flips: u64,
     /// Times that the standing worker took over from one that died.
     pub failovers: u64,
     /// The last one that ended either way, or the last fail-over.
@@ -132,6 +134,10 @@ pub struct Handovers {
 pub struct HandoverReport {
     /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
     pub outcome: String,
+    /// Who wanted it: `hand`, `policy` or `pressure`; else it was a `death`.
+    pub cause: String,
+    /// Whether a worker stood ready for it.
+    pub at_once: bool,
     /// Why, if it was not completed; of a death, what the worker died of.
     pub why: Option<String>,
     /// The share before.
@@ -145,6 +151,10 @@ pub struct HandoverReport {
     /// From the decision to the first batch completed at the new share, in ms; none yet if nothing
     /// has been asked since.
     pub effect_ms: Option<f64>,
+    /// From the change of the load that it answers to the decision, in ms; none by hand.
+    pub detect_ms: Option<f64>,
+    /// From the change of the load until every answer came in time for 1 s, in ms; none while that is not so.
+    pub settle_ms: Option<f64>,
     /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.
     pub stall_us: f64,
     /// All such time together, in µs.

@@ -1,16 +1,15 @@
 //! The hand-over's driver: performs what the machine decides, and tells it what happened.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Reason, Side};
+use shadowslice_policy::handover::{Action, Fact, Handover, PhaseName, Side};
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::controller::Controller;
 use super::incumbent::Incumbent;
+use super::outcome::Effect;
 use super::resize::Wanted;
-use super::standing::{HandoverReport, ms, us};
 use crate::errors;
 use crate::pipeline::WorkerId;
 use crate::process::WorkerSaid;
@@ -21,27 +20,12 @@ pub(super) struct Swap {
     pub(super) machine: Handover,
     incumbent: Option<WorkerId>,
     pub(super) shadow: Option<WorkerId>,
-    from: Percent,
-    wanted: Wanted,
+    pub(super) from: Percent,
+    pub(super) wanted: Wanted,
+    /// Whether the shadow stood ready from the start.
+    pub(super) at_once: bool,
     /// Whether the incumbent was told to go.
     dismissed: bool,
-}
-
-/// The wait for the first batch at a new share.
-#[derive(Debug)]
-pub(super) struct Effect {
-    worker: WorkerId,
-    decided: Moment,
-    took: Option<Duration>,
-    /// Whether the last report is about it.
-    reported: bool,
-}
-
-impl Effect {
-    /// Not there yet.
-    pub(super) fn awaited(worker: WorkerId, decided: Moment) -> Self {
-        Self { worker, decided, took: None, reported: false }
-    }
 }
 
 impl Swap {
@@ -53,7 +37,7 @@ impl Swap {
         from: Percent,
         wanted: Wanted,
     ) -> Self {
-        Self { machine, incumbent, shadow, from, wanted, dismissed: false }
+        Self { machine, incumbent, shadow, from, wanted, at_once: shadow.is_some(), dismissed: false }
     }
 
     /// Whether this worker is one of its two.
@@ -209,10 +193,10 @@ impl Controller {
 
     fn spawn_shadow(&mut self) -> Result<(), String> {
         let Some(swap) = &self.swap else { return Ok(()) };
-        let (share, decided) = (swap.wanted.share, swap.wanted.decided);
+        let share = swap.wanted.share;
         let worker = self.launch(Purpose::Serve, share, true).map_err(|error| errors::chain(&error))?;
-        self.effect = Some(Effect::awaited(worker, decided));
         if let Some(swap) = &mut self.swap {
+            self.effect = Some(Effect::awaited(worker, &swap.wanted));
             swap.shadow = Some(worker);
         }
         Ok(())
@@ -258,93 +242,6 @@ impl Controller {
             "a worker outlives its kill, probably stuck in the kernel; its memory is not free until it ends"
         );
         self.pipeline.requeue(worker);
-    }
-
-    fn complete(&mut self) {
-        let Some(swap) = &mut self.swap else { return };
-        let (to, cause, reply) = (swap.wanted.share, swap.wanted.cause, swap.wanted.reply.take());
-        let report = self.report("completed", None);
-        self.share = to;
-        self.changes.completed(cause, &report);
-        self.handovers.completed += 1;
-        tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
-        self.reported(report.clone());
-        answer(reply, report);
-    }
-
-    /// A worker at a new share serves, and this is how that went.
-    pub(super) fn reported(&mut self, report: HandoverReport) {
-        if let Some(effect) = &mut self.effect {
-            effect.reported = true;
-        }
-        self.handovers.last = Some(report);
-    }
-
-    fn finish(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::Kept => {}
-            Outcome::RolledBack(reason) => {
-                self.handovers.rolled_back += 1;
-                self.not_kept("rolled back", &reason);
-            }
-            Outcome::Aborted(reason) => {
-                self.handovers.aborted += 1;
-                if let Some(swap) = &self.swap {
-                    self.changes.of(swap.wanted.cause).aborted += 1;
-                }
-                self.not_kept("aborted", &reason);
-            }
-        }
-        self.swap = None;
-    }
-
-    fn not_kept(&mut self, outcome: &str, reason: &Reason) {
-        tracing::warn!(model = self.model.name, outcome, %reason, "hand-over failed");
-        let report = self.report(outcome, Some(reason.to_string()));
-        self.handovers.last = Some(report.clone());
-        let reply = self.swap.as_mut().and_then(|swap| swap.wanted.reply.take());
-        answer(reply, report);
-    }
-
-    fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
-        let shares = self.swap.as_ref().map(|swap| (swap.from, swap.wanted.share));
-        self.report_of(outcome, why, shares.unwrap_or((self.share, self.share)))
-    }
-
-    /// How a change went that is measured still.
-    pub(super) fn report_of(
-        &self,
-        outcome: &str,
-        why: Option<String>,
-        (from, to): (Percent, Percent),
-    ) -> HandoverReport {
-        let stall = self.pipeline.stall();
-        HandoverReport {
-            outcome: outcome.to_owned(),
-            why,
-            from_percent: from.get(),
-            to_percent: to.get(),
-            from_sms: self.sms(from).0,
-            to_sms: self.sms(to).0,
-            effect_ms: self.effect.as_ref().and_then(|effect| effect.took).map(ms),
-            stall_us: us(stall.longest),
-            stall_total_us: us(stall.total),
-        }
-    }
-
-    /// The first batch at the new share is done.
-    pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
-        let Some(effect) =
-            self.effect.as_mut().filter(|effect| effect.worker == worker && effect.took.is_none())
-        else {
-            return;
-        };
-        let took = at.since(effect.decided);
-        effect.took = Some(took);
-        self.changes.effect.record(took);
-        if let Some(last) = self.handovers.last.as_mut().filter(|_| effect.reported) {
-            last.effect_ms = Some(ms(took));
-        }
     }
 
     pub(super) fn shadow_said(&mut self, worker: WorkerId, said: WorkerSaid) {
@@ -393,12 +290,5 @@ impl Controller {
         if self.swap.as_ref().is_some_and(|swap| swap.incumbent == Some(worker)) {
             self.feed(Fact::Drained);
         }
-    }
-}
-
-/// Tells whoever asked, if they still listen.
-fn answer(reply: Option<super::resize::Reply>, report: HandoverReport) {
-    if let Some(reply) = reply {
-        reply.send(Ok(report)).ok();
     }
 }

@@ -6,7 +6,7 @@ use super::Model;
 use super::gpus::MIB;
 use super::text::Kind::{Counter, Gauge, Histogram};
 use super::text::{Metric, Sample};
-use crate::control::Outcomes;
+use crate::control::{Changes, Outcomes};
 use crate::pipeline::LatencyHistogram;
 
 /// All metrics. Values of one metric may be added up: nothing is counted under two labels.
@@ -132,6 +132,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| one(model.status.handovers.rolled_back as f64),
     },
     Metric {
+        name: "shadowslice_handover_flips_total",
+        kind: Counter,
+        help: "Completed hand-overs to a worker that stood ready.",
+        samples: |model| one(model.status.handovers.flips as f64),
+    },
+    Metric {
         name: "shadowslice_failovers_total",
         kind: Counter,
         help: "Times that a standing worker served at once in the place of one that died.",
@@ -144,10 +150,22 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: repartitions,
     },
     Metric {
+        name: "shadowslice_handover_detect_seconds",
+        kind: Histogram,
+        help: "From the change of a load to the decision that answers it, by cause.",
+        samples: |model| by_cause(&causes(model)[1..], |outcomes| &outcomes.detect),
+    },
+    Metric {
         name: "shadowslice_handover_effect_seconds",
         kind: Histogram,
-        help: "Effects of hand-overs: from the order to the first batch at the new share.",
-        samples: |model| histogram(&model.changes.effect),
+        help: "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
+        samples: |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
+    },
+    Metric {
+        name: "shadowslice_handover_settle_seconds",
+        kind: Histogram,
+        help: "From the change of a load to the first second in which all was answered in time again, by cause.",
+        samples: |model| by_cause(&causes(model)[1..], |outcomes| &outcomes.settle),
     },
     Metric {
         name: "shadowslice_handover_stall_seconds",
@@ -193,15 +211,31 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     },
 ];
 
+/// What became of the orders, by who gave them. People's come first: they answer no change of a load.
+fn causes(model: &Model) -> [(&'static str, &Outcomes); 3] {
+    let Changes { by_hand, by_policy, by_pressure, .. } = &model.changes;
+    [("hand", by_hand), ("policy", by_policy), ("pressure", by_pressure)]
+}
+
 fn repartitions(model: &Model) -> Vec<Sample> {
-    let causes = [("hand", model.changes.by_hand), ("policy", model.changes.by_policy)];
-    let of = |(cause, Outcomes { completed, aborted, refused }): (&str, Outcomes)| {
+    let of = |(cause, outcomes): (&str, &Outcomes)| {
+        let Outcomes { completed, aborted, refused, .. } = *outcomes;
         let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
-        let mut samples = by("outcome", &counts);
-        samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
-        samples
+        with_cause(cause, by("outcome", &counts))
     };
-    causes.into_iter().flat_map(of).collect()
+    causes(model).into_iter().flat_map(of).collect()
+}
+
+fn by_cause(
+    causes: &[(&'static str, &Outcomes)],
+    of: impl Fn(&Outcomes) -> &LatencyHistogram,
+) -> Vec<Sample> {
+    causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, histogram(of(outcomes)))).collect()
+}
+
+fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
+    samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
+    samples
 }
 
 /// Workers of one role are added up. None where the memory is not known, for which 0 would be a lie.

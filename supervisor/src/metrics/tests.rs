@@ -90,7 +90,9 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     (model.status.wanted_percent, model.status.held) = (Some(40), true);
     model.changes.by_hand.completed = 2;
     model.changes.by_policy.refused = 3;
-    model.changes.effect.record(Duration::from_millis(900));
+    model.changes.by_hand.effect.record(Duration::from_millis(900));
+    model.changes.by_pressure.detect.record(Duration::from_millis(2));
+    model.changes.by_pressure.settle.record(Duration::from_millis(40));
     let text = render(&[model], Some(&policy()), &[]);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
@@ -98,7 +100,11 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     let counted = "shadowslice_repartitions_total";
     has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
     has(&text, &format!("{counted}{{{own},cause=\"policy\",outcome=\"refused\"}} 3"));
-    has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},le=\"1\"}} 1"));
+    has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},cause=\"hand\",le=\"1\"}} 1"));
+    has(&text, &format!("shadowslice_handover_detect_seconds_sum{{{own},cause=\"pressure\"}} 0.002"));
+    has(&text, &format!("shadowslice_handover_settle_seconds_sum{{{own},cause=\"pressure\"}} 0.04"));
+    has(&text, &format!("shadowslice_handover_settle_seconds_count{{{own},cause=\"policy\"}} 0"));
+    assert!(!text.contains("detect_seconds_count{model=\"m\",gpu=\"1\",cause=\"hand"), "{text}");
     has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
     has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+doors\"} 1");
 }
@@ -119,10 +125,15 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
         completed: 3,
         aborted: 2,
         rolled_back: 1,
+        flips: 5,
         failovers: 4,
         last: Some(HandoverReport {
             outcome: "completed".to_owned(),
+            cause: "hand".to_owned(),
+            at_once: false,
             why: None,
+            detect_ms: None,
+            settle_ms: None,
             from_percent: 20,
             to_percent: 29,
             from_sms: 26,
@@ -137,6 +148,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
     has(&text, &format!("shadowslice_handover_rollbacks_total{{{own}}} 1"));
+    has(&text, &format!("shadowslice_handover_flips_total{{{own}}} 5"));
     has(&text, &format!("shadowslice_failovers_total{{{own}}} 4"));
     has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
     assert!(!text.contains("effect_seconds{"), "{text}");

@@ -67,10 +67,17 @@ impl Doorkeeper {
         if !self.admission.lets_in(self.door.admit) {
             return Some(Refusal::Door);
         }
-        // Who finds nobody before him is tried in any case, or predictions would never be corrected.
-        let tried = queued_rows == 0 && lane.executes_nothing();
-        if tried || !self.door.refuse_late || self.forgiveness.covers(now) {
+        if !self.door.refuse_late || self.forgiveness.covers(now) {
             return None;
+        }
+        self.misses(request, queued_rows, lane, now).then_some(Refusal::Late)
+    }
+
+    /// Whether a request that comes now should be answered too late, with so many rows before it. Who finds
+    /// nobody before him is tried in any case, or predictions would never be corrected.
+    pub(crate) fn misses(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> bool {
+        if queued_rows == 0 && lane.executes_nothing() {
+            return false;
         }
         let ahead = Ahead {
             lane_free: lane.free_at(now),
@@ -78,7 +85,7 @@ impl Doorkeeper {
             max_batch: self.limits().max_rows,
             expected_batch: self.door.expected_batch,
         };
-        (ahead.answered_at(|rows| lane.time(rows)) > request.deadline).then_some(Refusal::Late)
+        ahead.answered_at(|rows| lane.time(rows)) > request.deadline
     }
 
     /// What a request hears that is turned away.

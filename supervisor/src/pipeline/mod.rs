@@ -17,8 +17,10 @@ mod histogram;
 mod lane;
 mod memory;
 mod observe;
+mod pressure;
 mod reader;
 mod request;
+mod settle;
 mod stall;
 mod state;
 mod stats;
@@ -43,6 +45,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 pub use facts::{FACTS, LaneFact};
 pub use histogram::LatencyHistogram;
 pub use lane::{Arrival, Crowding, WorkerId};
+pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
 pub use stall::Stall;
@@ -54,6 +57,7 @@ use door::Doorkeeper;
 use facts::Reporter;
 use lane::Ticket;
 use memory::{RequestMemory, Reservation};
+use pressure::Relief;
 use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
@@ -79,6 +83,8 @@ pub struct Settings {
     pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
+    /// Who hears at once that slack runs out, where somebody decides on it.
+    pub bell: Option<Bell>,
 }
 
 /// The pipeline of one model.
@@ -109,6 +115,7 @@ impl Pipeline {
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
             lateness: settings.reject_late.then(|| Lateness::new(settings.slo)),
+            relief: Relief::new(settings.bell),
             reporter: Reporter::new(facts),
             alarm: None,
             next_batch: 0,
@@ -314,6 +321,23 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
+    /// Says whether a worker stands ready that has more SMs than the one that serves, and may take over.
+    pub fn set_relief(&self, stands: bool) {
+        self.state.lock().relief.set(stands);
+    }
+
+    /// Begins to measure when the objective is kept again after the load changed at `onset`.
+    pub fn begin_settling(&self, onset: Moment) {
+        self.state.lock().stats.settle.begin(onset);
+    }
+
+    /// From the last onset to the beginning of the first second in which all was answered in time; nothing
+    /// before that is over.
+    pub fn settled(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        self.state.lock().stats.settle.read(now)
+    }
+
     /// Batches and lets requests in as `door` says from now on, within what the configuration allows. Where
     /// that serves the late (`queue.on_late: serve`), nobody is turned away.
     pub fn set_door(&self, door: Door) {
@@ -327,6 +351,13 @@ impl Pipeline {
         let mut state = self.state.lock();
         let queued = state.queue.len();
         state.stats.recent.take(queued, now)
+    }
+
+    /// The same, to be seen again by the next call of [`Pipeline::observe`].
+    pub fn peek(&self) -> Seen {
+        let now = self.clock.now();
+        let state = self.state.lock();
+        state.stats.recent.look(state.queue.len(), now)
     }
 
     /// Counts, latencies, and requests (queued, in flight).

@@ -98,12 +98,19 @@ impl Observer {
 
     /// What was seen since the last look; what comes is seen afresh.
     pub(crate) fn take(&mut self, queued: usize, now: Moment) -> Seen {
+        let seen = self.look(queued, now);
+        self.clear(now);
+        seen
+    }
+
+    /// The same, and it goes on.
+    pub(crate) fn look(&self, queued: usize, now: Moment) -> Seen {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
         let executed =
             self.executed.iter().map(|&(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) });
-        let seen = Seen {
+        Seen {
             span,
             arrived: self.arrived,
             answered: self.answered,
@@ -114,9 +121,7 @@ impl Observer {
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
             executed: executed.collect(),
-        };
-        self.clear(now);
-        seen
+        }
     }
 
     fn clear(&mut self, now: Moment) {

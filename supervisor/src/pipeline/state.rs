@@ -16,6 +16,7 @@ use shadowslice_shared::units::Moment;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
+use super::pressure::Relief;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::{Refusal, Stats};
@@ -53,6 +54,7 @@ pub(crate) struct State {
     pub(crate) stats: Stats,
     /// Whether late requests are refused under overload; `None`: they are served.
     pub(crate) lateness: Option<Lateness>,
+    pub(crate) relief: Relief,
     pub(crate) reporter: Reporter,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
@@ -68,6 +70,11 @@ impl State {
         }
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
+        if self.relief.listens(now)
+            && lane.is_some_and(|lane| self.door.misses(&request, self.queue.rows(), lane, now))
+        {
+            self.relief.press(now);
+        }
         if let Some(refusal) = self.door.refuses(&request, self.queue.rows(), lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);
             return Err(self.turn_away(refusal, failure, now));

@@ -7,6 +7,7 @@ use shadowslice_shared::units::Moment;
 
 use super::histogram::LatencyHistogram;
 use super::observe::Observer;
+use super::settle::SettleMeter;
 
 /// How long a window of latencies lasts; percentiles cover between one and two of them.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -82,6 +83,7 @@ pub(crate) struct Stats {
     pub(crate) histogram: LatencyHistogram,
     /// What the sharing policy looks at.
     pub(crate) recent: Observer,
+    pub(crate) settle: SettleMeter,
     slo: Duration,
     began: Moment,
     current: Window,
@@ -115,6 +117,7 @@ impl Stats {
             counts: Counts::default(),
             histogram: LatencyHistogram::default(),
             recent: Observer::new(now),
+            settle: SettleMeter::default(),
             slo,
             began: now,
             current: Window::new(),
@@ -133,12 +136,15 @@ impl Stats {
         if latency <= self.slo {
             self.current.within += 1;
             self.counts.within_slo += 1;
+        } else {
+            self.settle.missed(now);
         }
     }
 
     /// A request was accepted and failed.
     pub(crate) fn failed(&mut self, now: Moment) {
         self.counts.failed += 1;
+        self.settle.missed(now);
         self.window(now).offered += 1;
     }
 
@@ -159,6 +165,7 @@ impl Stats {
         self.counts.rejected += 1;
         self.counts.refused[why as usize] += 1;
         self.recent.refused();
+        self.settle.missed(now);
         self.window(now).offered += 1;
     }
 

@@ -1,6 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
 mod doors;
+mod pressure;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -86,6 +87,7 @@ impl Stage {
             max_delay: Duration::ZERO,
             reject_late: false,
             profile: None,
+            bell: None,
         };
         change(&mut settings);
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), reporter).unwrap());

@@ -8,7 +8,7 @@ use super::Sharer;
 use super::orders::Orders;
 
 /// How a model stands, and what was seen of it since the last time.
-pub(super) fn live(sharer: &Sharer, orders: &Orders) -> Live {
+pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| sharer.gpu.sms(share);
     Live {
@@ -17,7 +17,7 @@ pub(super) fn live(sharer: &Sharer, orders: &Orders) -> Live {
         coming: standing.coming.or(orders.coming()).map(sms),
         standing: standing.ready.map(sms),
         held: standing.held,
-        seen: of_one_that_serves(&standing, sharer.pipeline.observe()),
+        seen: of_one_that_serves(&standing, seen),
     }
 }
 

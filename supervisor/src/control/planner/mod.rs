@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Terms};
+use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Seen, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -26,7 +26,7 @@ use super::{Cause, Order};
 use crate::clock::Clock;
 use crate::config::{Controller as Settings, Model};
 use crate::partition::Partition;
-use crate::pipeline::{LatencyHistogram, Pipeline};
+use crate::pipeline::{LatencyHistogram, PRESSURES, Pipeline, Pressed};
 use orders::Orders;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
@@ -66,6 +66,7 @@ pub struct Planner {
     terms: Vec<Terms>,
     policy: Policy,
     models: Vec<(Sharer, Orders)>,
+    pressed: mpsc::Receiver<Pressed>,
     planned: watch::Sender<Planned>,
 }
 
@@ -105,12 +106,14 @@ fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
 }
 
 impl Planner {
-    /// A planner for these models, and what it decided last; `None` where nothing is decided.
+    /// A planner for these models, and what it decided last; `None` where nothing is decided. Models whose slack
+    /// runs out are in `pressed`, by their places in `sharers`.
     pub fn new(
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn Partition>],
         sharers: Vec<Sharer>,
+        pressed: mpsc::Receiver<Pressed>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
@@ -120,28 +123,25 @@ impl Planner {
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
         let models = sharers.into_iter().map(|sharer| (sharer, Orders::default())).collect();
         let Settings { act, interval, .. } = *settings;
-        Some((Self { choice, act, interval, clock, gpus, terms, policy, models, planned }, seen))
+        Some((Self { choice, act, interval, clock, gpus, terms, policy, models, pressed, planned }, seen))
     }
 
-    /// Decides once an interval, for ever.
+    /// Decides once an interval, and when a model's slack runs out, for ever.
     pub async fn run(mut self) {
         let mut tick = tokio::time::interval(self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tick.tick().await;
-            self.decide();
+            tokio::select! {
+                _ = tick.tick() => self.decide(),
+                Some(first) = self.pressed.recv() => self.relieve(first),
+            }
         }
     }
 
     fn decide(&mut self) {
         self.learn_batches();
         let now = self.clock.now();
-        for (sharer, orders) in &mut self.models {
-            orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
-        }
-        let live: Vec<Live> =
-            self.models.iter().map(|(sharer, orders)| facts::live(sharer, orders)).collect();
-        let facts = Facts { now, gpus: self.gpus.clone(), models: live };
+        let facts = self.facts(now, Pipeline::observe);
         let began = self.clock.now();
         let decision = self.policy.decide(&facts);
         let took = self.clock.now().since(began);
@@ -155,7 +155,7 @@ impl Planner {
             let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
             let Some((live, verdict)) = rows else { continue };
             let verdict = report::words(verdict, now);
-            obstacles[change.model] = self.order(change, live, &verdict, now).err();
+            obstacles[change.model] = self.order(change, Cause::Policy, live, &verdict, now).err();
         }
         if self.act {
             self.name_standing(&decision);
@@ -167,6 +167,36 @@ impl Planner {
             planned.report.decisions += 1;
             planned.report.models = models;
         });
+    }
+
+    /// A model's slack runs out, and maybe that of others: asks for each whether its standing worker takes over.
+    fn relieve(&mut self, first: Pressed) {
+        let mut notices = vec![first];
+        while notices.len() < PRESSURES
+            && let Ok(next) = self.pressed.try_recv()
+        {
+            notices.push(next);
+        }
+        let now = self.clock.now();
+        let facts = self.facts(now, Pipeline::peek);
+        for Pressed { model, arrived } in notices {
+            let Some(change) = self.policy.pressure(model, arrived, &facts) else { continue };
+            let Some(live) = facts.models.get(change.model) else { continue };
+            let why = "a request would be answered too late, and a larger worker stands ready";
+            if let Err(why) = self.order(&change, Cause::Pressure, live, why, now) {
+                tracing::debug!(model, why, "a standing worker does not take over");
+            }
+        }
+    }
+
+    /// How all models stand, and what `look` sees of them.
+    fn facts(&mut self, now: Moment, look: impl Fn(&Pipeline) -> Seen) -> Facts {
+        for (sharer, orders) in &mut self.models {
+            orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
+        }
+        let models = self.models.iter();
+        let models = models.map(|(sharer, orders)| facts::live(sharer, orders, look(&sharer.pipeline)));
+        Facts { now, gpus: self.gpus.clone(), models: models.collect() }
     }
 
     /// Says which workers should stand ready, where that is news. A controller that is behind hears it next time.
@@ -184,7 +214,14 @@ impl Planner {
     }
 
     /// Orders a change; else says why it does not.
-    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
+    fn order(
+        &mut self,
+        change: &Change,
+        cause: Cause,
+        live: &Live,
+        verdict: &str,
+        now: Moment,
+    ) -> Result<(), String> {
         let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());
@@ -200,7 +237,7 @@ impl Planner {
         if sharer.gpu.sms(to) == sharer.gpu.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        orders.send(&sharer.orders, to, now)?;
+        orders.send(&sharer.orders, to, (cause, change.onset), now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
             model = sharer.model.name,
@@ -208,6 +245,7 @@ impl Planner {
             to_percent = to.get(),
             from_sms = live.share.0,
             to_sms = sharer.gpu.sms(to).0,
+            cause = cause.name(),
             verdict,
             arrival_rate = figures.arrival_rate,
             p99_ms = figures.p99_ms,

@@ -47,8 +47,10 @@ impl Orders {
         }
         let why = match said {
             Some(Ok(Ok(report))) => report.why,
-            // Somebody else was quicker, or holds it now.
-            Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
+            // Somebody else was quicker, or holds it now; or a worker stands ready no more.
+            Some(Ok(Err(
+                ResizeRefused::InForce { .. } | ResizeRefused::Held(_) | ResizeRefused::NotStanding { .. },
+            ))) => None,
             Some(Ok(Err(refused))) => Some(refused.to_string()),
             // Under way still, or the controller ended.
             Some(Err(_)) | None => None,
@@ -71,6 +73,7 @@ impl Orders {
         &mut self,
         to: &mpsc::Sender<Order>,
         share: Percent,
+        (cause, onset): (Cause, Moment),
         now: Moment,
     ) -> Result<(), String> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
@@ -81,7 +84,7 @@ impl Orders {
             return Err("an order is under way".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
-        let order = Order::Resize { share, cause: Cause::Policy, reply };
+        let order = Order::Resize { share, cause, onset: Some(onset), reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         Ok(())

@@ -18,6 +18,11 @@ struct Rig {
     ordered: Vec<mpsc::Receiver<Order>>,
 }
 
+/// Nobody gives notice.
+fn silence() -> mpsc::Receiver<Pressed> {
+    mpsc::channel(1).1
+}
+
 fn config(controller: &str, more: &str) -> Config {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
@@ -70,6 +75,7 @@ impl Rig {
                 max_delay: Duration::ZERO,
                 reject_late: true,
                 profile: None,
+                bell: None,
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
@@ -83,7 +89,7 @@ impl Rig {
             standings.push(told);
             ordered.push(to_controller);
         }
-        let (planner, planned) = Planner::new(&config.controller, clock, &[gpu], sharers).unwrap();
+        let (planner, planned) = Planner::new(&config.controller, clock, &[gpu], sharers, silence()).unwrap();
         Self { planner, planned, standings, ordered }
     }
 
@@ -95,8 +101,8 @@ impl Rig {
     /// The share that was ordered of a model since the last time, with where its answer goes.
     fn ordered(&mut self, model: usize) -> Option<(u32, super::super::resize::Reply)> {
         match self.ordered[model].try_recv().ok()? {
-            Order::Resize { share, cause, reply } => {
-                assert_eq!(cause, Cause::Policy);
+            Order::Resize { share, cause, onset, reply } => {
+                assert_eq!((cause, onset.is_some()), (Cause::Policy, true));
                 Some((share.get(), reply))
             }
             other => panic!("{other:?}"),
@@ -140,7 +146,11 @@ fn a_hand_over_that_was_taken_back_rests_too() {
     let (_, reply) = rig.ordered(0).unwrap();
     let report = HandoverReport {
         outcome: "completed".to_owned(),
+        cause: "policy".to_owned(),
+        at_once: false,
         why: None,
+        detect_ms: None,
+        settle_ms: None,
         from_percent: 20,
         to_percent: 50,
         from_sms: 26,
@@ -218,4 +228,32 @@ fn a_share_is_the_smallest_that_comes_to_its_sms() {
     assert_eq!(share(26, 40), 20);
     assert_eq!(share(38, 30), 30, "what is in force stays, though 29 % would do");
     assert_eq!((share(2, 20), share(132, 20)), (10, 60), "bounds");
+}
+
+#[test]
+fn a_model_that_runs_out_of_slack_has_its_larger_standing_worker_without_a_decision() {
+    let mut rig = Rig::new("policy: adaptive");
+    let arrived = rig.planner.clock.now();
+    rig.planner.relieve(Pressed { model: 0, arrived });
+    assert!(rig.ordered[0].try_recv().is_err(), "nobody stands ready");
+    let larger = Percent::new(40).unwrap();
+    rig.standings[0].send_modify(|standing| standing.ready = Some(larger));
+    rig.planner.relieve(Pressed { model: 0, arrived });
+    let order = rig.ordered[0].try_recv().unwrap();
+    let Order::Resize { share, cause, onset, .. } = &order else { panic!("{order:?}") };
+    assert_eq!((*share, *cause, *onset), (larger, Cause::Pressure, Some(arrived)));
+    assert_eq!(rig.planned.borrow().report.decisions, 0);
+    // It is under way now.
+    rig.planner.relieve(Pressed { model: 0, arrived });
+    assert!(rig.ordered[0].try_recv().is_err());
+}
+
+#[test]
+fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
+    let mut rig = Rig::new("policy: equal, act: false");
+    rig.standings[0].send_modify(|standing| standing.ready = Some(Percent::WHOLE));
+    let arrived = rig.planner.clock.now();
+    rig.planner.relieve(Pressed { model: 0, arrived });
+    rig.decide();
+    assert!((0..2).all(|model| rig.ordered[model].try_recv().is_err()));
 }

@@ -1,0 +1,77 @@
+//! Who is told that slack runs out, and when.
+
+use super::*;
+
+/// A pipeline of model 7 that answers whoever is late, where nothing keeps the SLO; and where it gives notice.
+fn stage(room: usize) -> (Stage, mpsc::Receiver<Pressed>) {
+    let (to, pressed) = mpsc::channel(room);
+    let stage = Stage::with(|settings| {
+        (settings.slo, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
+        settings.bell = Some(Bell { model: 7, to });
+    });
+    (stage, pressed)
+}
+
+/// Asks with one request before the new one.
+async fn crowd(stage: &Stage) -> Actor {
+    let worker = stage.enter_with(1, Sms(60));
+    drop(stage.ask());
+    worker.batch().await;
+    worker
+}
+
+#[tokio::test]
+async fn notice_is_given_once_in_a_while_and_only_while_a_larger_worker_stands_ready() {
+    let (stage, mut pressed) = stage(4);
+    let _worker = crowd(&stage).await;
+    let (_a, _b) = (stage.ask(), stage.until((0, 2)).await);
+    assert!(pressed.try_recv().is_err(), "nobody stands ready");
+    stage.pipeline.set_relief(true);
+    let before = stage.pipeline.now();
+    let _c = stage.ask();
+    let notice = pressed.recv().await.unwrap();
+    assert_eq!(notice.model, 7);
+    assert!((before..=stage.pipeline.now()).contains(&notice.arrived));
+    // The next notice is one of another moment.
+    let _d = stage.ask();
+    stage.until((2, 2)).await;
+    if let Ok(second) = pressed.try_recv() {
+        assert!(second.arrived.since(notice.arrived) >= Duration::from_millis(10));
+    }
+    stage.pipeline.set_relief(false);
+    let _e = stage.ask();
+    stage.until((3, 2)).await;
+    assert!(pressed.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn who_finds_nobody_before_him_and_who_finds_no_worker_gives_no_notice() {
+    let (stage, mut pressed) = stage(4);
+    stage.pipeline.set_relief(true);
+    let _waits = stage.ask();
+    stage.until((1, 0)).await;
+    let worker = stage.enter_with(1, Sms(60));
+    worker.answer_well(&worker.batch().await);
+    stage.until((0, 0)).await;
+    let _alone = stage.ask();
+    worker.batch().await;
+    assert!(pressed.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn nobody_waits_for_whoever_does_not_listen() {
+    let (stage, pressed) = stage(1);
+    stage.pipeline.set_relief(true);
+    let worker = crowd(&stage).await;
+    let mut asked = Vec::new();
+    for waiting in 0..3 {
+        asked.push(stage.ask());
+        stage.until((waiting, 2)).await;
+        tokio::time::sleep(Duration::from_millis(12)).await;
+    }
+    assert_eq!(pressed.len(), 1);
+    drop(pressed);
+    asked.push(stage.ask());
+    stage.until((3, 2)).await;
+    drop(worker);
+}
