@@ -14,8 +14,8 @@ use crate::admin::{Admin, Administered, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Model, OnLate, Start};
 use crate::control::{
-    Context, Controller, EVENTS, Inbox, ModelState, ORDERS, Order, Parts, Planned, Planner, Sharer,
-    first_shares,
+    Context, Controller, EVENTS, Inbox, MemoryLedger, ModelState, ORDERS, Order, Parts, Planned, Planner,
+    Sharer, first_shares,
 };
 use crate::errors;
 use crate::exit::{self, fail};
@@ -113,6 +113,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
+        memory: ledgers(config),
         policy_acts: config.controller.acts().is_some(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
@@ -123,6 +124,13 @@ fn start(config: &Config) -> Result<u8, Failed> {
     // Nothing that still runs is waited for: by now all was answered, or a second signal came.
     runtime.shutdown_background();
     code
+}
+
+/// What the models need of each GPU's memory.
+fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
+    let of = |gpu| config.models.iter().filter(move |model| model.gpu == gpu);
+    let ledger = |gpu| Arc::new(MemoryLedger::new(of(gpu), config.controller.standby_memory));
+    (0..config.gpus.len()).map(ledger).collect()
 }
 
 /// A model's parts, before its controller runs.
@@ -164,7 +172,8 @@ fn wire(
         reference: ReferenceFile::create(&model.name).map_err(failed)?,
         events,
     });
-    let inbox = Inbox { orders: ordered, facts: heard, events: happened };
+    let calls = context.memory[model.gpu].calls();
+    let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls };
     Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub use plan::plan;
 
-use crate::config::Model;
+use crate::config::{HandoverMode, Model};
 use crate::control::{Handovers, ModelPlan, ModelState, Standing};
 use crate::nvml::Watched;
 use crate::partition::{GpuStanding, Partition};
@@ -85,6 +85,10 @@ pub struct ModelStatus {
     pub latency_ms: Latency,
     /// Its objective, and how well it is met.
     pub slo: SloStatus,
+    /// Why its share cannot be changed now: there is no memory for a second worker.
+    pub cannot_resize: Option<String>,
+    /// Why no worker stands ready though one should.
+    pub no_standby: Option<String>,
     /// Its hand-overs.
     pub handovers: Handovers,
 }
@@ -147,6 +151,9 @@ pub fn of_model(
 ) -> ModelStatus {
     let (counts, latencies, (queue, in_flight)) = pipeline.report();
     let execution = pipeline.execution_times().into_iter();
+    let shadow = model.handover == HandoverMode::Shadow;
+    let cannot_resize =
+        gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let (state, why) = match &standing.state {
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
@@ -187,6 +194,8 @@ pub fn of_model(
             percentile: model.slo.percentile,
             attainment: latencies.attainment,
         },
+        cannot_resize,
+        no_standby: standing.no_standby.clone(),
         handovers: standing.handovers.clone(),
     }
 }
@@ -215,6 +224,12 @@ pub fn table(status: &Status) -> String {
     for model in &status.models {
         if let Some(why) = &model.why {
             text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
+        }
+        if let Some(why) = &model.cannot_resize {
+            text.push_str(&format!("{} cannot resize: {why}\n", model.name));
+        }
+        if let Some(why) = &model.no_standby {
+            text.push_str(&format!("{} has no standing worker: {why}\n", model.name));
         }
         if model.held {
             let (name, share) = (&model.name, model.share_percent);

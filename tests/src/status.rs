@@ -123,6 +123,14 @@ pub struct Handover {
     pub stall_us: Option<f64>,
     /// How it went.
     pub outcome: Option<String>,
+    /// Who wanted it.
+    pub cause: Option<String>,
+    /// Whether a worker stood ready.
+    pub at_once: Option<bool>,
+    /// From the change of the load to the decision.
+    pub detect_ms: Option<f64>,
+    /// From the change of the load until every answer is in time.
+    pub settle_ms: Option<f64>,
 }
 
 impl Status {

@@ -33,9 +33,12 @@ impl fmt::Display for Document<'_> {
         config.models.iter().try_for_each(|one| model(f, one))?;
         let policy = config.controller.policy;
         let interval = show_duration(config.controller.interval);
+        let standby_memory = config.controller.standby_memory.map(show_size);
+        let standby_memory =
+            standby_memory.map(|size| format!(", standby_memory: {size}")).unwrap_or_default();
         writeln!(
             f,
-            "controller: {{policy: {policy}, interval: {interval}, act: {}}}",
+            "controller: {{policy: {policy}, interval: {interval}, act: {}{standby_memory}}}",
             config.controller.act
         )?;
         limits(f, &config.limits)?;

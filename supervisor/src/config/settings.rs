@@ -55,12 +55,13 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 
 /// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
-    let fields = root.section("controller", &["policy", "interval", "act"]);
+    let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy = fields.or("policy", Controller::STATIC, |value| value.parsed(str::parse::<Choice>));
     let default = Duration::from_millis(500);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
-    let controller = Controller { policy, interval, act };
+    let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
+    let controller = Controller { policy, interval, act, standby_memory };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
         if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
             context.note(&value, "has no effect while no policy decides shares");

@@ -273,6 +273,9 @@ pub struct Controller {
     pub interval: Duration,
     /// Whether decisions are carried out, or only reported.
     pub act: bool,
+    /// The most memory that the standing workers of a GPU may take together, in bytes; `None`: half of what a real
+    /// GPU has, and any of an emulated one.
+    pub standby_memory: Option<u64>,
 }
 
 impl Controller {

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::changes::Changes;
 use super::incumbent::Incumbent;
+use super::memory::MemoryLedger;
 use super::outcome::{Effect, Settling};
 use super::resize::{Replacing, Wanted};
 use super::standby::Standby;
@@ -46,6 +47,8 @@ pub struct Context {
     pub lower_shadows: bool,
     /// What NVML says of the GPUs.
     pub readings: Arc<Readings>,
+    /// What the models need of the GPUs' memory, by the index of the GPU.
+    pub memory: Vec<Arc<MemoryLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
     /// Where the next worker's name comes from.
@@ -61,6 +64,8 @@ pub struct Inbox {
     pub facts: mpsc::Receiver<LaneFact>,
     /// What happens to the workers.
     pub events: mpsc::Receiver<WorkerEvent>,
+    /// When standing workers of the GPU are called in.
+    pub calls: watch::Receiver<()>,
 }
 
 /// What a controller has heard.
@@ -68,6 +73,7 @@ enum Heard {
     Order(Order),
     Lane(LaneFact),
     Worker(WorkerEvent),
+    CalledIn,
     Due,
 }
 
@@ -100,8 +106,8 @@ pub struct Controller {
     /// The share that a worker without a shadow is being restarted for.
     pub(super) replacing: Option<Replacing>,
     pub(super) restarts: Restarts,
-    /// The GPU memory that its workers were seen to have, in bytes.
-    pub(super) memory_seen: Option<u64>,
+    /// The memory of its GPU.
+    pub(super) ledger: Arc<MemoryLedger>,
     /// Deaths since the start.
     pub(super) all_deaths: u64,
     /// What the last worker that died said, or died of.
@@ -147,6 +153,7 @@ impl Controller {
             since: Moment::default(),
             coming: None,
             ready: None,
+            memory_need: None,
             standby_wish: None,
             no_standby: None,
             held: false,
@@ -155,6 +162,7 @@ impl Controller {
             handovers: Handovers::default(),
             changes: Changes::default(),
         });
+        let ledger = Arc::clone(&parts.context.memory[parts.model.gpu]);
         let controller = Self {
             context: parts.context,
             model: parts.model,
@@ -174,7 +182,7 @@ impl Controller {
             next: None,
             replacing: None,
             restarts: Restarts::new(),
-            memory_seen: None,
+            ledger,
             all_deaths: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
@@ -215,6 +223,7 @@ impl Controller {
             Some(fact) = inbox.facts.recv() => Heard::Lane(fact),
             Some(event) = inbox.events.recv() => Heard::Worker(event),
             Some(order) = inbox.orders.recv() => Heard::Order(order),
+            Ok(()) = inbox.calls.changed() => Heard::CalledIn,
             () = alarm => Heard::Due,
         }
     }
@@ -234,12 +243,13 @@ impl Controller {
             }
             Heard::Lane(fact) => self.on_lane(fact),
             Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
+            Heard::CalledIn => self.on_call(),
             Heard::Due => self.on_time(),
         }
     }
 
     fn due(&self) -> Option<Moment> {
-        let swap = self.swap.as_ref().and_then(|swap| swap.machine.due());
+        let swap = self.swap.as_ref().and_then(Swap::due);
         if self.stopping.is_some() {
             return self.stopping;
         }

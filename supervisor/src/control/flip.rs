@@ -80,6 +80,7 @@ impl Controller {
         let parked = self.swap.as_ref().and_then(Swap::parked).and_then(|worker| self.sms_of(worker));
         let standing = self.standby.ready().and_then(|worker| self.sms_of(worker));
         parked.is_some_and(|sms| self.wants_standing(sms) && standing != Some(sms))
+            && self.room_to_stand(true).is_ok()
     }
 
     /// Tells the pipeline whether a worker stands ready that would help against too much load, so that a policy

@@ -96,7 +96,10 @@ impl Controller {
                 };
                 self.swap_incumbent_is(Some(worker));
             }
-            Err(error) if error.is_passing() => self.await_gpu(crate::errors::chain(&error)),
+            Err(error) if error.is_passing() => {
+                self.make_room(&error);
+                self.await_gpu(crate::errors::chain(&error));
+            }
             Err(error) => {
                 self.last_words = crate::errors::chain(&error);
                 tracing::error!(model = self.model.name, error = self.last_words, "no worker");
@@ -182,6 +185,7 @@ impl Controller {
         if let Some(process) = self.workers.get_mut(&worker) {
             process.serve();
         }
+        self.note_serving(self.pid(worker));
         self.pipeline.route(Some(worker));
         self.pipeline.open();
         if !matches!(self.incumbent, Incumbent::Serving { .. }) {

@@ -74,6 +74,7 @@ impl Controller {
     /// Puts a warm worker's lane on the pipeline, with how long its batches took to warm up.
     pub(super) fn attach(&mut self, worker: WorkerId, times: &[WarmTime]) {
         let Some(metadata) = self.pipeline.metadata() else { return };
+        self.note_warm();
         let Some(worker) = self.workers.get_mut(&worker) else { return };
         let Some(lane) = worker.lane() else { return };
         let arrival = Arrival {

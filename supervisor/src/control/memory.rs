@@ -1,25 +1,340 @@
-//! Whether there is memory for another worker.
+//! Memory of a GPU: whether there is some for another worker, and for one that only stands ready.
+//!
+//! A worker that stands ready may take no memory that a hand-over will need: after it, the largest shadow of its
+//! GPU must still fit. If one does not fit all the same, standing workers are called in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_shared::units::Moment;
+use tokio::sync::watch;
 
 use super::controller::Controller;
-use super::incumbent::Incumbent;
-use crate::partition::Room;
+use super::launch::LaunchError;
+use crate::config::{Gpu, HandoverMode, Model};
+use crate::partition::{GrantError, Room, gib};
+
+/// How long it takes until NVML's readings have what a worker took.
+const READINGS_LAG: Duration = Duration::from_secs(2);
+
+/// What the models of one GPU need of its memory, and what stands ready there.
+#[derive(Debug)]
+pub struct MemoryLedger {
+    /// The most that standing workers may take together, in bytes; `None`: half of what the GPU has.
+    limit: Option<u64>,
+    book: Mutex<Book>,
+    called: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    rows: BTreeMap<String, Row>,
+    /// Until then a worker became warm so recently that what is free is not known.
+    quiet_until: Moment,
+}
+
+/// One model. Memory is in bytes.
+#[derive(Debug, Default)]
+struct Row {
+    /// What its profile says that a worker takes.
+    told: Option<u64>,
+    /// What a worker of it was seen to have.
+    seen: Option<u64>,
+    /// The process that serves.
+    serving: Option<i32>,
+    /// Whether it may have a shadow.
+    has_shadows: bool,
+    /// What its standing worker has, or will take.
+    standing: u64,
+    /// Whether its standing worker must go.
+    called_in: bool,
+}
+
+impl Row {
+    fn need(&self) -> Option<u64> {
+        self.seen.or(self.told)
+    }
+}
+
+/// A GPU's memory as a moment ago, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// An emulated GPU has none of its own.
+    Emulated,
+    /// The driver does not say.
+    Unknown,
+    /// What nobody has or is promised, and all of it.
+    Real { free: u64, total: u64 },
+}
+
+/// Why no worker may stand ready.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoRoom {
+    #[error("it is not known what memory it needs; give the model a profile with `memory`")]
+    NeedUnknown,
+    #[error("the GPU's driver does not say what memory is free")]
+    FreeUnknown,
+    #[error("another worker has just taken memory; asked again in a moment")]
+    Lag,
+    #[error(
+        "it needs {}, and standing workers may have {} together, of which {} are taken; raise `controller.standby_memory`",
+        gib(*needed), gib(*limit), gib(*taken)
+    )]
+    Limit { needed: u64, limit: u64, taken: u64 },
+    #[error(
+        "it needs {}, and {} are kept for a hand-over of the largest model, of {} that are free",
+        gib(*needed), gib(*kept), gib(*free)
+    )]
+    Kept { needed: u64, kept: u64, free: u64 },
+}
+
+impl MemoryLedger {
+    /// Of these models, which share a GPU; `limit` in bytes is for all their standing workers.
+    pub fn new<'m>(models: impl Iterator<Item = &'m Model>, limit: Option<u64>) -> Self {
+        let row = |model: &Model| {
+            let memory = model.profile.as_ref().map(|profile| profile.memory);
+            let sum =
+                memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
+            let has_shadows = model.handover == HandoverMode::Shadow;
+            let row = Row { told: sum.filter(|bytes| *bytes > 0), has_shadows, ..Row::default() };
+            (model.name.clone(), row)
+        };
+        let book = Book { rows: models.map(row).collect(), ..Book::default() };
+        Self { limit, book: Mutex::new(book), called: watch::Sender::new(()) }
+    }
+
+    /// Changes whenever standing workers are called in.
+    pub fn calls(&self) -> watch::Receiver<()> {
+        self.called.subscribe()
+    }
+
+    /// Takes note of what the processes that serve have.
+    fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
+        for row in self.book.lock().rows.values_mut() {
+            row.seen = row.serving.and_then(&bytes_of).or(row.seen);
+        }
+    }
+
+    fn serves(&self, model: &str, pid: Option<i32>) {
+        if let Some(row) = self.book.lock().rows.get_mut(model) {
+            row.serving = pid;
+        }
+    }
+
+    /// What a worker of this model takes: what the one that serves has, else what one had before, else what the
+    /// profile says.
+    pub(super) fn need(&self, model: &str) -> Option<u64> {
+        self.book.lock().rows.get(model).and_then(Row::need)
+    }
+
+    /// A worker is warm, and has its memory.
+    fn warmed(&self, now: Moment) {
+        self.book.lock().quiet_until = now + READINGS_LAG;
+    }
+
+    /// Whether a worker of this model may stand ready; `there`: it has its memory already.
+    fn may_stand(&self, model: &str, memory: Memory, there: bool, now: Moment) -> Result<(), NoRoom> {
+        let book = self.book.lock();
+        let need = book.rows.get(model).and_then(Row::need);
+        let (needed, limit) = match (memory, need) {
+            (Memory::Emulated, need) => (need.unwrap_or(0), self.limit),
+            (_, None) => return Err(NoRoom::NeedUnknown),
+            (Memory::Unknown, _) => return Err(NoRoom::FreeUnknown),
+            (Memory::Real { total, .. }, Some(need)) => (need, Some(self.limit.unwrap_or(total / 2))),
+        };
+        let others = book.rows.iter().filter(|(name, _)| *name != model);
+        let taken = others.map(|(_, row)| row.standing).sum::<u64>();
+        if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
+            return Err(NoRoom::Limit { needed, limit, taken });
+        }
+        let Memory::Real { free, .. } = memory else { return Ok(()) };
+        if now < book.quiet_until {
+            return Err(NoRoom::Lag);
+        }
+        let shadows = book.rows.values().filter(|row| row.has_shadows);
+        let kept = shadows.filter_map(Row::need).max().unwrap_or(0);
+        let needed = if there { 0 } else { needed };
+        if needed.saturating_add(kept) > free { Err(NoRoom::Kept { needed, kept, free }) } else { Ok(()) }
+    }
+
+    /// Whether the model has a standing worker, which needs as much as any.
+    fn stands(&self, model: &str, stands: bool) {
+        if let Some(row) = self.book.lock().rows.get_mut(model) {
+            row.standing = if stands { row.need().unwrap_or(0) } else { 0 };
+            row.called_in &= stands;
+        }
+    }
+
+    /// Has standing workers go until `bytes` more will be free, this model's first and then the largest. False if
+    /// there is none.
+    fn call_in(&self, model: &str, bytes: u64) -> bool {
+        let mut book = self.book.lock();
+        let mut rows: Vec<_> = book.rows.iter_mut().filter(|(_, row)| row.standing > 0).collect();
+        rows.sort_by_key(|(name, row)| (*name != model, std::cmp::Reverse(row.standing)));
+        let found = !rows.is_empty();
+        let mut freed = 0;
+        for (_, row) in rows {
+            if freed >= bytes {
+                break;
+            }
+            row.called_in = true;
+            freed += row.standing;
+        }
+        drop(book);
+        if found {
+            self.called.send_replace(());
+        }
+        found
+    }
+
+    fn is_called_in(&self, model: &str) -> bool {
+        self.book.lock().rows.get(model).is_some_and(|row| row.called_in)
+    }
+}
 
 impl Controller {
-    /// What another worker will take of its GPU's memory, and what there is of it. It takes what the
-    /// one that serves has, else what one had before, else what the profile says. `None` where nothing
-    /// is known, as on an emulated GPU.
-    pub(super) fn room(&mut self) -> Option<Room> {
+    fn memory(&self) -> Memory {
+        let readings = self.context.readings.look();
+        let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
+        if matches!(watched.gpu, Gpu::Emulated { .. }) {
+            return Memory::Emulated;
+        }
+        let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
+        let Some(usage) = usage else { return Memory::Unknown };
+        self.ledger.see(|pid| usage.bytes_of(pid));
+        let free = self.gpu.tally().unreserved(usage.memory.free);
+        Memory::Real { free, total: usage.memory.total }
+    }
+
+    /// What another worker will take of its GPU's memory, and what there is of it. `None` where nothing is known,
+    /// as on an emulated GPU.
+    pub(super) fn room(&self) -> Option<Room> {
         let readings = self.context.readings.look();
         let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
-        if let Incumbent::Serving { worker } = self.incumbent
-            && let Some(bytes) = self.pid(worker).and_then(|pid| usage.bytes_of(pid))
-        {
-            self.memory_seen = Some(bytes);
+        self.ledger.see(|pid| usage.bytes_of(pid));
+        Some(Room { needed: self.ledger.need(&self.model.name)?, free: usage.memory.free })
+    }
+
+    /// Whether memory allows a worker that stands ready; `there`: it is one that runs already.
+    pub(super) fn room_to_stand(&self, there: bool) -> Result<(), NoRoom> {
+        self.ledger.may_stand(&self.model.name, self.memory(), there, self.now())
+    }
+
+    pub(super) fn note_standing(&self, stands: bool) {
+        self.ledger.stands(&self.model.name, stands);
+    }
+
+    pub(super) fn note_serving(&self, pid: Option<i32>) {
+        self.ledger.serves(&self.model.name, pid);
+    }
+
+    pub(super) fn note_warm(&self) {
+        self.ledger.warmed(self.now());
+    }
+
+    /// Somebody needs memory: lets the standing worker go if it is meant.
+    pub(super) fn on_call(&mut self) {
+        if self.stopping.is_none() && self.ledger.is_called_in(&self.model.name) {
+            tracing::info!(model = self.model.name, "the standing worker goes: its memory is needed");
+            self.rest_standby();
         }
-        let memory = self.model.profile.as_ref().map(|profile| profile.memory);
-        let told = memory
-            .map(|memory| memory.context.saturating_add(memory.weights).saturating_add(memory.activations));
-        let needed = self.memory_seen.or(told.filter(|bytes| *bytes > 0))?;
-        Some(Room { needed, free: usage.memory.free })
+    }
+
+    /// A worker found no memory: calls in what stands ready. True if some will be free before long.
+    pub(super) fn make_room(&self, error: &LaunchError) -> bool {
+        let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
+        self.ledger.call_in(&self.model.name, needed.saturating_sub(*free))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn row(need: Option<u64>, has_shadows: bool) -> Row {
+        Row { told: need.map(|gib| gib * GIB), has_shadows, ..Row::default() }
+    }
+
+    /// Models of 2, 3 and 9 GiB, the last of which has no shadows, and one of which nothing is known.
+    fn ledger(limit: Option<u64>) -> MemoryLedger {
+        let rows = [
+            ("a", row(Some(2), true)),
+            ("b", row(Some(3), true)),
+            ("c", row(Some(9), false)),
+            ("d", row(None, true)),
+        ];
+        let rows = rows.into_iter().map(|(name, row)| (name.to_owned(), row)).collect();
+        let book = Mutex::new(Book { rows, ..Book::default() });
+        MemoryLedger { limit: limit.map(|gib| gib * GIB), book, called: watch::Sender::new(()) }
+    }
+
+    fn real(free: u64, total: u64) -> Memory {
+        Memory::Real { free: free * GIB, total: total * GIB }
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Moment::after_origin(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn after_a_standing_worker_the_largest_shadow_still_fits() {
+        let ledger = ledger(None);
+        assert_eq!(ledger.may_stand("a", real(5, 20), false, at(0)), Ok(()));
+        let kept = NoRoom::Kept { needed: 2 * GIB, kept: 3 * GIB, free: 4 * GIB };
+        assert_eq!(ledger.may_stand("a", real(4, 20), false, at(0)), Err(kept));
+        assert_eq!(ledger.may_stand("a", real(3, 20), true, at(0)), Ok(()), "it has its memory already");
+        ledger.serves("b", Some(7));
+        ledger.see(|pid| (pid == 7).then_some(6 * GIB));
+        let seen = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
+        assert_eq!(ledger.may_stand("a", real(7, 20), false, at(0)), Err(seen));
+        ledger.serves("b", None);
+        ledger.see(|_| None);
+        assert_eq!(ledger.need("b"), Some(6 * GIB), "what was seen is remembered");
+    }
+
+    #[test]
+    fn standing_workers_have_a_bound_together() {
+        let half = ledger(None);
+        half.stands("b", true);
+        let limit = NoRoom::Limit { needed: 2 * GIB, limit: 4 * GIB, taken: 3 * GIB };
+        assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Err(limit));
+        assert_eq!(half.may_stand("b", real(8, 8), false, at(0)), Ok(()), "its own is replaced");
+        half.stands("b", false);
+        assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Ok(()));
+        let set = ledger(Some(4));
+        set.stands("b", true);
+        assert!(set.may_stand("a", real(80, 80), false, at(0)).is_err());
+        assert!(set.may_stand("a", Memory::Emulated, false, at(0)).is_err());
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_risked_on_a_real_gpu() {
+        let ledger = ledger(None);
+        assert_eq!(ledger.may_stand("d", real(80, 80), false, at(0)), Err(NoRoom::NeedUnknown));
+        assert_eq!(ledger.may_stand("a", Memory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
+        assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
+        ledger.warmed(at(10));
+        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(11)), Err(NoRoom::Lag));
+        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(12)), Ok(()));
+    }
+
+    #[test]
+    fn standing_workers_are_called_in_until_there_is_enough() {
+        let ledger = ledger(None);
+        assert!(!ledger.call_in("a", GIB), "nobody stands ready");
+        let mut calls = ledger.calls();
+        ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(model, true));
+        let called = || ["a", "b", "c"].map(|model| ledger.is_called_in(model));
+        assert!(ledger.call_in("a", 2 * GIB) && calls.has_changed().unwrap());
+        assert_eq!(called(), [true, false, false], "its own goes first");
+        assert!(ledger.call_in("a", 3 * GIB));
+        assert_eq!(called(), [true, false, true], "and then the largest");
+        calls.mark_unchanged();
+        ledger.stands("c", false);
+        ledger.stands("c", true);
+        assert_eq!(called(), [true, false, false], "the next one was not meant");
     }
 }

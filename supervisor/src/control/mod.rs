@@ -29,6 +29,7 @@ pub use changes::{Cause, Changes, Outcomes};
 pub use controller::{Context, Controller, Inbox, Parts};
 pub use engine::spec as engine_spec;
 pub use loaded::warm_up;
+pub use memory::MemoryLedger;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 

@@ -28,6 +28,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// One that stood for so long did not fail by its start.
 const STOOD: Duration = Duration::from_secs(10);
 
+/// How long it is before memory is asked for again that was not there, and before a worker comes back that was
+/// called in.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_secs(10);
+
 /// How long a share is kept ready at least before another one's turn comes, however short the dwell time.
 const LEAST_DWELL: Duration = Duration::from_secs(1);
 
@@ -39,7 +44,7 @@ pub(super) struct Standby {
     pub(super) wish: Option<Percent>,
     pause: Duration,
     /// Why there is none though one is wanted.
-    pub(super) obstacle: Option<String>,
+    obstacle: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +55,8 @@ enum State {
     Starting { worker: WorkerId, connected: bool, deadline: Moment },
     /// It stands ready.
     Ready { worker: WorkerId, since: Moment },
-    /// It was told to go; the next one comes when it has.
-    Leaving { worker: WorkerId },
+    /// It was told to go; the next one comes so long after it has.
+    Leaving { worker: WorkerId, rest: Duration },
 }
 
 impl Standby {
@@ -63,7 +68,7 @@ impl Standby {
     fn worker(&self) -> Option<WorkerId> {
         match self.state {
             State::None { .. } => None,
-            State::Starting { worker, .. } | State::Ready { worker, .. } | State::Leaving { worker } => {
+            State::Starting { worker, .. } | State::Ready { worker, .. } | State::Leaving { worker, .. } => {
                 Some(worker)
             }
         }
@@ -125,6 +130,11 @@ impl Controller {
         self.standby_wanted().is_some_and(|share| self.sms(share) == sms)
     }
 
+    /// Why no worker stands ready though one should.
+    pub(super) fn standby_obstacle(&self) -> Option<String> {
+        self.standby_wanted().and_then(|_| self.standby.obstacle.clone())
+    }
+
     /// When there is something to do about the standing worker though nothing happens.
     pub(super) fn standby_due(&self) -> Option<Moment> {
         let wanted = self.standby_wanted();
@@ -174,18 +184,29 @@ impl Controller {
 
     fn start_standby(&mut self, share: Percent) {
         let deadline = self.after(self.context.timeouts.spawn);
+        if let Err(no_room) = self.room_to_stand(false) {
+            let until = self.after(ROOM_PAUSE);
+            self.standby.state = State::None { until };
+            return self.no_standby(no_room.to_string());
+        }
         match self.launch(Purpose::Serve, share, true) {
-            Ok(worker) => self.standby.state = State::Starting { worker, connected: false, deadline },
+            Ok(worker) => {
+                self.standby.state = State::Starting { worker, connected: false, deadline };
+                self.note_standing(true);
+            }
             Err(error) => {
-                let why = errors::chain(&error);
-                if self.standby.obstacle.as_ref() != Some(&why) {
-                    tracing::warn!(model = self.model.name, why, "no standing worker for now");
-                }
-                self.standby.obstacle = Some(why);
                 let now = self.now();
                 self.standby.failed(now);
+                self.no_standby(errors::chain(&error));
             }
         }
+    }
+
+    fn no_standby(&mut self, why: String) {
+        if self.standby.obstacle.as_ref() != Some(&why) {
+            tracing::warn!(model = self.model.name, why, "no standing worker for now");
+        }
+        self.standby.obstacle = Some(why);
     }
 
     pub(super) fn standby_said(&mut self, worker: WorkerId, said: WorkerSaid) {
@@ -219,8 +240,9 @@ impl Controller {
             return;
         }
         let now = self.now();
+        self.note_standing(false);
         match self.standby.state {
-            State::Leaving { .. } => self.standby.state = State::None { until: now },
+            State::Leaving { rest, .. } => self.standby.state = State::None { until: now + rest },
             State::None { .. } | State::Starting { .. } | State::Ready { .. } => {
                 self.standby.failed(now);
                 tracing::warn!(
@@ -234,9 +256,18 @@ impl Controller {
 
     /// Has the standing worker go. Nothing is routed to it.
     pub(super) fn dismiss_standby(&mut self) {
+        self.dismiss_for(Duration::ZERO);
+    }
+
+    /// Has the standing worker go for a while: others need its memory.
+    pub(super) fn rest_standby(&mut self) {
+        self.dismiss_for(REST);
+    }
+
+    fn dismiss_for(&mut self, rest: Duration) {
         match self.standby.state {
             State::Starting { worker, .. } | State::Ready { worker, .. } => {
-                self.standby.state = State::Leaving { worker };
+                self.standby.state = State::Leaving { worker, rest };
                 self.let_go(worker);
             }
             State::None { .. } | State::Leaving { .. } => {}
@@ -260,6 +291,7 @@ impl Controller {
             self.dismiss_standby();
             self.standby.state = State::Ready { worker, since: self.now() };
             self.standby.obstacle = None;
+            self.note_standing(true);
         } else {
             self.let_go(worker);
         }
@@ -270,6 +302,7 @@ impl Controller {
         let worker = self.standby.ready()?;
         self.standby.pause = FIRST_PAUSE;
         self.standby.state = State::None { until: self.now() };
+        self.note_standing(false);
         Some(worker)
     }
 

@@ -45,6 +45,8 @@ pub struct Standing {
     pub standby_wish: Option<Percent>,
     /// Why no worker stands ready though one should.
     pub no_standby: Option<String>,
+    /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
+    pub memory_need: Option<u64>,
     /// Whether people hold the share.
     pub held: bool,
     /// Its workers.

@@ -1,6 +1,7 @@
 //! The hand-over's driver: performs what the machine decides, and tells it what happened.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use shadowslice_policy::handover::{Action, Fact, Handover, PhaseName, Side};
 use shadowslice_shared::boot::Purpose;
@@ -14,6 +15,9 @@ use crate::errors;
 use crate::pipeline::WorkerId;
 use crate::process::WorkerSaid;
 
+/// How long a shadow waits before it is tried again, while memory is made free for it.
+const MEMORY_PAUSE: Duration = Duration::from_millis(200);
+
 /// A hand-over under way.
 #[derive(Debug)]
 pub(super) struct Swap {
@@ -22,6 +26,8 @@ pub(super) struct Swap {
     pub(super) shadow: Option<WorkerId>,
     pub(super) from: Percent,
     pub(super) wanted: Wanted,
+    /// When a shadow for which there is no memory yet is tried again.
+    spawn_again: Option<Moment>,
     /// Whether the shadow stood ready from the start.
     pub(super) at_once: bool,
     /// Whether the incumbent was told to go.
@@ -37,7 +43,13 @@ impl Swap {
         from: Percent,
         wanted: Wanted,
     ) -> Self {
-        Self { machine, incumbent, shadow, from, wanted, at_once: shadow.is_some(), dismissed: false }
+        let at_once = shadow.is_some();
+        Self { machine, incumbent, shadow, from, wanted, spawn_again: None, at_once, dismissed: false }
+    }
+
+    /// When there is something to do though nothing happens.
+    pub(super) fn due(&self) -> Option<Moment> {
+        [self.machine.due(), self.spawn_again].into_iter().flatten().min()
     }
 
     /// Whether this worker is one of its two.
@@ -128,7 +140,10 @@ impl Controller {
     }
 
     pub(super) fn swap_on_time(&mut self, now: Moment) {
-        let Some(swap) = &self.swap else { return };
+        let Some(swap) = &mut self.swap else { return };
+        if swap.spawn_again.take_if(|again| *again <= now).is_some() {
+            return self.perform_all(vec![Action::Spawn]);
+        }
         if swap.machine.due().is_none_or(|due| due > now) {
             return;
         }
@@ -159,7 +174,7 @@ impl Controller {
         tracing::debug!(model = self.model.name, ?action, "hand-over");
         let worker = |side| self.swap.as_ref().and_then(|swap| swap.worker(side));
         match action {
-            Action::Spawn => return self.spawn_shadow().err().map(Fact::BootFailed),
+            Action::Spawn => return self.spawn_shadow(),
             Action::Warm => {
                 if let Some(shadow) = worker(Side::Shadow).and_then(|id| self.workers.get_mut(&id)) {
                     shadow.warm();
@@ -191,15 +206,28 @@ impl Controller {
         None
     }
 
-    fn spawn_shadow(&mut self) -> Result<(), String> {
-        let Some(swap) = &self.swap else { return Ok(()) };
-        let share = swap.wanted.share;
-        let worker = self.launch(Purpose::Serve, share, true).map_err(|error| errors::chain(&error))?;
-        if let Some(swap) = &mut self.swap {
-            self.effect = Some(Effect::awaited(worker, &swap.wanted));
-            swap.shadow = Some(worker);
+    /// Where there is no memory, what stands ready is called in, and the shadow waits for that.
+    fn spawn_shadow(&mut self) -> Option<Fact> {
+        // It may have been given up meanwhile.
+        let swap = self.swap.as_ref().filter(|swap| swap.machine.phase() == PhaseName::Spawning)?;
+        let launched = self.launch(Purpose::Serve, swap.wanted.share, true);
+        let makes_room = launched.as_ref().err().is_some_and(|error| self.make_room(error));
+        let again = self.after(MEMORY_PAUSE);
+        let swap = self.swap.as_mut()?;
+        // Half of the time that a shadow has to start is left to it.
+        let in_time = swap.machine.due().is_some_and(|due| again + self.context.timeouts.spawn / 2 < due);
+        match launched {
+            Ok(worker) => {
+                self.effect = Some(Effect::awaited(worker, &swap.wanted));
+                swap.shadow = Some(worker);
+                None
+            }
+            Err(_) if makes_room && in_time => {
+                swap.spawn_again = Some(again);
+                None
+            }
+            Err(error) => Some(Fact::BootFailed(errors::chain(&error))),
         }
-        Ok(())
     }
 
     fn route(&mut self, side: Side) {

@@ -35,6 +35,8 @@ fn model(name: &str) -> Model {
         execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25 },
+        cannot_resize: None,
+        no_standby: None,
         handovers: Handovers::default(),
     };
     Model { status, latency: LatencyHistogram::default(), changes: Changes::default() }

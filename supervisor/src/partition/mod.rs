@@ -15,7 +15,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use shadowslice_shared::boot::DeviceSpec;
 use shadowslice_shared::pool::SEATS;
@@ -69,6 +69,13 @@ pub struct Tally {
     crowding: Crowding,
     /// Bytes of memory for workers that have not come to take them.
     reserved: Arc<AtomicU64>,
+}
+
+impl Tally {
+    /// What is left of so many free bytes when all have come who were promised some.
+    pub fn unreserved(&self, free: u64) -> u64 {
+        free.saturating_sub(self.reserved.load(Ordering::Relaxed))
+    }
 }
 
 /// Why a GPU takes no worker now.
@@ -185,7 +192,7 @@ pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
 }
 
 /// Bytes, for people.
-fn gib(bytes: u64) -> String {
+pub(crate) fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::GpuStatus;
 use crate::control::WorkerStanding;
 use crate::nvml::{Memory, Reading, Watched};
+use crate::partition::gib;
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
@@ -52,6 +53,22 @@ pub(super) fn of_workers(workers: &[WorkerStanding], gpu: Option<&Watched>) -> V
     let status =
         |worker: &WorkerStanding| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
     workers.iter().map(status).collect()
+}
+
+/// Why a model with these workers cannot have another one, if there is no memory for it. It takes what the one that
+/// serves has, else `need`, in bytes; what the standing one has would be given up for it.
+pub(super) fn no_room(
+    workers: &[WorkerStanding],
+    need: Option<u64>,
+    gpu: Option<&Watched>,
+) -> Option<String> {
+    let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
+    let of = |role: &str| workers.iter().find(|worker| worker.role == role);
+    let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
+    let needed = bytes("incumbent").or(need)?;
+    let free = usage.memory.free.saturating_add(bytes("standby").unwrap_or(0));
+    let lacks = needed > free;
+    lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
 
 /// A GPU in a line for people; `None` where there is nothing to say.
@@ -166,5 +183,31 @@ mod tests {
         assert_eq!(memory(None), [None, None]);
         let json = serde_json::to_value(&of_workers(&[worker(7)], Some(&watched(Some(usage()))))[0]).unwrap();
         assert_eq!((&json["pid"], &json["memory_mib"]), (&7.into(), &438.into()));
+    }
+
+    #[test]
+    fn a_model_without_room_for_a_shadow_says_what_it_needs() {
+        let usage = |free: u64, standby: Option<u64>| Usage {
+            memory: Memory { used: 0, free: free << 30, total: 0 },
+            utilisation_percent: None,
+            processes: vec![
+                GpuProcess { pid: 7, bytes: Some(9 << 30) },
+                GpuProcess { pid: 8, bytes: standby.map(|gib| gib << 30) },
+            ],
+        };
+        let standby = WorkerStanding { role: "standby".to_owned(), ..worker(8) };
+        let said =
+            |workers: &[WorkerStanding], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
+        let short = "needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
+        assert_eq!(said(&[worker(7)], None, usage(4, None)).as_deref(), Some(short));
+        assert_eq!(said(&[worker(7)], None, usage(9, None)), None);
+        assert_eq!(said(&[worker(7), standby], None, usage(4, Some(5))), None, "it would be given up");
+        assert_eq!(
+            said(&[worker(9)], Some(9 << 30), usage(4, None)).as_deref(),
+            Some(short),
+            "by its profile"
+        );
+        assert_eq!(said(&[worker(9)], None, usage(0, None)), None, "nothing is known");
+        assert_eq!(no_room(&[worker(7)], Some(9 << 30), Some(&watched(None))), None);
     }
 }

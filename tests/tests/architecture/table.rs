@@ -161,6 +161,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         part: "supervisor/src/status.rs",
         may: &[
+            "crate::config::HandoverMode",
             "crate::config::Model",
             "crate::control::Handovers",
             "crate::control::ModelPlan",
@@ -182,6 +183,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::nvml::Memory",
             "crate::nvml::Reading",
             "crate::nvml::Watched",
+            "crate::partition::gib",
             "crate::status::GpuStatus",
             "crate::status::aligned",
         ],

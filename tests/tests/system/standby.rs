@@ -12,7 +12,7 @@ use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 use tokio::task::JoinSet;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
 
 /// Clients that each wait for an answer before they ask again.
 const CONNECTIONS: u16 = 8;
@@ -208,4 +208,67 @@ async fn none_stands_ready_where_none_is_wanted() {
         assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
         server.stop().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so() {
+    let more = "profile: profile.yaml, share: {initial: 50%}, standby: always";
+    let models = ["first", "second"].map(|name| format!("  - {}\n", echo(name, more))).concat();
+    // Each takes 120 MiB by its profile.
+    let controller = "controller: {policy: static, standby_memory: 200Mi}";
+    let config = EMULATED.replace("controller: {policy: static}", controller);
+    let home = Home::with_config(&format!("{config}models:\n{models}")).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let told = |model: &Model| model.more["no_standby"].as_str().unwrap_or_default().to_owned();
+    let looking = async {
+        loop {
+            let models = server.status().await.unwrap().models;
+            let stands = models.iter().position(|model| standing(model).is_some());
+            let lacks = models.iter().position(|model| told(model).contains("standby_memory"));
+            if let (Some(stands), Some(lacks)) = (stands, lacks) {
+                break (models[stands].clone(), models[lacks].clone());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (stands, lacks) = tokio::time::timeout(server.home().patience(), looking).await.unwrap();
+    assert_eq!((told(&stands).as_str(), lacks.workers.len()), ("", 1), "{stands:?} {lacks:?}");
+    let said = server.said(&["status"]).await.unwrap();
+    assert!(said.contains(&format!("{} has no standing worker: it needs 0.1 GiB", lacks.name)), "{said}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn who_would_be_late_has_the_larger_worker_without_waiting_for_a_decision() {
+    let more = "profile: profile.yaml, queue: {on_late: serve}";
+    // One decision at the start, and none for as long as the test lasts.
+    let config = EMULATED.replace("{policy: static}", "{policy: adaptive, interval: 1h}");
+    let timeouts = "timeouts: {dwell: 60s}";
+    let model = echo("echo", more);
+    let home = Home::with_config(&format!("{config}{timeouts}\nmodels:\n  - {model}\n")).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    assert_eq!(server.model("echo").await.unwrap().share_percent, 100);
+    server.resize("echo", 20).await.unwrap();
+    // What is held is held, however late requests are.
+    burst(&server).await;
+    assert_eq!(server.model("echo").await.unwrap().share_percent, 20);
+    server.said(&["release", "echo"]).await.unwrap();
+    burst(&server).await;
+    let moved = |model: &Model| model.share_percent == 100 && model.handovers.completed == 2;
+    let model = server.wait_status("echo", "the larger worker", moved).await.unwrap();
+    let last = &model.handovers.last.unwrap();
+    assert_eq!((last.cause.as_deref(), last.at_once), (Some("pressure"), Some(true)), "{last:?}");
+    assert!(last.detect_ms.is_some_and(|ms| ms >= 0.0), "{last:?}");
+    let settled = |model: &Model| model.handovers.last.as_ref().is_some_and(|last| last.settle_ms.is_some());
+    server.wait_status("echo", "that every answer is in time", settled).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+/// Far more requests at once than 20 % of the GPU can answer in time.
+async fn burst(server: &Server) {
+    let outcomes = ask_all(&server.client(), "echo", (0..800).map(echo_case).collect(), 0.0).await;
+    let wrong: Vec<_> = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).take(5).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
 }

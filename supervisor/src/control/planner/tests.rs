@@ -49,6 +49,7 @@ fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing 
         since: Moment::default(),
         coming: None,
         ready: None,
+        memory_need: None,
         standby_wish: None,
         no_standby: None,
         held: false,
@@ -256,4 +257,24 @@ fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
     rig.planner.relieve(Pressed { model: 0, arrived });
     rig.decide();
     assert!((0..2).all(|model| rig.ordered[model].try_recv().is_err()));
+}
+
+#[test]
+fn a_standing_worker_is_named_while_that_is_news() {
+    let mut rig = Rig::new("policy: equal");
+    let named = |rig: &mut Rig, wish: Option<Sms>| {
+        let decision = Decision { standby: vec![wish, None], ..Decision::default() };
+        rig.planner.name_standing(&decision);
+        match rig.ordered[0].try_recv() {
+            Ok(Order::Standby { share }) => Some(share.map(Percent::get)),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => None,
+        }
+    };
+    assert_eq!(named(&mut rig, Some(Sms(52))), Some(Some(40)), "the smallest share of so many SMs");
+    rig.standings[0].send_modify(|standing| standing.standby_wish = Some(Percent::new(40).unwrap()));
+    assert_eq!(named(&mut rig, Some(Sms(52))), None);
+    assert_eq!(named(&mut rig, Some(Sms(132))), Some(Some(60)), "bounds");
+    assert_eq!(named(&mut rig, None), Some(None));
+    assert!(rig.ordered[1].try_recv().is_err());
 }
