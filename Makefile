@@ -65,7 +65,7 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 
 .PHONY: soak
-soak: build ## A thousand hand-overs with a twin run, a hundred kills (six minutes)
+soak: build ## A thousand hand-overs with a twin run, two hundred kills (seven minutes)
 	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked \
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 

@@ -136,6 +136,16 @@ impl Controller {
         self.incumbent_exited(worker, why.to_owned());
     }
 
+    /// A worker stands ready that was still starting when the incumbent died: it serves, and the restart is off.
+    pub(super) fn relieve_restart(&mut self) {
+        match self.incumbent {
+            Incumbent::Booting { worker, .. } if self.replacing.is_none() => self.let_go(worker),
+            Incumbent::BackingOff { .. } | Incumbent::Waiting { .. } => {}
+            _ => return,
+        }
+        self.fail_over("it was ready before the restart");
+    }
+
     /// The incumbent is dead: the standing worker serves in its place, at whatever share. False if there is none.
     pub(super) fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standing() else { return false };

@@ -224,6 +224,7 @@ impl Controller {
                 tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
                 self.standby.state = State::Ready { worker, since: self.now() };
                 self.standby.obstacle = None;
+                self.relieve_restart();
             }
             WorkerSaid::Refused(refusal) => {
                 let why = refusal.to_string();
@@ -245,11 +246,7 @@ impl Controller {
             State::Leaving { rest, .. } => self.standby.state = State::None { until: now + rest },
             State::None { .. } | State::Starting { .. } | State::Ready { .. } => {
                 self.standby.failed(now);
-                tracing::warn!(
-                    model = self.model.name,
-                    until = ?self.standby.state,
-                    "the standing worker ended; another one comes"
-                );
+                tracing::warn!(model = self.model.name, "the standing worker ended; another one comes");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Long runs, by `make soak`: a thousand hand-overs beside a twin run without any, a hundred kills.
+//! Long runs, by `make soak`: a thousand hand-overs beside a twin run without any, a hundred kills without and with
+//! a worker that stands ready.
 
 use std::time::Duration;
 
@@ -21,9 +22,14 @@ const KILLS: usize = 100;
 /// The time of a batch, in milliseconds, with the SMs of every share used here.
 const BATCH_MS: f64 = 20.0;
 
+/// Shares that take turns. No one follows the one before the last, whose worker is still parked then, or no shadow
+/// would have to start.
+const SHARES: [u32; 3] = [80, 70, 60];
+
 /// Nothing is refused for being late. Every share used lies past the knee, so that only hand-overs make
 /// a difference.
 const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
+const WITH_STANDBY: &str = "share: {initial: 60%}, queue: {on_late: serve}, standby: always";
 
 /// The n-th part of a load that goes on for as long as it is needed.
 fn part(n: u64) -> Plan {
@@ -54,7 +60,7 @@ async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tal
 async fn hand_over(server: &Server, count: usize) -> Result<Vec<Handover>, Error> {
     let mut handovers = Vec::with_capacity(count);
     for n in 0..count {
-        handovers.push(server.resize("echo", [80, 60][n % 2]).await?);
+        handovers.push(server.resize("echo", SHARES[n % SHARES.len()]).await?);
     }
     Ok(handovers)
 }
@@ -101,13 +107,13 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// Kills incumbents and shadows at random moments while shares change.
+/// Kills workers of every role at random moments while shares change.
 async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
     let mut random = SplitMix64::new(11);
     let mut killed = 0;
     while killed < count {
         // Refused or aborted when a kill came between, which is what is wanted here.
-        let resizing = server.resize("echo", [80, 60][killed % 2]);
+        let resizing = server.resize("echo", SHARES[killed % SHARES.len()]);
         let killing = async {
             tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;
             let workers = server.model("echo").await?.workers;
@@ -127,11 +133,22 @@ async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
 async fn clients_see_none_of_a_hundred_kills() {
-    let server = one_echo(BATCH_MS, MODEL).await.unwrap();
+    a_hundred_kills(MODEL).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn clients_see_none_of_a_hundred_kills_beside_a_standing_worker() {
+    a_hundred_kills(WITH_STANDBY).await;
+}
+
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "the body of two tests")]
+async fn a_hundred_kills(model: &str) {
+    let server = one_echo(BATCH_MS, model).await.unwrap();
     let (tally, _, killed) = loaded_while(&server, kill_at_random(&server, KILLS)).await;
     let retried = server.model("echo").await.unwrap().requests.retried;
     println!(
-        "{} kills, {} requests, {} right, {retried} retried, longest {:.0} ms",
+        "{model}: {} kills, {} requests, {} right, {retried} retried, longest {:.0} ms",
         killed.unwrap(),
         tally.offered,
         tally.right,

@@ -198,6 +198,26 @@ async fn an_incumbent_that_dies_in_a_hand_over_is_relieved_by_the_standing_worke
 }
 
 #[tokio::test]
+async fn a_standing_worker_that_still_starts_serves_before_a_restart_would() {
+    let model = echo("echo", "profile: profile.yaml, queue: {on_late: serve}, standby: always");
+    let home = Home::with_config(&format!("{EMULATED}models:\n  - {model}\n")).unwrap();
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s")).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let starts = |model: &Model| in_phase(model, "standby", "warming").is_some();
+    let model = server.wait_status("echo", "a worker that warms up", starts).await.unwrap();
+    let (serving, next) =
+        (incumbent(&model).unwrap().pid, in_phase(&model, "standby", "warming").unwrap().pid);
+    let clients = Clients::start(&server);
+    kill(serving);
+    let serves = |model: &Model| incumbent(model).is_some_and(|worker| worker.pid != serving);
+    let model = server.wait_status("echo", "another incumbent", serves).await.unwrap();
+    assert_eq!(incumbent(&model).unwrap().pid, next, "{model:?}");
+    assert_eq!((&model.more["worker_deaths"], model.handovers.failovers), (&1.into(), 1));
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn none_stands_ready_where_none_is_wanted() {
     for standby in ["\"off\"", "auto"] {
         let server = one_echo(standby, "100ms").await.unwrap();
