@@ -22,10 +22,11 @@ impl Controller {
         self.ready_with(sms).is_some()
     }
 
-    /// The share of a worker to which traffic could move at once, as far as one is known.
+    /// The share of the worker to which traffic could move at once; of two, that of the larger one.
     pub(super) fn ready_share(&self) -> Option<Percent> {
-        let worker = self.standby.ready().or(self.swap.as_ref().and_then(Swap::parked))?;
-        self.workers.get(&worker).map(|worker| worker.share)
+        let parked = self.swap.as_ref().and_then(Swap::parked);
+        let ready = [self.standby.ready(), parked].into_iter().flatten();
+        ready.filter_map(|worker| self.workers.get(&worker)).map(|worker| worker.share).max()
     }
 
     /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
@@ -38,7 +39,8 @@ impl Controller {
             // What is left of the last hand-over is no reason to wait. It ends, and the order's turn comes.
             self.next = Some(wanted);
             self.feed(Fact::Adopt);
-        } else if self.standby.ready() == Some(worker) {
+        } else {
+            // Nobody is parked outside of a hand-over, so it is the standing one.
             self.take_standing();
             self.begin_flip(worker, wanted);
         }
@@ -125,13 +127,10 @@ impl Controller {
         way_back || self.standby.ready().is_some()
     }
 
-    /// The worker that serves is as good as dead, and treated so. Its exit follows.
+    /// The worker that serves is as good as dead, and treated so. Its exit follows, or it is killed.
     fn abandon(&mut self, worker: WorkerId, why: &str) {
         let deadline = self.after(self.context.timeouts.stop);
-        if let Some(process) = self.workers.get(&worker) {
-            process.kill();
-            self.leaving.insert(worker, deadline);
-        }
+        self.leaving.insert(worker, deadline);
         self.swap_exited(worker);
         self.incumbent_exited(worker, why.to_owned());
     }

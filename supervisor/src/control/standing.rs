@@ -39,7 +39,8 @@ pub struct Standing {
     pub since: Moment,
     /// The share that is to come, by a hand-over that is under way or waits.
     pub coming: Option<Percent>,
-    /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved.
+    /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved; the larger
+    /// of two.
     pub ready: Option<Percent>,
     /// The share that the policy wants to stand ready.
     pub standby_wish: Option<Percent>,
