@@ -43,7 +43,14 @@ fn served(index: u32) -> Served {
         max_batch: 32,
         profile: Some(profile.clone()),
     };
-    Served { terms, truth: profile, max_queued: 1024, serve_late: false, max_delay: Duration::ZERO }
+    Served {
+        terms,
+        truth: profile,
+        max_queued: 1024,
+        serve_late: false,
+        max_delay: Duration::ZERO,
+        standby: true,
+    }
 }
 
 fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {

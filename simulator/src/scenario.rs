@@ -28,6 +28,8 @@ pub struct Served {
     pub serve_late: bool,
     /// How long a batch that is not full waits for more.
     pub max_delay: Duration,
+    /// Whether a second worker is kept ready where the policy wants one.
+    pub standby: bool,
 }
 
 /// A request of a load, of one row.
@@ -71,7 +73,14 @@ pub(crate) mod fixtures {
             max_batch: 1,
             profile: Some(profile(ms)),
         };
-        Served { terms, truth: profile(ms), max_queued: 1024, serve_late: true, max_delay: Duration::ZERO }
+        Served {
+            terms,
+            truth: profile(ms),
+            max_queued: 1024,
+            serve_late: true,
+            max_delay: Duration::ZERO,
+            standby: true,
+        }
     }
 
     pub(crate) fn on_one_gpu(sms: u32, models: Vec<Served>) -> Scenario {

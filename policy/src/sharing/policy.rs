@@ -130,7 +130,7 @@ impl Policy {
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
-            Rule::Adaptive(adaptive) => adaptive.shares().to_vec(),
+            Rule::Adaptive(adaptive) => adaptive.levels().to_vec(),
             Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
         };
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()

@@ -15,6 +15,8 @@ pub(super) enum Other {
     Gone,
     /// A shadow at this share starts, loads and warms up. It takes nothing from others.
     Warming(Sms),
+    /// So does one that is to stand ready at this share.
+    Preparing(Sms),
     /// It was relieved, and finishes what it has.
     Draining,
     /// It was relieved, and stands ready to take over again.
@@ -32,13 +34,47 @@ impl Model<'_> {
         match self.other {
             Other::Warming(sms) => Some(sms),
             Other::Draining => Some(self.share()),
-            Other::Gone | Other::Parked => None,
+            Other::Gone | Other::Preparing(_) | Other::Parked => None,
         }
     }
 
     /// The share of the worker that stands ready.
     pub(super) fn standing(&self) -> Option<Sms> {
         (self.other == Other::Parked).then(|| self.lanes[1 - self.serving].sms)
+    }
+
+    /// The policy wants a worker to stand ready at this share, or none. One that was relieved there stays; another share's goes
+    /// first, after its dwell time.
+    pub(super) fn keep_ready(&mut self, wanted: Option<Sms>, now: u64, stage: &mut Stage<'_>) {
+        self.standby = wanted.filter(|&sms| self.served.standby && sms != self.share());
+        let due = timer(self.index, Timer::Dwell);
+        match (self.other, self.standby) {
+            (Other::Parked, wanted) if wanted == self.standing() => stage.timers.set(due, NEVER),
+            (Other::Parked, _) if stage.timers.is_off(due) => {
+                stage.timers.set(due, at_ns(moment(now) + stage.dwell));
+            }
+            (Other::Preparing(sms), wanted) if wanted != Some(sms) => {
+                stage.timers.set(timer(self.index, Timer::Warm), NEVER);
+                self.other = Other::Gone;
+                self.prepare(now, stage);
+            }
+            (Other::Gone, _) => self.prepare(now, stage),
+            (Other::Parked | Other::Preparing(_) | Other::Warming(_) | Other::Draining, _) => {}
+        }
+    }
+
+    /// Starts the worker that is to stand ready.
+    fn prepare(&mut self, now: u64, stage: &mut Stage<'_>) {
+        if let Some(sms) = self.standby {
+            self.other = Other::Preparing(sms);
+            stage.timers.set(timer(self.index, Timer::Warm), self.warm_at(now));
+        }
+    }
+
+    /// When a worker is warm that starts now.
+    fn warm_at(&self, now: u64) -> u64 {
+        let start = self.served.truth.start;
+        now + ns(start.process) + ns(start.load) + ns(start.warm)
     }
 
     /// Begins a hand-over, unless one is under way. Like the supervisor it retires a parked worker first,
@@ -49,24 +85,27 @@ impl Model<'_> {
             return;
         }
         stage.timers.set(timer(self.index, Timer::Dwell), NEVER);
-        if change.at_once && self.standing() == Some(to) {
+        if self.standing() == Some(to) {
             self.cut_over(now, stage);
             return;
         }
+        let started = self.other == Other::Preparing(to);
         self.other = Other::Warming(to);
-        let start = self.served.truth.start;
-        let ready = now + ns(start.process) + ns(start.load) + ns(start.warm);
-        stage.timers.set(timer(self.index, Timer::Warm), ready);
+        if !started {
+            stage.timers.set(timer(self.index, Timer::Warm), self.warm_at(now));
+        }
     }
 
     /// The shadow is warm.
     pub(super) fn warmed(&mut self, now: u64, stage: &mut Stage<'_>) {
         stage.timers.set(timer(self.index, Timer::Warm), NEVER);
-        if let Other::Warming(sms) = self.other {
-            let lane = &mut self.lanes[1 - self.serving];
-            lane.sms = sms;
-            stage.gpus.grant(lane.seat, sms);
-            self.cut_over(now, stage);
+        let (Other::Warming(sms) | Other::Preparing(sms)) = self.other else { return };
+        let lane = &mut self.lanes[1 - self.serving];
+        lane.sms = sms;
+        stage.gpus.grant(lane.seat, sms);
+        match self.other {
+            Other::Warming(_) => self.cut_over(now, stage),
+            _ => self.other = Other::Parked,
         }
     }
 
@@ -87,15 +126,17 @@ impl Model<'_> {
     /// The relieved lane has nothing left.
     pub(super) fn drained(&mut self, now: u64, stage: &mut Stage<'_>) {
         self.other = Other::Parked;
-        let until = moment(now) + stage.dwell;
-        stage.timers.set(timer(self.index, Timer::Dwell), at_ns(until));
+        let stays = self.standby.is_some() && self.standby == self.standing();
+        let until = if stays { NEVER } else { at_ns(moment(now) + stage.dwell) };
+        stage.timers.set(timer(self.index, Timer::Dwell), until);
     }
 
     /// The parked worker has stood for long enough.
-    pub(super) fn retire(&mut self, stage: &mut Stage<'_>) {
+    pub(super) fn retire(&mut self, now: u64, stage: &mut Stage<'_>) {
         stage.timers.set(timer(self.index, Timer::Dwell), NEVER);
         if self.other == Other::Parked {
             self.other = Other::Gone;
+            self.prepare(now, stage);
         }
     }
 }

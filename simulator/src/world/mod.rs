@@ -207,6 +207,9 @@ impl<'a> World<'a> {
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
+        for (model, wanted) in models.iter_mut().zip(decision.standby) {
+            model.keep_ready(wanted, *now, stage);
+        }
         for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
             if let Some(model) = models.get_mut(change.model) {
                 model.change(change, scenario.gpus[model.served.terms.gpu], *now, stage);
@@ -236,6 +239,6 @@ fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
         Timer::SecondLane => model.completed(1, now, stage),
         Timer::Alarm => model.dispatch(now, stage),
         Timer::Warm => model.warmed(now, stage),
-        Timer::Dwell => model.retire(stage),
+        Timer::Dwell => model.retire(now, stage),
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct Model<'a> {
     pub(super) lanes: [Lane; 2],
     pub(super) serving: usize,
     pub(super) other: Other,
+    /// The share at which a worker should stand ready.
+    pub(super) standby: Option<Sms>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
     alarm: u64,
@@ -99,6 +101,7 @@ impl<'a> Model<'a> {
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
             other: Other::Gone,
+            standby: None,
             since: 0,
             repartitions: Vec::new(),
             alarm: NEVER,

@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::sharing::{Change, Door, Plan, Seen};
+use shadowslice_policy::sharing::{Change, Door, Live, Plan, Seen};
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::*;
@@ -133,6 +133,52 @@ fn a_standing_worker_takes_over_at_once() {
     assert_eq!(script.at(12).coming, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
     assert_eq!(script.at(12).standing, None, "the parked one made room for it");
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
+}
+
+/// What is seen at each tick while the policy wants a worker at these shares to stand ready, from those ticks on.
+fn with_standby(
+    standby: bool,
+    wishes: &[(usize, Option<u32>)],
+    changes: &[(usize, u32)],
+    ms: u64,
+) -> Vec<Live> {
+    let scenario = on_one_gpu(100, vec![Served { standby, ..model("a", 10.0) }]);
+    let mut seen: Vec<Live> = Vec::new();
+    let _outcome = run(&scenario, &SETTINGS, [at(ms)], &mut |_, facts| {
+        seen.push(facts.models[0].clone());
+        let tick = seen.len();
+        let wish = wishes.iter().rev().find(|(from, _)| *from <= tick).and_then(|(_, wish)| wish.map(Sms));
+        let due = changes.iter().find(|(at, _)| *at == tick).map(|&(_, to)| change(to, true));
+        let plan = due.map(|change| Plan { epoch: tick as u64, changes: vec![change] });
+        Decision { standby: vec![wish], plan, ..Decision::default() }
+    });
+    seen
+}
+
+#[test]
+fn a_worker_is_kept_ready_where_the_policy_wants_one() {
+    let seen = with_standby(true, &[(1, Some(80))], &[(20, 80)], 30_000);
+    assert_eq!((seen[5].standing, seen[6].standing), (None, Some(Sms(80))), "it starts in 3 s");
+    assert_eq!(seen[18].standing, Some(Sms(80)), "for longer than a dwell time");
+    assert_eq!((seen[20].share, seen[20].standing), (Sms(80), Some(Sms(50))), "what it relieved is parked");
+    assert_eq!(seen[40].standing, None, "and not kept: nobody wants it at the share in force");
+    assert!(with_standby(false, &[(1, Some(80))], &[], 9_000).iter().all(|live| live.standing.is_none()));
+}
+
+#[test]
+fn a_standing_worker_that_is_not_wanted_any_more_makes_room_for_another() {
+    let seen = with_standby(true, &[(1, Some(80)), (10, Some(30)), (40, None)], &[], 30_000);
+    assert_eq!((seen[9].standing, seen[18].standing), (Some(Sms(80)), Some(Sms(80))), "a dwell time");
+    assert_eq!((seen[21].standing, seen[30].standing), (None, Some(Sms(30))));
+    assert_eq!(seen[55].standing, None);
+    let changed = with_standby(true, &[(1, Some(80)), (4, Some(30))], &[], 9_000);
+    assert_eq!((changed[8].standing, changed[12].standing), (None, Some(Sms(30))), "while it starts");
+}
+
+#[test]
+fn a_worker_that_starts_to_stand_ready_serves_when_it_is_needed_before() {
+    let seen = with_standby(true, &[(1, Some(80))], &[(4, 80)], 9_000);
+    assert_eq!((seen[4].coming, seen[5].share, seen[6].share), (Some(Sms(80)), Sms(50), Sms(80)));
 }
 
 #[test]

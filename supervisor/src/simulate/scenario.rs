@@ -4,7 +4,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::scenario::{Scenario, Served};
 
-use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
+use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate, Standby};
 
 /// Why a configuration cannot be simulated.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,5 +58,6 @@ fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimul
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,
         max_delay: model.batch.max_delay,
+        standby: model.standby != Standby::Off,
     })
 }

@@ -81,6 +81,13 @@ impl Batching<'_> {
         (self.rate * self.line(max).at(rows) / rows).min(1.0)
     }
 
+    /// Requests a second that the largest batches carry, one after the other; none if even one row is too slow.
+    pub(super) fn most(&self) -> f64 {
+        let rows = f64::from(self.max());
+        let time = self.curve.time(rows, self.sms);
+        if time <= self.slo() { rows / time } else { 0.0 }
+    }
+
     /// The SM·s that a request takes in the largest batches; nothing if even one row is too slow.
     pub(super) fn cost(&self) -> Option<f64> {
         let rows = f64::from(self.max());

@@ -67,6 +67,14 @@ impl Curve {
         }
     }
 
+    /// How many times as long as its profile says batches are taken to take; 1 without a profile.
+    pub(super) fn scale(&self) -> f64 {
+        match *self {
+            Self::Profiled { scale, .. } => scale,
+            Self::Learnt(_) => 1.0,
+        }
+    }
+
     /// Whether it can say anything.
     pub(super) fn known(&self) -> bool {
         match self {

@@ -24,19 +24,26 @@ const CALM: f64 = 8.0;
 /// Arrivals that vary more than this against their mean are changes of rate, and no bursts.
 const MAX_DISPERSION: f64 = 5.0;
 
+/// Half of what a peak was above the rate is forgotten after about two thirds of this time, in seconds.
+const PEAK_MEMORY: f64 = 20.0;
+
 /// What is known of one model's arrivals. Rates are in requests a second.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Demand {
     /// Requests and seconds of the intervals that agree, newest last.
     window: VecDeque<(f64, f64)>,
     rate: f64,
+    /// The largest rate, forgotten slowly.
+    peak: f64,
+    /// Seconds that were observed.
+    observed: f64,
     /// The variance of arrivals in an interval by their mean: 1 if they are independent.
     dispersion: f64,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { window: VecDeque::new(), rate: 0.0, dispersion: 1.0 }
+        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0 }
     }
 }
 
@@ -54,6 +61,8 @@ impl Demand {
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
         self.dispersion = self.dispersed();
+        self.peak = self.rate + (self.peak - self.rate).max(0.0) * (-span / PEAK_MEMORY).exp();
+        self.observed += span;
     }
 
     /// Drops the intervals that the newest ones disagree with.
@@ -83,6 +92,16 @@ impl Demand {
         let intervals = self.window.len() as f64;
         let sum: f64 = self.window.iter().map(excess).sum();
         ((sum + CALM) / (intervals - 1.0 + CALM)).clamp(1.0, MAX_DISPERSION)
+    }
+
+    /// What comes now, or came not long ago.
+    pub(super) fn peak(&self) -> f64 {
+        self.peak
+    }
+
+    /// For how long arrivals have been observed, in seconds.
+    pub(super) fn observed(&self) -> f64 {
+        self.observed
     }
 
     /// What comes now.

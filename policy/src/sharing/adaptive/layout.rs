@@ -7,6 +7,7 @@
 use shadowslice_shared::units::Sms;
 
 use super::super::Terms;
+use super::regime::Caps;
 
 /// What each priority weighs against the first; lower ones weigh as the last.
 const WEIGHTS: [f64; 3] = [1.0, 2.0 / 3.0, 0.5];
@@ -29,18 +30,14 @@ impl Claim {
     }
 }
 
-/// The shares of all models.
-pub(super) fn shares(gpus: &[Sms], terms: &[Terms]) -> Vec<Sms> {
-    let mut shares: Vec<Sms> = terms.iter().map(|terms| terms.initial).collect();
-    for (gpu, &sms) in gpus.iter().enumerate() {
-        let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
-        let claims = claims(&here, terms, sms);
-        let level = level(&claims, sms);
-        for (&model, claim) in here.iter().zip(&claims) {
-            shares[model] = Sms(claim.cap(level));
-        }
-    }
-    shares
+/// The most that each model of a GPU should have: generous caps, or such as fit.
+pub(super) fn levels(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Sms> {
+    let claims = claims(here, terms, gpu);
+    let level = match caps {
+        Caps::Generous => level(&claims, gpu),
+        Caps::Fitting => fitting(&claims, gpu),
+    };
+    claims.iter().map(|claim| Sms(claim.cap(level))).collect()
 }
 
 fn claims(here: &[usize], terms: &[Terms], gpu: Sms) -> Vec<Claim> {
@@ -62,6 +59,14 @@ fn level(claims: &[Claim], gpu: Sms) -> f64 {
     let steps = (gpu.0 / Sms::STEP).max(1);
     let levels = (1..=steps).rev().map(|step| f64::from(step * Sms::STEP));
     levels.take_while(|&level| level > partition).find(|&level| fair(claims, gpu, level)).unwrap_or(partition)
+}
+
+/// The highest level at which the caps fit onto the GPU, if any does.
+fn fitting(claims: &[Claim], gpu: Sms) -> f64 {
+    let sum = |level: f64| claims.iter().map(|claim| u64::from(claim.cap(level))).sum::<u64>();
+    let steps = (gpu.0 / Sms::STEP).max(1);
+    let levels = (1..=steps).rev().map(|step| f64::from(step * Sms::STEP));
+    levels.clone().find(|&level| sum(level) <= u64::from(gpu.0)).unwrap_or(f64::from(Sms::STEP))
 }
 
 /// Whether everybody has about his fair share at this level when all execute, or what he may have of it.
@@ -90,10 +95,28 @@ mod tests {
 
     const GPU: Sms = Sms(132);
 
+    fn of_all(models: &[Terms], caps: Caps) -> Vec<Sms> {
+        levels(&(0..models.len()).collect::<Vec<_>>(), models, GPU, caps)
+    }
+
+    #[test]
+    fn where_generous_caps_do_not_pay_they_fit() {
+        let model = |&priority: &u32| Terms { priority, ..terms("a", 50) };
+        let models: Vec<Terms> = [1, 2, 2, 3].iter().map(model).collect();
+        let caps: Vec<u32> = of_all(&models, Caps::Fitting).iter().map(|sms| sms.0).collect();
+        assert!(caps.iter().sum::<u32>() <= 132 && caps.iter().sum::<u32>() > 120, "{caps:?}");
+        assert!(caps.is_sorted_by(|a, b| a >= b), "{caps:?}");
+        let crowd = vec![models[0].clone(); 100];
+        assert!(of_all(&crowd, Caps::Fitting).iter().all(|&sms| sms == Sms(2)));
+    }
+
     fn of(models: &[(u32, u32)]) -> Vec<u32> {
         let model = |&(priority, max): &(u32, u32)| Terms { priority, max: Sms(max), ..terms("a", 50) };
         let models: Vec<Terms> = models.iter().map(model).collect();
-        shares(&[GPU], &models).iter().map(|sms| sms.0).collect()
+        levels(&(0..models.len()).collect::<Vec<_>>(), &models, GPU, Caps::Generous)
+            .iter()
+            .map(|sms| sms.0)
+            .collect()
     }
 
     #[test]
@@ -116,7 +139,7 @@ mod tests {
     fn more_models_than_sms_have_at_least_their_minimum() {
         assert!(of(&[(1, 132); 100]).iter().all(|&sms| sms >= 2));
         let odd = Terms { min: Sms(1), max: Sms(1), ..terms("a", 50) };
-        assert_eq!(shares(&[Sms(1)], &[odd]), [Sms(1)]);
+        assert_eq!(levels(&[0], &[odd], Sms(1), Caps::Generous), [Sms(1)]);
     }
 
     proptest! {
@@ -128,7 +151,7 @@ mod tests {
                 Terms { priority, min: Sms(min), max: Sms(min + more), ..terms("a", 50) }
             };
             let models: Vec<Terms> = models.iter().map(model).collect();
-            let shares = shares(&[GPU], &models);
+            let shares = of_all(&models, Caps::Generous);
             for (one, &share) in models.iter().zip(&shares) {
                 prop_assert!(share >= one.min && share <= one.max);
                 for (other, &others) in models.iter().zip(&shares) {

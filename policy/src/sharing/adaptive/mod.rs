@@ -7,14 +7,17 @@
 //! forecast instead gives that up, and is wrong until the next hand-over. What wastes SMs is not a generous cap but a
 //! batch that is too small: it pays its fixed part for few requests. Hence:
 //!
-//! 1. [`demand`] says how much comes, [`curve`] what it costs, [`contention`] what neighbours leave.
-//! 2. [`layout`] gives every model as much as it may have, at the same level within a priority, and less
-//!    the lower the priority. That changes only when the models, their bounds or the operator's mind do.
-//! 3. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded.
-//! 4. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
+//! 1. [`demand`] says how much comes, [`curve`] what it costs, [`contention`] what neighbours leave, [`capacity`] what a share carries.
+//! 2. [`layout`] gives every model a level: as much as it may have, the same within a priority, and less the lower the
+//!    priority. Where [`regime`] has seen that generous caps do not pay, the levels fit onto the GPU together.
+//! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
+//!    level a second worker should stand ready: when slack runs out, that takes over at once.
+//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded.
+//! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
 
 mod batching;
+mod capacity;
 mod contention;
 mod curve;
 mod demand;
@@ -22,6 +25,8 @@ mod layout;
 mod learnt;
 mod model;
 mod outlook;
+mod regime;
+mod sizing;
 
 use std::time::Duration;
 
@@ -31,39 +36,55 @@ use super::carry_out::plan;
 use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting};
 use model::Model;
 use outlook::Outlook;
+use regime::{Caps, Regime};
+use sizing::{Sizing, near};
 
 /// A share that just changed stays for this long, the fast path aside.
 const DWELL: Duration = Duration::from_secs(5);
-
-/// Shares nearer to each other than this, as a factor, are not worth a hand-over.
-const DEAD_BAND: f64 = 1.1;
 
 /// The adaptive policy and what it remembers.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     models: Vec<Model>,
-    /// The share that each should have.
-    shares: Vec<Sms>,
+    /// How each GPU is shared.
+    regimes: Vec<Regime>,
+    /// The most that each model should have.
+    levels: Vec<Sms>,
     epoch: u64,
 }
 
 impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let models = terms.iter().map(|terms| Model::new(terms, gpus[terms.gpu])).collect();
-        Self { models, shares: layout::shares(gpus, terms), epoch: 0 }
+        let levels = terms.iter().map(|terms| terms.initial).collect();
+        let regimes = vec![Regime::new(); gpus.len()];
+        let mut new = Self { models, regimes, levels, epoch: 0 };
+        for (gpu, &sms) in gpus.iter().enumerate() {
+            new.lay_out(&outlook::on(gpu, terms), terms, sms, Caps::Generous);
+        }
+        new
     }
 
-    /// The shares that the models should have.
-    pub(super) fn shares(&self) -> &[Sms] {
-        &self.shares
+    fn lay_out(&mut self, here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) {
+        let levels = layout::levels(here, terms, gpu, caps);
+        here.iter().zip(levels).for_each(|(&model, level)| self.levels[model] = level);
+    }
+
+    /// The shares that the models should start with, of whose demand nothing is known.
+    pub(super) fn levels(&self) -> &[Sms] {
+        &self.levels
     }
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Decision {
         self.observe(terms, facts);
         let (doors, mut report) = self.doors(terms, facts);
-        let mut changes = Vec::new();
-        for (model, (&to, live)) in self.shares.iter().zip(&facts.models).enumerate() {
-            if near(live.coming.unwrap_or(live.share), to) {
+        let (mut changes, mut standby) = (Vec::new(), Vec::new());
+        for (model, live) in facts.models.iter().enumerate() {
+            let sizing = self.sizing(model, terms);
+            standby.push(sizing.standby(live));
+            let have = live.coming.unwrap_or(live.share);
+            let to = sizing.of_one_with(have);
+            if near(have, to) {
                 continue;
             }
             report[model] = moved(to, live, facts);
@@ -72,14 +93,35 @@ impl Adaptive {
                 changes.push(Change { model, from, to, at_once, onset: facts.now });
             }
         }
-        Decision { plan: plan(changes, &mut self.epoch), doors, standby: vec![None; terms.len()], report }
+        Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }
+    }
+
+    fn sizing(&self, model: usize, terms: &[Terms]) -> Sizing {
+        Sizing::of(&self.models[model], &terms[model], self.levels[model])
     }
 
     /// Learns from what was seen.
     pub(super) fn observe(&mut self, terms: &[Terms], facts: &Facts) {
         for (gpu, &sms) in facts.gpus.iter().enumerate() {
             outlook::observe(&mut self.models, terms, facts, gpu, sms);
+            self.judge(terms, facts, gpu, sms);
         }
+    }
+
+    /// Looks how well a GPU's caps do, and lays them out anew.
+    fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
+        let here = outlook::on(gpu, terms);
+        let loads = here.iter().map(|&model| self.models[model].load_undisturbed(&terms[model]));
+        let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
+        let settled = here.iter().all(|&model| {
+            let live = &facts.models[model];
+            let wanted = self.sizing(model, terms).of_one_with(live.share);
+            live.held || live.coming.is_none() && near(live.share, wanted)
+        });
+        if settled {
+            self.regimes[gpu].observe(here.iter().map(|&model| &facts.models[model].seen), load);
+        }
+        self.lay_out(&here, terms, sms, self.regimes[gpu].caps());
     }
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.
@@ -96,18 +138,13 @@ impl Adaptive {
         (doors, report)
     }
 
-    /// The standing worker takes over when it has more SMs than the one in force and no more than it should have.
+    /// The standing worker takes over when it has more SMs than the one in force, and no more than it should ever have.
     pub(super) fn pressure(&self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         let live = facts.models.get(model)?;
-        let to = live.standing.filter(|&to| to > live.share && to <= self.shares[model])?;
+        let to = live.standing.filter(|&to| to > live.share && to <= self.levels[model])?;
         let free = !live.held && live.coming.is_none();
         free.then_some(Change { model, from: live.share, to, at_once: true, onset })
     }
-}
-
-fn near(one: Sms, other: Sms) -> bool {
-    let (small, large) = (one.min(other), one.max(other));
-    large.0 - small.0 < Sms::STEP || f64::from(large.0) <= f64::from(small.0) * DEAD_BAND
 }
 
 /// What becomes of a model that has another share than it should have.

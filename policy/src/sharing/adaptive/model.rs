@@ -5,28 +5,37 @@ use shadowslice_shared::units::Sms;
 use super::super::door::LEAD;
 use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
+use super::capacity::Capacity;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 
 /// The parts of a GPU at which it is tried how cheap a request can be.
 const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 
+/// A curve that has moved by more than this part since its capacity was worked out has another one.
+const MOVED: f64 = 0.02;
+
 /// One model.
 #[derive(Debug, Clone)]
 pub(super) struct Model {
     curve: Curve,
-    demand: Demand,
+    pub(super) demand: Demand,
     gpu: f64,
+    capacity: Capacity,
+    /// The time of a row on the whole GPU, in seconds, for which that was worked out.
+    capacity_of: f64,
 }
 
 impl Model {
     pub(super) fn new(terms: &Terms, gpu: Sms) -> Self {
         let execution = terms.profile.as_ref().map(|profile| &profile.execution);
-        Self { curve: Curve::new(execution), demand: Demand::default(), gpu: f64::from(gpu.0) }
+        let curve = Curve::new(execution);
+        let (demand, capacity) = (Demand::default(), Capacity::default());
+        Self { curve, demand, gpu: f64::from(gpu.0), capacity, capacity_of: 0.0 }
     }
 
     /// Learns from what was seen, about execution only if it had about `sms` SMs all the time.
-    pub(super) fn observe(&mut self, live: &Live, sms: Option<f64>) {
+    pub(super) fn observe(&mut self, terms: &Terms, live: &Live, sms: Option<f64>) {
         if live.seen.span.is_zero() {
             return;
         }
@@ -41,6 +50,21 @@ impl Model {
             let samples: Vec<Sample> = ran.map(sample).collect();
             self.curve.observe(&samples, live.share.0, sms);
         }
+        self.work_out_capacity(terms);
+    }
+
+    fn work_out_capacity(&mut self, terms: &Terms) {
+        let row = if self.curve.known() { self.curve.time(1.0, self.gpu) } else { return };
+        if (row / self.capacity_of.max(1e-12) - 1.0).abs() > MOVED {
+            self.capacity = Capacity::of(terms, &self.curve, Sms(self.gpu as u32));
+            self.capacity_of = row;
+        }
+    }
+
+    /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while
+    /// nothing is known.
+    pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
+        self.capacity.share_for(rate)
     }
 
     /// Its batches when it has so many SMs and a part of its demand is let in.
@@ -56,6 +80,11 @@ impl Model {
         }
         let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
         costs.reduce(f64::min).map(|cost| self.demand.rate() * cost)
+    }
+
+    /// The same, if what batches take longer than its profile says is the neighbours' fault.
+    pub(super) fn load_undisturbed(&self, terms: &Terms) -> f64 {
+        self.load(terms).unwrap_or(0.0) / self.curve.scale().max(1.0)
     }
 
     /// Whether it cannot keep its SLO even with the whole GPU to itself.

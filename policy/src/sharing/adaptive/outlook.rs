@@ -33,11 +33,11 @@ pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu:
         live.coming.is_none() && facts.now.since(live.since) >= live.seen.span
     });
     for (&model, sms) in here.iter().zip(effective(&tenants, f64::from(sms.0))) {
-        models[model].observe(&facts.models[model], settled.then_some(sms));
+        models[model].observe(&terms[model], &facts.models[model], settled.then_some(sms));
     }
 }
 
-fn on(gpu: usize, terms: &[Terms]) -> Vec<usize> {
+pub(super) fn on(gpu: usize, terms: &[Terms]) -> Vec<usize> {
     (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect()
 }
 
@@ -94,7 +94,7 @@ impl<'a> Outlook<'a> {
         }
         let asked: f64 = tenants.iter().map(|tenant| tenant.cap * tenant.busy).sum();
         let had: f64 = tenants.iter().zip(&have).map(|(tenant, have)| have * tenant.busy).sum();
-        ((1.0 - had / asked.max(1e-9)) / CROWDED).clamp(0.0, 1.0)
+        if asked > 0.0 { ((1.0 - had / asked) / CROWDED).clamp(0.0, 1.0) } else { 0.0 }
     }
 
     /// How busy everybody is who has so many SMs.

@@ -45,38 +45,61 @@ fn carry_out(decision: &Decision, facts: &mut Facts) {
     }
 }
 
+/// Decides so many times, half a second apart, while this many requests come for each model.
+fn pass(policy: &mut Policy, facts: &mut Facts, arrived: &[u64], times: u32) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for _ in 0..times {
+        for (live, &arrived) in facts.models.iter_mut().zip(arrived) {
+            came(live, arrived, 9);
+        }
+        facts.now = facts.now + 500 * MS;
+        let decision = policy.decide(facts);
+        changes.extend(decision.plan.iter().flat_map(|plan| plan.changes.clone()));
+        carry_out(&decision, facts);
+    }
+    changes
+}
+
 #[test]
-fn shares_as_configured_become_its_own_once_and_stay() {
+fn a_share_follows_its_demand_once_and_stays() {
     let terms = models(&[1, 1, 2]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[50, 50, 50], &[Sms(40); 3]);
-    let first = policy.decide(&facts);
-    let changes = &first.plan.as_ref().unwrap().changes;
-    assert_eq!(changes.iter().map(|change| change.to).collect::<Vec<_>>(), policy.initial());
-    assert_eq!(first.report[0], Verdict::Grow { from: Sms(40), to: GPU });
-    carry_out(&first, &mut facts);
-    for arrived in [50, 5_000, 0, 50] {
-        came(&mut facts.models[1], arrived, 9);
-        facts.now = facts.now + 500 * MS;
-        let next = policy.decide(&facts);
-        assert_eq!(next.plan, None, "demand moves doors, not shares");
-    }
+    let mut facts = facts(&[50; 3], &policy.initial());
+    assert_eq!(pass(&mut policy, &mut facts, &[50; 3], 8), [], "nothing is known yet");
+    let changes = pass(&mut policy, &mut facts, &[50; 3], 8);
+    assert_eq!(changes.len(), 3);
+    assert!(changes.iter().all(|change| change.to < change.from), "{changes:?}");
+    assert_eq!(pass(&mut policy, &mut facts, &[52, 47, 50], 100), [], "settled");
+    let grown = pass(&mut policy, &mut facts, &[50, 500, 50], 2);
+    assert_eq!(grown.iter().map(|change| change.model).collect::<Vec<_>>(), [1]);
+    assert!(grown[0].to > grown[0].from);
+    assert!(pass(&mut policy, &mut facts, &[50, 500, 50], 9).is_empty(), "not twice in a dwell time");
+}
+
+#[test]
+fn all_that_a_model_may_need_stands_ready() {
+    let terms = models(&[1, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[50; 2], &policy.initial());
+    assert_eq!(policy.decide(&facts).standby, [None, None]);
+    pass(&mut policy, &mut facts, &[50; 2], 20);
+    assert_eq!(policy.decide(&facts).standby, [Some(GPU), Some(GPU)]);
 }
 
 #[test]
 fn nothing_moves_a_model_that_is_held_or_moving_or_was_just_moved() {
     let terms = models(&[1, 1, 1, 1]);
-    let mut facts = facts(&[50; 4], &[Sms(40); 4]);
+    let mut facts = facts(&[500; 4], &[Sms(10); 4]);
     facts.models[0].held = true;
-    facts.models[1].coming = Some(Sms(66));
+    facts.models[1].coming = Some(Sms(16));
     facts.models[2].since = Moment::after_origin(Duration::from_secs(58));
     facts.models[3].coming = Some(GPU);
     let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts);
     assert_eq!(decision.plan, None);
     let until = Moment::after_origin(Duration::from_secs(63));
-    let waiting = [Waiting::Held, Waiting::Handover, Waiting::Dwell { until }];
-    for (verdict, waiting) in decision.report.iter().zip(waiting) {
-        assert_eq!(*verdict, Verdict::Wait { to: GPU, waiting });
+    let expected = [Waiting::Held, Waiting::Handover, Waiting::Dwell { until }];
+    for (verdict, expected) in decision.report.iter().zip(expected) {
+        assert!(matches!(*verdict, Verdict::Wait { to, waiting } if waiting == expected && to > Sms(16)));
     }
     assert_eq!(decision.report[3], Verdict::Keep, "what comes is right");
 }
@@ -84,15 +107,33 @@ fn nothing_moves_a_model_that_is_held_or_moving_or_was_just_moved() {
 #[test]
 fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
     let terms = models(&[1]);
-    let mut facts = facts(&[50], &[Sms(40)]);
+    let mut facts = facts(&[2_000], &[Sms(10)]);
     facts.models[0].standing = Some(Sms(126));
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let change = Change { model: 0, from: Sms(40), to: Sms(126), at_once: true, onset: facts.now };
+    let change = Change { model: 0, from: Sms(10), to: Sms(126), at_once: true, onset: facts.now };
     assert_eq!(policy.pressure(0, facts.now, &facts), Some(change.clone()));
     assert_eq!(policy.decide(&facts).plan.unwrap().changes, [change]);
     facts.models[0].held = true;
     assert_eq!(policy.pressure(0, facts.now, &facts), None);
     assert_eq!(policy.pressure(7, facts.now, &facts), None, "no such model");
+}
+
+#[test]
+fn where_slos_are_missed_for_no_want_of_sms_caps_come_to_fit() {
+    let terms = models(&[1, 1, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[50; 3], &policy.initial());
+    for _ in 0..30 {
+        facts.models.iter_mut().for_each(|live| came(live, 50, 9));
+        let caps: u32 = facts.models.iter().map(|live| live.share.0).sum();
+        if caps > GPU.0 {
+            facts.models.iter_mut().for_each(|live| live.seen.in_time = 30);
+        }
+        facts.now = facts.now + 500 * MS;
+        let decision = policy.decide(&facts);
+        carry_out(&decision, &mut facts);
+    }
+    assert!(facts.models.iter().map(|live| live.share.0).sum::<u32>() <= GPU.0, "{facts:?}");
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! How much of its level a model has: as much as carries some times its demand.
+//!
+//! More would be of no use to it, and its longer kernels would keep others waiting; less would be too little before a
+//! hand-over can bring more. The demand is the largest of late, so that a share does not follow every wave.
+
+use shadowslice_shared::units::Sms;
+
+use super::super::{Live, Terms};
+use super::model::Model;
+
+/// How many times its demand a share carries: a threefold step is carried while a shadow starts.
+const HEADROOM: f64 = 4.0;
+
+/// The share stays while it carries the demand with that head-room divided, or multiplied, by this.
+const BAND: f64 = 1.5;
+
+/// No share is less than this part of its level, whatever the demand: an idle model is to answer fast when it is asked.
+const LEAST: f64 = 0.25;
+
+/// Shares do not shrink before the demand has been observed for so long, in seconds.
+const OBSERVED_S: f64 = 5.0;
+
+/// What a model should have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizing {
+    /// Where it should be.
+    pub(super) target: Sms,
+    /// It may stay from here
+    low: Sms,
+    /// to here.
+    high: Sms,
+    /// The most that it should ever have.
+    level: Sms,
+}
+
+impl Sizing {
+    pub(super) fn of(model: &Model, terms: &Terms, level: Sms) -> Self {
+        let least =
+            terms.within(Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP))).min(level);
+        let carries = |headroom: f64| {
+            let share = model.share_for(model.demand.peak() * headroom);
+            share.map_or(level, |share| share.max(least).min(level))
+        };
+        let low = carries(HEADROOM / BAND);
+        if model.demand.observed() < OBSERVED_S {
+            return Self { target: level, low, high: level, level };
+        }
+        Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level }
+    }
+
+    /// The share that a model should have that has this one, or will: another one only if it is worth it.
+    pub(super) fn of_one_with(&self, share: Sms) -> Sms {
+        if share < self.low || share > self.high { self.target } else { share }
+    }
+
+    /// The share at which a second worker should stand ready beside this one: all that it may need at once.
+    pub(super) fn standby(&self, live: &Live) -> Option<Sms> {
+        let share = live.coming.unwrap_or(live.share);
+        (share < self.level && !near(share, self.level)).then_some(self.level)
+    }
+}
+
+/// Shares nearer to each other than this, as a factor, are not worth a hand-over.
+const DEAD_BAND: f64 = 1.1;
+
+/// Whether two shares are as good as one.
+pub(super) fn near(one: Sms, other: Sms) -> bool {
+    let (small, large) = (one.min(other), one.max(other));
+    large.0 - small.0 < Sms::STEP || f64::from(large.0) <= f64::from(small.0) * DEAD_BAND
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::Seen;
+    use super::super::super::fixtures::{live, profile, terms};
+    use super::*;
+
+    const LEVEL: Sms = Sms(100);
+
+    /// 2 ms and 70 ms·SM a row, up to 66 SMs; 50 ms. So many requests came in each half of a second.
+    fn sizing(arrived: &[u64], known: bool) -> Sizing {
+        let terms = Terms { profile: known.then(|| profile(2.0, 70.0, 66)), ..terms("a", 50) };
+        let mut model = Model::new(&terms, Sms(132));
+        for &arrived in arrived {
+            let mut live = live(LEVEL);
+            live.seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
+            model.observe(&terms, &live, None);
+        }
+        Sizing::of(&model, &terms, LEVEL)
+    }
+
+    #[test]
+    fn a_share_follows_the_demand_with_head_room() {
+        // Eleven rows in 32 ms on 26 SMs, 16 in 30 ms on 40: a fourth of 0.9 times that.
+        let target = |arrived: u64| sizing(&[arrived; 12], true).target.0;
+        assert!((24..=30).contains(&target(36)), "{}", target(36));
+        assert!((34..=44).contains(&target(60)), "{}", target(60));
+        assert_eq!(target(0), 26, "an idle model keeps a quarter of its level");
+        assert!(target(10_000) <= 100);
+    }
+
+    #[test]
+    fn it_moves_only_when_it_is_off_by_much() {
+        let sizing = sizing(&[60; 12], true);
+        assert_eq!(sizing.of_one_with(sizing.target), sizing.target);
+        assert_eq!(sizing.of_one_with(Sms(sizing.target.0 + 4)).0, sizing.target.0 + 4);
+        assert_eq!(sizing.of_one_with(LEVEL), sizing.target);
+        assert_eq!(sizing.of_one_with(Sms(4)), sizing.target);
+    }
+
+    #[test]
+    fn nothing_shrinks_before_the_demand_is_known() {
+        assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
+        assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);
+        assert_eq!(sizing(&[1; 20], false).of_one_with(LEVEL), LEVEL, "nor while nobody knows what it costs");
+    }
+
+    #[test]
+    fn all_of_the_level_stands_ready_beside_less() {
+        let sizing = sizing(&[60; 12], true);
+        assert_eq!(sizing.standby(&live(sizing.target)), Some(LEVEL));
+        assert_eq!(sizing.standby(&live(LEVEL)), None);
+        let coming = Live { coming: Some(LEVEL), ..live(sizing.target) };
+        assert_eq!(sizing.standby(&coming), None);
+    }
+}
