@@ -35,6 +35,7 @@ fn terms(model: usize) -> Terms {
         name: format!("model-{model}"),
         gpu: model % GPUS,
         initial: Sms(40),
+        initial_given: false,
         min: Sms(8),
         max: GPU,
         slo: Duration::from_millis(20 + 10 * (model as u64 % 9)),

@@ -35,6 +35,7 @@ fn served(index: u32) -> Served {
         name: format!("m{index}"),
         gpu: 0,
         initial: Sms(22),
+        initial_given: false,
         min: Sms(2),
         max: Sms(132),
         slo: Duration::from_millis(20 + 10 * u64::from(index)),

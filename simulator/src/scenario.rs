@@ -65,6 +65,7 @@ pub(crate) mod fixtures {
             name: name.to_owned(),
             gpu: 0,
             initial: Sms(50),
+            initial_given: false,
             min: Sms(2),
             max: Sms(100),
             slo: Duration::from_secs(1),

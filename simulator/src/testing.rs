@@ -19,6 +19,7 @@ pub(crate) fn model(execution: Execution, max_batch: u32, slo_ms: u64) -> Served
         name: "m".into(),
         gpu: 0,
         initial: Sms(2),
+        initial_given: false,
         min: Sms(0),
         max: Sms(1000),
         slo: Duration::from_millis(slo_ms),

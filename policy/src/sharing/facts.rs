@@ -14,6 +14,8 @@ pub struct Terms {
     pub gpu: usize,
     /// The share that its configuration starts it with.
     pub initial: Sms,
+    /// Whether somebody chose that, rather than left it to be divided.
+    pub initial_given: bool,
     /// The least it may get.
     pub min: Sms,
     /// The most it may get.

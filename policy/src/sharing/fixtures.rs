@@ -13,6 +13,7 @@ pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
         name: name.to_owned(),
         gpu: 0,
         initial: Sms(40),
+        initial_given: false,
         min: Sms(2),
         max: Sms(132),
         slo: Duration::from_millis(slo_ms),

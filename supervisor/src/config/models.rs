@@ -102,7 +102,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         gpu,
         profile: read,
         profile_path: profile.map(|(_, path)| absolute(&path)),
-        share: Share { initial: Percent::WHOLE, min: Percent::WHOLE, max: Percent::WHOLE },
+        share: Share { initial: Percent::WHOLE, given: false, min: Percent::WHOLE, max: Percent::WHOLE },
         slo,
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),

@@ -96,8 +96,10 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
         None => writeln!(f, "    # profile: none")?,
     }
-    let Share { initial, min, max } = model.share;
-    writeln!(f, "    share: {{initial: {initial}, min: {min}, max: {max}}}")?;
+    let Share { initial, given, min, max } = model.share;
+    // What is written becomes what the model keeps; a policy may choose otherwise where nothing is.
+    let initial = if given { format!("initial: {initial}, ") } else { String::new() };
+    writeln!(f, "    share: {{{initial}min: {min}, max: {max}}}")?;
     let latency = show_duration(model.slo.latency);
     writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
     batch(f, &model.batch)?;

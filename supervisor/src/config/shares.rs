@@ -62,8 +62,8 @@ pub(super) fn settle(all: &[Wanted<'_>]) -> Vec<Share> {
     let share = |wanted: &Wanted<'_>| {
         let Wanted { min, max, initial, .. } = *wanted;
         // Where min and max are at fault, any share will do.
-        let initial = initial.unwrap_or_else(|| equal_part(all, wanted.gpu).min(max).max(min));
-        Share { initial, min, max }
+        let part = || equal_part(all, wanted.gpu).min(max).max(min);
+        Share { initial: initial.unwrap_or_else(part), given: initial.is_some(), min, max }
     };
     all.iter().map(share).collect()
 }

@@ -17,6 +17,7 @@ impl Model {
             name: self.name.clone(),
             gpu: self.gpu,
             initial,
+            initial_given: self.share.given,
             min,
             max,
             slo: self.slo.latency,

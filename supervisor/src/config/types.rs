@@ -177,6 +177,8 @@ pub enum Provider {
 pub struct Share {
     /// What it starts with.
     pub initial: Percent,
+    /// Whether the configuration says so, so that no policy starts it with something else.
+    pub given: bool,
     /// What it never goes below.
     pub min: Percent,
     /// What it never goes above.

@@ -14,7 +14,8 @@ const HEADROOM: f64 = 4.0;
 /// The share stays while it carries the demand with that head-room divided, or multiplied, by this.
 const BAND: f64 = 1.5;
 
-/// No share is less than this part of its level, whatever the demand: an idle model is to answer fast when it is asked.
+/// No share is less than this part of its level, whatever the demand, nor less than somebody chose to start the model with: an
+/// idle model is to answer fast when it is asked.
 const LEAST: f64 = 0.25;
 
 /// Shares do not shrink before the demand has been observed for so long, in seconds.
@@ -35,8 +36,9 @@ pub(super) struct Sizing {
 
 impl Sizing {
     pub(super) fn of(model: &Model, terms: &Terms, level: Sms) -> Self {
-        let least =
-            terms.within(Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP))).min(level);
+        let part = Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP));
+        let chosen = if terms.initial_given { terms.initial } else { terms.min };
+        let least = terms.within(part.max(chosen)).min(level);
         let carries = |headroom: f64| {
             let share = model.share_for(model.demand.peak() * headroom);
             share.map_or(level, |share| share.max(least).min(level))
@@ -115,6 +117,18 @@ mod tests {
         assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
         assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);
         assert_eq!(sizing(&[1; 20], false).of_one_with(LEVEL), LEVEL, "nor while nobody knows what it costs");
+    }
+
+    #[test]
+    fn nobody_has_less_than_somebody_chose_for_him() {
+        let terms = Terms { initial: Sms(80), initial_given: true, ..terms("a", 50) };
+        let mut model =
+            Model::new(&Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms.clone() }, Sms(132));
+        for _ in 0..12 {
+            model.observe(&terms, &live(LEVEL), None);
+        }
+        assert_eq!(Sizing::of(&model, &terms, LEVEL).target, Sms(80));
+        assert_eq!(Sizing::of(&model, &terms, Sms(60)).target, Sms(60), "nor more than his level");
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Seen, Terms};
+use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Kind, Live, Policy, Seen, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -95,7 +95,9 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
     let wanted = choice.policy(&whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
-        if sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+        // Ours goes on from where somebody chose to start a model; the others are what they say.
+        let chosen = choice.kind == Kind::Adaptive && terms.initial_given;
+        if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
     };
     models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
 }
