@@ -36,6 +36,15 @@ impl Ahead {
     }
 }
 
+/// Slack runs out for a request that should be answered only after this part of its time. A larger worker that stands ready takes
+/// over then, and not when it is too late.
+const PRESSED: f64 = 0.6;
+
+/// Whether slack runs out for a request that should be answered at that moment.
+pub fn presses(answered: Moment, arrived: Moment, deadline: Moment) -> bool {
+    answered > arrived + deadline.since(arrived).mul_f64(PRESSED)
+}
+
 /// Lets in a part of the requests, evenly spread.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Admission {
@@ -94,6 +103,12 @@ mod tests {
     /// 10 ms, and one more for each row.
     fn time(rows: u32) -> Duration {
         Duration::from_millis(10 + u64::from(rows))
+    }
+
+    #[test]
+    fn slack_runs_out_before_the_time_does() {
+        assert!(!presses(ms(160), ms(100), ms(200)) && presses(ms(161), ms(100), ms(200)));
+        assert!(!presses(ms(100), ms(100), ms(100)));
     }
 
     #[test]

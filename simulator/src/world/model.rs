@@ -116,7 +116,9 @@ impl<'a> Model<'a> {
         let relief = now >= self.pressed_until && self.standing().is_some_and(|sms| sms > self.share());
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
-        let late = !tried && (relief || self.refuses_late()) && self.answered_at(arrived) > deadline;
+        let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));
+        let late = answered.is_some_and(|answered| answered > deadline);
+        let pressed = relief && answered.is_some_and(|answered| door::presses(answered, arrived, deadline));
         let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
         let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
@@ -125,10 +127,10 @@ impl<'a> Model<'a> {
         } else {
             self.dispatch(now, stage);
         }
-        if relief && late {
+        if pressed {
             self.pressed_until = now + ns(PRESSURE_PAUSE);
         }
-        relief && late
+        pressed
     }
 
     fn refuses_late(&self) -> bool {

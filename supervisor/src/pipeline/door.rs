@@ -70,14 +70,21 @@ impl Doorkeeper {
         if !self.door.refuse_late || self.forgiveness.covers(now) {
             return None;
         }
-        self.misses(request, queued_rows, lane, now).then_some(Refusal::Late)
+        let answered = self.answered_at(request, queued_rows, lane, now)?;
+        (answered > request.deadline).then_some(Refusal::Late)
     }
 
-    /// Whether a request that comes now should be answered too late, with so many rows before it. Who finds
-    /// nobody before him is tried in any case, or predictions would never be corrected.
-    pub(crate) fn misses(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> bool {
+    /// Whether slack runs out for a request that comes now, with so many rows before it.
+    pub(crate) fn presses(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> bool {
+        let answered = self.answered_at(request, queued_rows, lane, now);
+        answered.is_some_and(|answered| door::presses(answered, request.arrived, request.deadline))
+    }
+
+    /// When a request that comes now should be answered, with so many rows before it. Nobody asks for one that finds
+    /// nobody before it: it is tried in any case, or predictions would never be corrected.
+    fn answered_at(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> Option<Moment> {
         if queued_rows == 0 && lane.executes_nothing() {
-            return false;
+            return None;
         }
         let ahead = Ahead {
             lane_free: lane.free_at(now),
@@ -85,7 +92,7 @@ impl Doorkeeper {
             max_batch: self.limits().max_rows,
             expected_batch: self.door.expected_batch,
         };
-        ahead.answered_at(|rows| lane.time(rows)) > request.deadline
+        Some(ahead.answered_at(|rows| lane.time(rows)))
     }
 
     /// What a request hears that is turned away.

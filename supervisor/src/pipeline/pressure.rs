@@ -1,4 +1,4 @@
-//! Pressure: a request comes that should be answered too late, while a worker with more SMs stands ready.
+//! Pressure: a request comes for which slack runs out, while a worker with more SMs stands ready.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl Relief {
         self.stands && now >= self.quiet_until && self.bell.is_some()
     }
 
-    /// A request that came now should be answered too late.
+    /// Slack runs out for a request that came now.
     pub(crate) fn press(&mut self, now: Moment) {
         self.quiet_until = now + PAUSE;
         if let Some(bell) = &self.bell {

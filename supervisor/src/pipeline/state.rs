@@ -71,7 +71,7 @@ impl State {
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         if self.relief.listens(now)
-            && lane.is_some_and(|lane| self.door.misses(&request, self.queue.rows(), lane, now))
+            && lane.is_some_and(|lane| self.door.presses(&request, self.queue.rows(), lane, now))
         {
             self.relief.press(now);
         }

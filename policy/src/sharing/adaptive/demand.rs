@@ -5,6 +5,9 @@
 //! windowing, after Bifet and Gavalda, 2007). So a steady rate is known ever better, and a new one at once.
 
 use std::collections::VecDeque;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
 
 use super::super::Seen;
 
@@ -23,6 +26,9 @@ const CALM: f64 = 8.0;
 
 /// Arrivals that vary more than this against their mean are changes of rate, and no bursts.
 const MAX_DISPERSION: f64 = 5.0;
+
+/// A change of the rate within this time is what a decision answers.
+const RECENTLY: Duration = Duration::from_secs(3);
 
 /// Half of what a peak was above the rate is forgotten after about two thirds of this time, in seconds.
 const PEAK_MEMORY: f64 = 20.0;
@@ -99,6 +105,12 @@ impl Demand {
         self.peak
     }
 
+    /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
+    pub(super) fn onset(&self, now: Moment) -> Moment {
+        let steady = Duration::from_secs_f64(sum(self.window.iter()).1);
+        if steady > RECENTLY { now } else { Moment::after_origin(now.since_origin().saturating_sub(steady)) }
+    }
+
     /// For how long arrivals have been observed, in seconds.
     pub(super) fn observed(&self) -> f64 {
         self.observed
@@ -116,8 +128,6 @@ fn sum<'a>(intervals: impl Iterator<Item = &'a (f64, f64)>) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn after(arrivals: &[u64]) -> Demand {
@@ -145,6 +155,15 @@ mod tests {
         arrivals.extend([50; 2]);
         let demand = after(&arrivals);
         assert!(demand.rate() < 150.0);
+    }
+
+    #[test]
+    fn a_change_is_dated_to_the_interval_that_it_came_in() {
+        let now = Moment::after_origin(Duration::from_secs(60));
+        let mut arrivals = vec![50; 40];
+        assert_eq!(after(&arrivals).onset(now), now);
+        arrivals.extend([150; 2]);
+        assert_eq!(now.since(after(&arrivals).onset(now)), Duration::from_secs(1));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::super::Terms;
 use super::regime::Caps;
 
 /// What each priority weighs against the first; lower ones weigh as the last.
-const WEIGHTS: [f64; 3] = [1.0, 2.0 / 3.0, 0.5];
+const WEIGHTS: [f64; 3] = [1.0, 0.8, 0.65];
 
 /// The part of its fair share that everybody keeps when all execute.
 const FAIR: f64 = 0.9;
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn all_may_have_the_whole_gpu_and_lower_priorities_less() {
         assert_eq!(of(&[(1, 132), (1, 132), (1, 132)]), [132, 132, 132]);
-        assert_eq!(of(&[(3, 132), (7, 132), (3, 132), (9, 132), (12, 132)]), [132, 88, 132, 66, 66]);
+        assert_eq!(of(&[(3, 132), (7, 132), (3, 132), (9, 132), (12, 132)]), [132, 106, 132, 86, 86]);
         assert_eq!(of(&[(5, 132)]), [132]);
         assert!(of(&[]).is_empty());
     }

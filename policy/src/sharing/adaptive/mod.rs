@@ -90,7 +90,8 @@ impl Adaptive {
             report[model] = moved(to, live, facts);
             if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } = report[model] {
                 let at_once = live.standing == Some(to);
-                changes.push(Change { model, from, to, at_once, onset: facts.now });
+                let onset = self.models[model].demand.onset(facts.now);
+                changes.push(Change { model, from, to, at_once, onset });
             }
         }
         Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }

@@ -112,7 +112,8 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
     let change = Change { model: 0, from: Sms(10), to: Sms(126), at_once: true, onset: facts.now };
     assert_eq!(policy.pressure(0, facts.now, &facts), Some(change.clone()));
-    assert_eq!(policy.decide(&facts).plan.unwrap().changes, [change]);
+    let began = Moment::after_origin(facts.now.since_origin() - 500 * MS);
+    assert_eq!(policy.decide(&facts).plan.unwrap().changes, [Change { onset: began, ..change }]);
     facts.models[0].held = true;
     assert_eq!(policy.pressure(0, facts.now, &facts), None);
     assert_eq!(policy.pressure(7, facts.now, &facts), None, "no such model");
@@ -139,7 +140,7 @@ fn where_slos_are_missed_for_no_want_of_sms_caps_come_to_fit() {
 #[test]
 fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
     let terms = models(&[1, 2, 3]);
-    let shares = [Sms(132), Sms(88), Sms(66)];
+    let shares = [Sms(132), Sms(106), Sms(86)];
     let admitted = |arrived: &[u64]| {
         let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts(arrived, &shares));
         (decision.doors.iter().map(|door| door.admit).collect::<Vec<_>>(), decision.report)
@@ -238,7 +239,7 @@ proptest! {
         high in 0..1_000_u64, low in 0..10_000_u64, other in 0..10_000_u64
     ) {
         let terms = models(&[1, 2, 3]);
-        let shares = [Sms(132), Sms(88), Sms(66)];
+        let shares = [Sms(132), Sms(106), Sms(86)];
         let admitted = |lowest: u64| {
             let mut facts = facts(&[high, low, lowest], &shares);
             facts.models.iter_mut().for_each(|live| live.seen.executed.clear());
