@@ -153,7 +153,8 @@ impl Policy {
         towards(&targets, &self.terms, facts, &mut self.epoch)
     }
 
-    /// Whether `model`, whose queue has run out of slack since `onset`, should have its standing worker take over at once.
+    /// What `model` should have at once, or as soon as can be, whose queue runs out of slack since `onset`; nothing if
+    /// another share would not help.
     pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.pressure(model, onset, facts),

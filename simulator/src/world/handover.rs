@@ -43,9 +43,16 @@ impl Model<'_> {
         (self.other == Other::Parked).then(|| self.lanes[1 - self.serving].sms)
     }
 
+    /// Whether more SMs may be had, from a worker that stands ready or because the policy wants one to.
+    pub(super) fn may_have_more(&self) -> bool {
+        let larger = [self.standing(), self.wanted].into_iter().flatten().any(|sms| sms > self.share());
+        larger && self.coming().is_none()
+    }
+
     /// The policy wants a worker to stand ready at this share, or none. One that was relieved there stays; another share's goes
     /// first, after its dwell time.
     pub(super) fn keep_ready(&mut self, wanted: Option<Sms>, now: u64, stage: &mut Stage<'_>) {
+        self.wanted = wanted;
         self.standby = wanted.filter(|&sms| self.served.standby && sms != self.share());
         let due = timer(self.index, Timer::Dwell);
         match (self.other, self.standby) {

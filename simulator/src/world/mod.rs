@@ -109,7 +109,7 @@ fn timer(model: usize, timer: Timer) -> usize {
 pub enum Ask {
     /// An interval is over.
     Interval,
-    /// This model runs out of slack, and a larger worker of its own stands ready.
+    /// This model runs out of slack, and more SMs may be had.
     Pressure(usize),
 }
 

@@ -70,7 +70,9 @@ pub(super) struct Model<'a> {
     pub(super) lanes: [Lane; 2],
     pub(super) serving: usize,
     pub(super) other: Other,
-    /// The share at which a worker should stand ready.
+    /// The share at which the policy wants a worker to stand ready,
+    pub(super) wanted: Option<Sms>,
+    /// and at which one is kept so.
     pub(super) standby: Option<Sms>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
@@ -101,6 +103,7 @@ impl<'a> Model<'a> {
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
             other: Other::Gone,
+            wanted: None,
             standby: None,
             since: 0,
             repartitions: Vec::new(),
@@ -108,12 +111,12 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A request comes. True if slack runs out for it and a larger worker stands ready.
+    /// A request comes. True if slack runs out for it and more SMs may be had.
     pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) -> bool {
         self.observer.arrived();
         let arrived = moment(now);
         let deadline = arrived + self.served.terms.slo;
-        let relief = now >= self.pressed_until && self.standing().is_some_and(|sms| sms > self.share());
+        let relief = now >= self.pressed_until && self.may_have_more();
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
         let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));

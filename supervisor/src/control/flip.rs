@@ -85,11 +85,12 @@ impl Controller {
             && self.room_to_stand(true).is_ok()
     }
 
-    /// Tells the pipeline whether a worker stands ready that would help against too much load, so that a policy
-    /// may be asked as soon as there is.
+    /// Tells the pipeline whether more SMs may be had against too much load, from a worker that stands ready or because the
+    /// policy wants one to, so that it may be asked as soon as there is.
     pub(super) fn tend_relief(&mut self) {
         let settled = self.coming().is_none() && matches!(self.incumbent, Incumbent::Serving { .. });
-        let larger = self.ready_share().is_some_and(|share| self.sms(share) > self.sms(self.share));
+        let more = |share: Percent| self.sms(share) > self.sms(self.share);
+        let larger = self.ready_share().is_some_and(more) || self.standby.wish.is_some_and(more);
         let relief = self.context.policy_acts && !self.held && settled && larger;
         if relief != self.relief {
             self.relief = relief;

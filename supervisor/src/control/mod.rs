@@ -98,14 +98,6 @@ pub enum ResizeRefused {
     /// The configuration forbids any.
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
     Never(String),
-    /// It was to be had at once.
-    #[error("no worker of model '{model}' stands ready at {share} any more")]
-    NotStanding {
-        /// The model.
-        model: String,
-        /// The share asked for.
-        share: Percent,
-    },
     /// People hold it.
     #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
     Held(String),

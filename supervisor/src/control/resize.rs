@@ -102,9 +102,6 @@ impl Controller {
             let why = "its worker is being restarted; ask again when it serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
-        if wanted.cause == Cause::Pressure && !self.stands_ready(self.sms(share)) {
-            return Some(ResizeRefused::NotStanding { model: model(), share });
-        }
         if self.sms(share) == self.sms(self.share) && !down {
             return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
         }

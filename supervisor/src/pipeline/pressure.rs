@@ -1,4 +1,4 @@
-//! Pressure: a request comes for which slack runs out, while a worker with more SMs stands ready.
+//! Pressure: a request comes for which slack runs out, while more SMs may be had.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub struct Bell {
 #[derive(Debug)]
 pub(crate) struct Relief {
     bell: Option<Bell>,
-    /// Whether a worker stands ready that has more SMs than the one that serves.
+    /// Whether more SMs may be had.
     stands: bool,
     quiet_until: Moment,
 }

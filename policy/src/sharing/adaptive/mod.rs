@@ -139,26 +139,37 @@ impl Adaptive {
         (doors, report)
     }
 
-    /// The standing worker takes over when it has more SMs than the one in force, and no more than it should ever have.
+    /// All that the model may have, or what the standing worker has of that: at once where one stands, else as fast as a shadow
+    /// starts, and then not twice in a dwell time.
     pub(super) fn pressure(&self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
-        let live = facts.models.get(model)?;
-        let to = live.standing.filter(|&to| to > live.share && to <= self.levels[model])?;
-        let free = !live.held && live.coming.is_none();
-        free.then_some(Change { model, from: live.share, to, at_once: true, onset })
+        let (live, level) = (facts.models.get(model)?, *self.levels.get(model)?);
+        if live.held || live.coming.is_some() || live.share >= level || near(live.share, level) {
+            return None;
+        }
+        let standing = live.standing.filter(|&to| to > live.share && to <= level);
+        if standing.is_none() && settling(live, facts.now) {
+            return None;
+        }
+        let to = standing.unwrap_or(level);
+        Some(Change { model, from: live.share, to, at_once: standing.is_some(), onset })
     }
+}
+
+/// Whether the share changed too recently. One since the origin is the one that the worker was started with.
+fn settling(live: &Live, now: Moment) -> bool {
+    !live.since.since_origin().is_zero() && now < live.since + DWELL
 }
 
 /// What becomes of a model that has another share than it should have.
 fn moved(to: Sms, live: &Live, facts: &Facts) -> Verdict {
     let from = live.share;
     let to = live.standing.filter(|&standing| near(standing, to)).unwrap_or(to);
-    let until = live.since + DWELL;
-    // A share since the origin is the one that the worker was started with.
-    let settling = !live.since.since_origin().is_zero() && facts.now < until;
     match live {
         Live { held: true, .. } => Verdict::Wait { to, waiting: Waiting::Held },
         Live { coming: Some(_), .. } => Verdict::Wait { to, waiting: Waiting::Handover },
-        _ if settling => Verdict::Wait { to, waiting: Waiting::Dwell { until } },
+        _ if settling(live, facts.now) => {
+            Verdict::Wait { to, waiting: Waiting::Dwell { until: live.since + DWELL } }
+        }
         _ if to > from => Verdict::Grow { from, to },
         _ => Verdict::Shrink { from, to },
     }

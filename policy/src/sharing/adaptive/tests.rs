@@ -120,6 +120,23 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
 }
 
 #[test]
+fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
+    let terms = models(&[1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[50], &[Sms(10)]);
+    let change = Change { model: 0, from: Sms(10), to: GPU, at_once: false, onset: facts.now };
+    assert_eq!(policy.pressure(0, facts.now, &facts), Some(change));
+    facts.models[0].since = Moment::after_origin(Duration::from_secs(57));
+    assert_eq!(policy.pressure(0, facts.now, &facts), None, "too soon");
+    facts.models[0].since = Moment::default();
+    facts.models[0].coming = Some(Sms(40));
+    assert_eq!(policy.pressure(0, facts.now, &facts), None, "one is under way");
+    facts.models[0].coming = None;
+    facts.models[0].share = Sms(128);
+    assert_eq!(policy.pressure(0, facts.now, &facts), None, "all that there is");
+}
+
+#[test]
 fn where_slos_are_missed_for_no_want_of_sms_caps_come_to_fit() {
     let terms = models(&[1, 1, 1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);

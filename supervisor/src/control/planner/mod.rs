@@ -171,7 +171,7 @@ impl Planner {
         });
     }
 
-    /// A model's slack runs out, and maybe that of others: asks for each whether its standing worker takes over.
+    /// A model's slack runs out, and maybe that of others: asks for each what it should have at once.
     fn relieve(&mut self, first: Pressed) {
         let mut notices = vec![first];
         while notices.len() < PRESSURES
@@ -184,9 +184,9 @@ impl Planner {
         for Pressed { model, arrived } in notices {
             let Some(change) = self.policy.pressure(model, arrived, &facts) else { continue };
             let Some(live) = facts.models.get(change.model) else { continue };
-            let why = "a request would be answered too late, and a larger worker stands ready";
+            let why = "slack runs out";
             if let Err(why) = self.order(&change, Cause::Pressure, live, why, now) {
-                tracing::debug!(model, why, "a standing worker does not take over");
+                tracing::debug!(model, why, "slack runs out, and nothing is done");
             }
         }
     }

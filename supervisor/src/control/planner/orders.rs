@@ -48,9 +48,7 @@ impl Orders {
         let why = match said {
             Some(Ok(Ok(report))) => report.why,
             // Somebody else was quicker, or holds it now; or a worker stands ready no more.
-            Some(Ok(Err(
-                ResizeRefused::InForce { .. } | ResizeRefused::Held(_) | ResizeRefused::NotStanding { .. },
-            ))) => None,
+            Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
             Some(Ok(Err(refused))) => Some(refused.to_string()),
             // Under way still, or the controller ended.
             Some(Err(_)) | None => None,
