@@ -18,10 +18,6 @@ impl Controller {
         [self.standby.ready(), parked].into_iter().flatten().find(|worker| self.sms_of(*worker) == Some(sms))
     }
 
-    pub(super) fn stands_ready(&self, sms: Sms) -> bool {
-        self.ready_with(sms).is_some()
-    }
-
     /// The share of the worker to which traffic could move at once; of two, that of the larger one.
     pub(super) fn ready_share(&self) -> Option<Percent> {
         let parked = self.swap.as_ref().and_then(Swap::parked);
