@@ -42,6 +42,8 @@ pub(crate) type Waiting = Entry<Shapes, Ticket>;
 pub(crate) struct Ticket {
     pub(crate) memory: Arc<Reservation>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
+    /// How long its inputs took to copy.
+    pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
 }
@@ -217,7 +219,8 @@ impl Lane {
         self.free_slots.pop();
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = self.in_flight.is_empty().then_some(now);
-        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests, held: Vec::new() });
+        let held = Vec::new();
+        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests, held });
         Ok(())
     }
 

@@ -12,6 +12,7 @@
 mod alarm;
 mod answer;
 mod door;
+mod durations;
 mod facts;
 mod histogram;
 mod lane;
@@ -42,6 +43,7 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Moment;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
 pub use histogram::LatencyHistogram;
 pub use lane::{Arrival, Crowding, WorkerId};
@@ -154,6 +156,7 @@ impl Pipeline {
         let metadata =
             self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
         let memory = self.store(&inputs, arrived)?;
+        let stored = self.clock.now();
         let (reply, answer) = oneshot::channel();
         let entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
@@ -161,10 +164,10 @@ impl Pipeline {
             arrived,
             deadline: arrived + self.slo,
             alone: false,
-            item: Ticket { memory: Arc::new(memory), reply, deaths: 0 },
+            item: Ticket { memory: Arc::new(memory), reply, copy_in: stored.since(arrived), deaths: 0 },
         };
         drop(inputs);
-        self.change(|state| state.accept(entry, arrived))?;
+        self.change(|state| state.accept(entry, stored))?;
         answer.await.unwrap_or_else(|_| Err(Failure::Unavailable("the server is stopping".to_owned())))
     }
 
@@ -377,6 +380,11 @@ impl Pipeline {
     /// The latencies of all answers since the start.
     pub fn latency_histogram(&self) -> LatencyHistogram {
         self.state.lock().stats.histogram.clone()
+    }
+
+    /// Where the time of all answered requests went since the start.
+    pub fn durations(&self) -> Durations {
+        self.state.lock().stats.durations
     }
 
     fn now(&self) -> Moment {

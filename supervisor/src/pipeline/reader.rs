@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure};
 use shadowslice_shared::slab::AnswerSlab;
+use shadowslice_shared::units::Moment;
 
 use super::Pipeline;
 use super::answer;
+use super::durations::Spent;
 use super::facts::LaneFact;
 use super::lane::{Arrival, InFlight, Lane, WorkerId};
 use super::request::{Failure, Metadata, Output};
@@ -92,7 +94,10 @@ impl LaneReader {
             return Ok(());
         }
         match answer.result {
-            Ok(outputs) => self.completed(batch, &outputs, Duration::from_micros(answer.execution_us)),
+            Ok(outputs) => {
+                let execution = Duration::from_micros(answer.execution_us);
+                self.completed(batch, &outputs, execution, now)
+            }
             Err(failure) => {
                 self.failed(batch, &failure);
                 Ok(())
@@ -100,9 +105,15 @@ impl LaneReader {
         }
     }
 
-    fn completed(&self, batch: InFlight, outputs: &[WireOutput], execution: Duration) -> Result<(), String> {
+    fn completed(
+        &self,
+        batch: InFlight,
+        outputs: &[WireOutput],
+        execution: Duration,
+        received: Moment,
+    ) -> Result<(), String> {
         // A worker's word on its own speed is believed as far as our clock bears it out.
-        let longest = batch.executing_since.map_or(Duration::ZERO, |since| self.pipeline.now().since(since));
+        let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = execution.min(longest);
         let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
             Ok(answers) => answers,
@@ -118,7 +129,13 @@ impl LaneReader {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
             for request in &batch.requests {
-                state.stats.succeeded(now.since(request.arrived), now);
+                let spent = Spent {
+                    latency: now.since(request.arrived),
+                    copy_in: request.item.copy_in,
+                    execution,
+                    copy_out: now.since(received),
+                };
+                state.stats.succeeded(&spent, now);
             }
             state.completed(self.worker, batch.slot, batch.rows, execution, now);
         });

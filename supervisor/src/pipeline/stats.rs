@@ -5,6 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use shadowslice_shared::units::Moment;
 
+use super::durations::{Durations, Spent};
 use super::histogram::LatencyHistogram;
 use super::observe::Observer;
 use super::settle::SettleMeter;
@@ -81,6 +82,7 @@ pub struct Latencies {
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) histogram: LatencyHistogram,
+    pub(crate) durations: Durations,
     /// What the sharing policy looks at.
     pub(crate) recent: Observer,
     pub(crate) settle: SettleMeter,
@@ -116,6 +118,7 @@ impl Stats {
         Self {
             counts: Counts::default(),
             histogram: LatencyHistogram::default(),
+            durations: Durations::default(),
             recent: Observer::new(now),
             settle: SettleMeter::default(),
             slo,
@@ -125,9 +128,11 @@ impl Stats {
         }
     }
 
-    /// A request was answered after `latency`.
-    pub(crate) fn succeeded(&mut self, latency: Duration, now: Moment) {
+    /// A request was answered.
+    pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
+        let latency = spent.latency;
         self.counts.succeeded += 1;
+        self.durations.add(spent);
         self.histogram.record(latency);
         self.recent.answered(latency, latency <= self.slo);
         let window = self.window(now);
@@ -206,16 +211,25 @@ mod tests {
         Moment::after_origin(Duration::from_secs(seconds))
     }
 
+    fn answered_after(ms: u64) -> Spent {
+        Spent {
+            latency: Duration::from_millis(ms),
+            copy_in: Duration::ZERO,
+            execution: Duration::from_millis(5),
+            copy_out: Duration::ZERO,
+        }
+    }
+
     #[test]
     fn attainment_counts_what_was_refused_and_forgets_old_windows() {
         let mut stats = Stats::new(Duration::from_millis(20), at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
-        stats.succeeded(Duration::from_millis(10), at(1));
-        stats.succeeded(Duration::from_millis(30), at(1));
+        stats.succeeded(&answered_after(10), at(1));
+        stats.succeeded(&answered_after(30), at(1));
         stats.rejected(Refusal::Late, at(2));
         stats.failed(at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.25);
-        stats.succeeded(Duration::from_millis(10), at(70));
+        stats.succeeded(&answered_after(10), at(70));
         assert_eq!(stats.latencies(at(70)).attainment, 0.4);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));

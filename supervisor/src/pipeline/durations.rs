@@ -1,0 +1,63 @@
+//! Where the time of requests went, since the start.
+
+use std::time::Duration;
+
+/// Sums over all answered requests. Each counts the whole time of its batch, as Triton counts them, so the
+/// parts of a request add up to its latency, and those of a batch count once a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Durations {
+    /// Requests answered: the count that belongs to each sum.
+    pub count: u64,
+    /// From acceptance to answer.
+    pub request: Duration,
+    /// What is left of that: the wait for a worker's slot and in it, on a real GPU with the copy of the inputs
+    /// there, which mostly happens while the batch before executes.
+    pub queue: Duration,
+    /// The copy of the inputs into the request slab.
+    pub compute_input: Duration,
+    /// The execution as the worker reports it, on a real GPU with the copy of the outputs back from there.
+    pub compute_infer: Duration,
+    /// The copy of the outputs out of the worker's slab.
+    pub compute_output: Duration,
+}
+
+/// How one answered request spent its time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spent {
+    /// From acceptance to answer.
+    pub(crate) latency: Duration,
+    pub(crate) copy_in: Duration,
+    pub(crate) execution: Duration,
+    pub(crate) copy_out: Duration,
+}
+
+impl Durations {
+    pub(crate) fn add(&mut self, spent: &Spent) {
+        let Spent { latency, copy_in, execution, copy_out } = *spent;
+        self.count += 1;
+        self.request += latency;
+        self.queue += latency.saturating_sub(copy_in + execution + copy_out);
+        self.compute_input += copy_in;
+        self.compute_infer += execution;
+        self.compute_output += copy_out;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_request_add_up_to_its_latency() {
+        let ms = Duration::from_millis;
+        let spent =
+            |latency| Spent { latency: ms(latency), copy_in: ms(1), execution: ms(10), copy_out: ms(2) };
+        let mut sums = Durations::default();
+        sums.add(&spent(20));
+        sums.add(&spent(13));
+        assert_eq!((sums.count, sums.request, sums.queue), (2, ms(33), ms(7)));
+        assert_eq!((sums.compute_input, sums.compute_infer, sums.compute_output), (ms(2), ms(20), ms(4)));
+        sums.add(&spent(5));
+        assert_eq!(sums.queue, ms(7), "a worker that reports more than there was takes nothing away");
+    }
+}
