@@ -10,6 +10,7 @@ pub mod errors;
 pub mod exit;
 pub mod host;
 pub mod ingress;
+pub mod machine;
 pub mod metrics;
 pub mod nvml;
 pub mod partition;

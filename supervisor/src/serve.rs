@@ -21,10 +21,11 @@ use crate::errors;
 use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
+use crate::machine::Machine;
 use crate::metrics;
 use crate::nvml::Watch;
 use crate::partition::{Gpus, Partition};
-use crate::pipeline::{Bell, FACTS, PRESSURES, Pipeline, Settings};
+use crate::pipeline::{Bell, FACTS, PRESSURES, Pipeline, Settings, Slo};
 use crate::process::{ReferenceFile, may_raise_priority};
 use crate::router::Router;
 
@@ -153,7 +154,7 @@ fn wire(
     let gpu = Arc::clone(&gpus[model.gpu]);
     let settings = Settings {
         name: model.name.clone(),
-        slo: model.slo.latency,
+        slo: Slo { latency: model.slo.latency, percentile: model.slo.percentile },
         max_requests: model.queue.max_requests,
         memory: model.queue.memory,
         max_delay: model.batch.max_delay,
@@ -223,7 +224,9 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
-    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach)), ending));
+    let metrics = tokio::spawn(
+        metrics_listeners.run(rendering(Arc::clone(&reach), Machine::new(context.clock)), ending),
+    );
 
     let served = async {
         if config.start == Start::Strict {
@@ -256,21 +259,22 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     code
 }
 
-/// Writes the metrics of models, policy and GPUs.
-fn rendering(reach: Arc<Reach>) -> Render {
+/// Writes the metrics of models, policy, GPUs and machine.
+fn rendering(reach: Arc<Reach>, machine: Machine) -> Render {
     Arc::new(move || {
         let status = reach.status();
         let models = status.models.into_iter().zip(reach.models.iter());
         let told = |(status, model): (_, &Administered)| metrics::Model {
             status,
-            latency: model.pipeline.latency_histogram(),
+            totals: model.pipeline.totals(),
             changes: model.standing.borrow().changes.clone(),
         };
         let policy = reach.planned.as_ref().map(|planned| {
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }
         });
-        metrics::render(&models.map(told).collect::<Vec<_>>(), policy.as_ref(), &status.gpus)
+        let models: Vec<_> = models.map(told).collect();
+        metrics::render(&models, policy.as_ref(), &status.gpus, machine.usage())
     })
 }
 

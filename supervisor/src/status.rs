@@ -14,7 +14,7 @@ use crate::config::{HandoverMode, Model};
 use crate::control::{Handovers, ModelPlan, ModelState, Standing};
 use crate::nvml::Watched;
 use crate::partition::{GpuStanding, Partition};
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Counts, Pipeline, Report};
 
 /// The whole supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -75,8 +75,10 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
+    /// Workers started in their place, where no other one stood ready.
+    pub worker_restarts: u64,
     /// What became of its requests since the start.
-    pub requests: Requests,
+    pub requests: Counts,
     /// Batches answered since the start.
     pub batches: u64,
     /// How long a batch executes at the share in force, in ms, by rows: a mean in which recent batches weigh more.
@@ -91,27 +93,6 @@ pub struct ModelStatus {
     pub no_standby: Option<String>,
     /// Its hand-overs.
     pub handovers: Handovers,
-}
-
-/// Counts of requests.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Requests {
-    /// Taken into the queue.
-    pub accepted: u64,
-    /// Answered.
-    pub succeeded: u64,
-    /// Answered within the SLO.
-    pub within_slo: u64,
-    /// Accepted, and failed.
-    pub failed: u64,
-    /// Turned away.
-    pub rejected: u64,
-    /// Of these, how many for each reason.
-    pub refused: BTreeMap<String, u64>,
-    /// Put back into the queue after a death or a timeout.
-    pub retried: u64,
-    /// Given up by their clients before they ran.
-    pub cancelled: u64,
 }
 
 /// Percentiles of latency.
@@ -132,6 +113,9 @@ pub struct SloStatus {
     pub percentile: f64,
     /// Answered within it / offered, over the last minute or two.
     pub attainment: f64,
+    /// What is left of the latency at the percentile, as a part of it, over the same time; negative where the
+    /// objective is missed, `None` where nothing was answered.
+    pub slack: Option<f64>,
 }
 
 /// One GPU's status.
@@ -149,7 +133,8 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let (counts, latencies, (queue, in_flight)) = pipeline.report();
+    let Report { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
+    let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let execution = pipeline.execution_times().into_iter();
     let shadow = model.handover == HandoverMode::Shadow;
     let cannot_resize =
@@ -176,23 +161,16 @@ pub fn of_model(
         in_flight,
         workers: gpus::of_workers(&standing.workers, gpus.get(model.gpu)),
         worker_deaths: standing.worker_deaths,
-        requests: Requests {
-            accepted: counts.accepted,
-            succeeded: counts.succeeded,
-            within_slo: counts.within_slo,
-            failed: counts.failed,
-            rejected: counts.rejected,
-            refused: counts.refused().map(|(reason, count)| (reason.to_owned(), count)).collect(),
-            retried: counts.retried,
-            cancelled: counts.cancelled,
-        },
-        batches: counts.batches,
+        worker_restarts: standing.worker_restarts,
+        requests: counts,
+        batches,
         execution_ms: execution.map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
         latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
         slo: SloStatus {
-            latency_ms: model.slo.latency.as_secs_f64() * 1e3,
+            latency_ms: slo_ms,
             percentile: model.slo.percentile,
             attainment: latencies.attainment,
+            slack: latencies.slo_percentile_ms.map(|ms| 1.0 - ms / slo_ms),
         },
         cannot_resize,
         no_standby: standing.no_standby.clone(),

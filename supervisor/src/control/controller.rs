@@ -110,6 +110,8 @@ pub struct Controller {
     pub(super) ledger: Arc<MemoryLedger>,
     /// Deaths since the start.
     pub(super) all_deaths: u64,
+    /// Workers started in the place of dead ones since the start.
+    pub(super) all_restarts: u64,
     /// What the last worker that died said, or died of.
     pub(super) last_words: String,
     pub(super) handovers: Handovers,
@@ -159,6 +161,7 @@ impl Controller {
             held: false,
             workers: Vec::new(),
             worker_deaths: 0,
+            worker_restarts: 0,
             handovers: Handovers::default(),
             changes: Changes::default(),
         });
@@ -184,6 +187,7 @@ impl Controller {
             restarts: Restarts::new(),
             ledger,
             all_deaths: 0,
+            all_restarts: 0,
             last_words: String::new(),
             handovers: Handovers::default(),
             changes: Changes::default(),

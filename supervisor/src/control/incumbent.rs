@@ -218,6 +218,7 @@ impl Controller {
         match self.restarts.died() {
             Verdict::After(_) if self.fail_over(&last_words) => {}
             Verdict::After(pause) => {
+                self.all_restarts += 1;
                 tracing::warn!(
                     model = self.model.name,
                     ?pause,

@@ -23,6 +23,7 @@ impl Controller {
             held: self.held,
             workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
             worker_deaths: self.all_deaths,
+            worker_restarts: self.all_restarts,
             handovers: self.handovers.clone(),
             changes: self.changes.clone(),
         };

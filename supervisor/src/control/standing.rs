@@ -54,6 +54,8 @@ pub struct Standing {
     pub workers: Vec<WorkerStanding>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
+    /// Times that a worker was started in the place of such a one, after a pause.
+    pub worker_restarts: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
     /// What became of the orders to change its share.

@@ -7,7 +7,7 @@ use super::facts::*;
 use super::judge::judge;
 use super::need::Need;
 use crate::config::{self, CudaDevice};
-use crate::nvml::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Usage};
+use crate::nvml::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage};
 
 const MIB: u64 = 1 << 20;
 
@@ -20,6 +20,7 @@ fn gpu(index: u32) -> Gpu {
         usage: Usage {
             memory: Memory { used: 4 * MIB, free: 143_000 * MIB, total: 143_771 * MIB },
             utilisation_percent: Some(0),
+            power: Power::default(),
             processes: vec![GpuProcess { pid: 507, bytes: Some(500 * MIB) }],
         },
     }

@@ -36,10 +36,10 @@ pub(super) const METRICS: &[Metric<GpuStatus>] = &[
     },
 ];
 
-fn told(gpu: &GpuStatus, value: impl Fn(&NvmlStatus) -> Option<f64>) -> Vec<Sample> {
+pub(super) fn told(gpu: &GpuStatus, value: impl Fn(&NvmlStatus) -> Option<f64>) -> Vec<Sample> {
     gpu.nvml.as_ref().and_then(value).map_or_else(Vec::new, one)
 }
 
-fn memory(gpu: &GpuStatus, mib: impl Fn(GpuMemory) -> u64) -> Vec<Sample> {
+pub(super) fn memory(gpu: &GpuStatus, mib: impl Fn(GpuMemory) -> u64) -> Vec<Sample> {
     told(gpu, |nvml| nvml.memory.map(|memory| (mib(memory) * MIB) as f64))
 }

@@ -4,19 +4,21 @@ mod gpus;
 mod policy;
 mod table;
 mod text;
+mod triton;
 
 use crate::control::Changes;
-use crate::pipeline::LatencyHistogram;
+use crate::machine::MachineUsage;
+use crate::pipeline::{LatencyHistogram, Totals};
 use crate::status::{GpuStatus, ModelStatus};
-use text::{Subject, escaped};
+use text::{escaped, write_all};
 
 /// What is told of one model.
 #[derive(Debug)]
 pub struct Model {
     /// How it stands.
     pub status: ModelStatus,
-    /// The latencies of its answers since the start.
-    pub latency: LatencyHistogram,
+    /// What was measured of its requests and batches since the start.
+    pub totals: Totals,
     /// The changes of its share since the start.
     pub changes: Changes,
 }
@@ -30,36 +32,21 @@ pub struct Policy {
     pub took: LatencyHistogram,
 }
 
-impl Subject for Policy {
-    fn labels(&self) -> String {
-        format!("policy=\"{}\"", escaped(&self.name))
-    }
-}
-
-impl Subject for Model {
-    fn labels(&self) -> String {
-        format!("model=\"{}\",gpu=\"{}\"", escaped(&self.status.name), self.status.gpu)
-    }
-}
-
-impl Subject for GpuStatus {
-    fn labels(&self) -> String {
-        format!("gpu=\"{}\"", self.index)
-    }
-}
-
-/// The text for these models and GPUs, and for the policy, if one decides.
-pub fn render(models: &[Model], policy: Option<&Policy>, gpus: &[GpuStatus]) -> String {
+/// The text for these models and GPUs, for the policy, if one decides, and for the machine. Ours come first.
+pub fn render(
+    models: &[Model],
+    policy: Option<&Policy>,
+    gpus: &[GpuStatus],
+    machine: MachineUsage,
+) -> String {
     let mut text = String::new();
-    for metric in table::METRICS {
-        text::write(&mut text, metric, models);
-    }
-    for metric in policy::METRICS {
-        text::write(&mut text, metric, policy.map_or(&[], std::slice::from_ref));
-    }
-    for metric in gpus::METRICS {
-        text::write(&mut text, metric, gpus);
-    }
+    write_all(&mut text, table::METRICS, models, |model| {
+        format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
+    });
+    let policies = policy.map_or(&[][..], std::slice::from_ref);
+    write_all(&mut text, policy::METRICS, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
+    write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
+    triton::write(&mut text, models, gpus, machine);
     text
 }
 

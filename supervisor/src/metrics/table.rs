@@ -7,7 +7,7 @@ use super::gpus::MIB;
 use super::text::Kind::{Counter, Gauge, Histogram};
 use super::text::{Metric, Sample};
 use crate::control::{Changes, Outcomes};
-use crate::pipeline::LatencyHistogram;
+use crate::pipeline::{LatencyHistogram, RowsHistogram};
 
 /// All metrics. Values of one metric may be added up: nothing is counted under two labels.
 pub(super) const METRICS: &[Metric<Model>] = &[
@@ -90,13 +90,31 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         name: "shadowslice_batches_total",
         kind: Counter,
         help: "Batches answered.",
-        samples: |model| one(model.status.batches as f64),
+        samples: |model| one(model.totals.batch_rows.count() as f64),
+    },
+    Metric {
+        name: "shadowslice_batch_rows",
+        kind: Histogram,
+        help: "Rows of batches answered.",
+        samples: |model| rows(&model.totals.batch_rows),
+    },
+    Metric {
+        name: "shadowslice_batch_execution_seconds",
+        kind: Histogram,
+        help: "Execution of batches answered, as their workers reported it.",
+        samples: |model| histogram(&model.totals.batch_execution),
+    },
+    Metric {
+        name: "shadowslice_queue_wait_seconds",
+        kind: Histogram,
+        help: "Wait of answered requests, from acceptance to the sending of their batch.",
+        samples: |model| histogram(&model.totals.queue_wait),
     },
     Metric {
         name: "shadowslice_request_latency_seconds",
         kind: Histogram,
         help: "Latency of answered requests, from acceptance to answer.",
-        samples: |model| histogram(&model.latency),
+        samples: |model| histogram(&model.totals.latency),
     },
     Metric {
         name: "shadowslice_slo_latency_seconds",
@@ -115,6 +133,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         kind: Gauge,
         help: "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered.",
         samples: |model| one(model.status.slo.attainment),
+    },
+    Metric {
+        name: "shadowslice_slo_slack_ratio",
+        kind: Gauge,
+        help: "What the SLO's percentile of latency leaves of the SLO's latency, as a part of it, over the last minute or two; negative where the SLO is missed.",
+        samples: |model| model.status.slo.slack.map_or_else(Vec::new, one),
     },
     Metric {
         name: "shadowslice_handovers_total",
@@ -204,6 +228,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| one(model.status.worker_deaths as f64),
     },
     Metric {
+        name: "shadowslice_worker_restarts_total",
+        kind: Counter,
+        help: "Workers started in the place of one that died, where no other stood ready.",
+        samples: |model| one(model.status.worker_restarts as f64),
+    },
+    Metric {
         name: "shadowslice_worker_gpu_memory_bytes",
         kind: Gauge,
         help: "Memory that the model's workers have on a real GPU, by role, to the MiB.",
@@ -261,15 +291,14 @@ fn outcomes(model: &Model) -> Vec<Sample> {
 }
 
 fn refusals(model: &Model) -> Vec<Sample> {
-    let refused = model.status.requests.refused.iter();
-    by("reason", &refused.map(|(reason, &count)| (reason.as_str(), count)).collect::<Vec<_>>())
+    by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 
 pub(super) fn one(value: f64) -> Vec<Sample> {
     vec![Sample { suffix: "", labels: Vec::new(), value }]
 }
 
-fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
+pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     let sample = |(of, count): &(&str, u64)| Sample {
         suffix: "",
         labels: vec![(label, (*of).to_owned())],
@@ -279,17 +308,22 @@ fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
 }
 
 pub(super) fn histogram(latency: &LatencyHistogram) -> Vec<Sample> {
-    let bucket = |bound: String, count: u64| Sample {
+    let bounded = latency.cumulative().map(|(bound, count)| (bound.as_secs_f64().to_string(), count));
+    buckets(bounded, latency.count(), latency.sum().as_secs_f64())
+}
+
+fn rows(batches: &RowsHistogram) -> Vec<Sample> {
+    let bounded = batches.cumulative().map(|(bound, count)| (bound.to_string(), count));
+    buckets(bounded, batches.count(), batches.sum() as f64)
+}
+
+fn buckets(bounded: impl Iterator<Item = (String, u64)>, count: u64, sum: f64) -> Vec<Sample> {
+    let bucket = |(bound, count): (String, u64)| Sample {
         suffix: "_bucket",
         labels: vec![("le", bound)],
         value: count as f64,
     };
     let total = |suffix, value| Sample { suffix, labels: Vec::new(), value };
-    let bounded = latency.cumulative().map(|(bound, count)| bucket(bound.as_secs_f64().to_string(), count));
-    let rest = [
-        bucket("+Inf".to_owned(), latency.count()),
-        total("_sum", latency.sum().as_secs_f64()),
-        total("_count", latency.count() as f64),
-    ];
-    bounded.chain(rest).collect()
+    let all = bounded.chain([("+Inf".to_owned(), count)]).map(bucket);
+    all.chain([total("_sum", sum), total("_count", count as f64)]).collect()
 }

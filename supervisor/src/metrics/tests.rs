@@ -1,21 +1,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use serde_json::json;
+
+use super::text::{Kind, Metric};
 use super::*;
 use crate::control::{HandoverReport, Handovers, WorkerStanding};
-use crate::status::{GpuMemory, Latency, NvmlStatus, Requests, SloStatus, WorkerStatus};
+use crate::machine::MachineMemory;
+use crate::pipeline::Durations;
+use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
+
+const NO_MACHINE: MachineUsage = MachineUsage { cpu_busy: None, memory: None };
 
 fn model(name: &str) -> Model {
-    let requests = Requests {
-        accepted: 7,
-        succeeded: 4,
-        within_slo: 3,
-        failed: 2,
-        rejected: 5,
-        refused: BTreeMap::from([("late".to_owned(), 3), ("queue_full".to_owned(), 2)]),
-        retried: 6,
-        cancelled: 1,
-    };
+    let requests = serde_json::from_value(json!({
+        "accepted": 7, "succeeded": 4, "within_slo": 3, "failed": 2, "rejected": 5,
+        "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
+    }));
     let status = ModelStatus {
         name: name.to_owned(),
         state: "ready".to_owned(),
@@ -30,16 +31,17 @@ fn model(name: &str) -> Model {
         in_flight: 9,
         workers: Vec::new(),
         worker_deaths: 10,
-        requests,
-        batches: 11,
+        worker_restarts: 5,
+        requests: requests.unwrap(),
+        batches: 0,
         execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
-        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25 },
+        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25, slack: None },
         cannot_resize: None,
         no_standby: None,
         handovers: Handovers::default(),
     };
-    Model { status, latency: LatencyHistogram::default(), changes: Changes::default() }
+    Model { status, totals: Totals::default(), changes: Changes::default() }
 }
 
 fn policy() -> Policy {
@@ -54,7 +56,7 @@ fn has(text: &str, line: &str) {
 
 #[test]
 fn says_what_the_status_says() {
-    let text = render(&[model("m")], None, &[]);
+    let text = render(&[model("m")], None, &[], NO_MACHINE);
     for (name, value) in [
         ("model_ready", "1"),
         ("share_ratio", "0.29"),
@@ -65,11 +67,11 @@ fn says_what_the_status_says() {
         ("requests_retried_total", "6"),
         ("queue_requests", "8"),
         ("in_flight_requests", "9"),
-        ("batches_total", "11"),
         ("slo_latency_seconds", "0.02"),
         ("slo_target_ratio", "0.995"),
         ("slo_attainment_ratio", "0.25"),
         ("worker_deaths_total", "10"),
+        ("worker_restarts_total", "5"),
         ("workers", "0"),
     ] {
         has(&text, &format!("shadowslice_{name}{{model=\"m\",gpu=\"1\"}} {value}"));
@@ -87,7 +89,7 @@ fn says_what_the_status_says() {
 #[test]
 fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     let mut model = model("m");
-    let text = render(std::slice::from_ref(&model), None, &[]);
+    let text = render(std::slice::from_ref(&model), None, &[], NO_MACHINE);
     assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
     (model.status.wanted_percent, model.status.held) = (Some(40), true);
     model.changes.by_hand.completed = 2;
@@ -95,7 +97,7 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     model.changes.by_hand.effect.record(Duration::from_millis(900));
     model.changes.by_pressure.detect.record(Duration::from_millis(2));
     model.changes.by_pressure.settle.record(Duration::from_millis(40));
-    let text = render(&[model], Some(&policy()), &[]);
+    let text = render(&[model], Some(&policy()), &[], NO_MACHINE);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
     has(&text, &format!("shadowslice_share_held{{{own}}} 1"));
@@ -116,7 +118,7 @@ fn only_a_model_that_serves_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
-        has(&render(&[model], None, &[]), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
+        has(&render(&[model], None, &[], NO_MACHINE), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
@@ -145,7 +147,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
             stall_total_us: 13.0,
         }),
     };
-    let text = render(std::slice::from_ref(&model), None, &[]);
+    let text = render(std::slice::from_ref(&model), None, &[], NO_MACHINE);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
@@ -155,16 +157,19 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
     assert!(!text.contains("effect_seconds{"), "{text}");
     model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
-    has(&render(&[model], None, &[]), &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"));
+    has(
+        &render(&[model], None, &[], NO_MACHINE),
+        &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"),
+    );
 }
 
 #[test]
 fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     let mut model = model("m");
     for ms in [1, 20, 60_000] {
-        model.latency.record(Duration::from_millis(ms));
+        model.totals.latency.record(Duration::from_millis(ms));
     }
-    let text = render(&[model], None, &[]);
+    let text = render(&[model], None, &[], NO_MACHINE);
     let name = "shadowslice_request_latency_seconds";
     for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
         has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
@@ -175,8 +180,8 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 
 #[test]
 fn a_models_name_cannot_break_out_of_its_quotes() {
-    let text = render(&[model("a\"} 9\nb\\n é")], None, &[]);
-    has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 11"#);
+    let text = render(&[model("a\"} 9\nb\\n é")], None, &[], NO_MACHINE);
+    has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
@@ -199,7 +204,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
     model.status.workers = Vec::from(leaving);
     model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
-    let text = render(&[model], None, &[]);
+    let text = render(&[model], None, &[], NO_MACHINE);
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
@@ -214,6 +219,9 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         name: "NVIDIA H200".to_owned(),
         memory: Some(memory),
         utilisation_percent: Some(37),
+        power_mw: Some(120_500),
+        power_limit_mw: Some(700_000),
+        energy_mj: Some(9_000_250),
         xid_errors: 4,
     };
     let gpu = |index, nvml| GpuStatus {
@@ -226,7 +234,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         why: None,
         nvml,
     };
-    let text = render(&[], None, &[gpu(0, None), gpu(1, Some(nvml.clone()))]);
+    let text = render(&[], None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], NO_MACHINE);
     for (name, value) in
         [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
     {
@@ -234,15 +242,104 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
     }
     has(&text, "shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4");
     assert!(!text.contains("gpu=\"0\""), "{text}");
+    for (name, value) in [
+        ("gpu_utilization", "0.37"),
+        ("gpu_memory_total_bytes", "6291456"),
+        ("gpu_memory_used_bytes", "2097152"),
+        ("gpu_power_usage", "120.5"),
+        ("gpu_power_limit", "700"),
+        ("energy_consumption", "9000.25"),
+    ] {
+        has(&text, &format!("nv_{name}{{gpu_uuid=\"GPU-5a7c\"}} {value}"));
+    }
+    assert_eq!(text.matches("gpu_uuid=").count(), 6, "{text}");
     (nvml.memory, nvml.utilisation_percent) = (None, None);
-    let lost = render(&[], None, &[gpu(1, Some(nvml))]);
+    (nvml.power_mw, nvml.power_limit_mw, nvml.energy_mj) = (None, None, None);
+    let lost = render(&[], None, &[gpu(1, Some(nvml))], NO_MACHINE);
     let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"]);
 }
 
 #[test]
+fn batches_have_their_sizes_and_times_and_requests_their_wait() {
+    let mut model = model("m");
+    for (rows, ms) in [(1, 2), (3, 4), (8, 90)] {
+        model.totals.executed(rows, Duration::from_millis(ms));
+    }
+    model.totals.queue_wait.record(Duration::from_micros(60));
+    let text = render(&[model], None, &[], NO_MACHINE);
+    let own = "model=\"m\",gpu=\"1\"";
+    for (bound, count) in [("1", 1), ("2", 1), ("4", 2), ("8", 3), ("1024", 3), ("+Inf", 3)] {
+        has(&text, &format!("shadowslice_batch_rows_bucket{{{own},le=\"{bound}\"}} {count}"));
+    }
+    has(&text, &format!("shadowslice_batch_rows_sum{{{own}}} 12"));
+    has(&text, &format!("shadowslice_batch_rows_count{{{own}}} 3"));
+    has(&text, &format!("shadowslice_batches_total{{{own}}} 3"));
+    has(&text, &format!("shadowslice_batch_execution_seconds_sum{{{own}}} 0.096"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.00005\"}} 0"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.0001\"}} 1"));
+}
+
+#[test]
+fn slack_is_told_once_something_was_answered_and_may_be_negative() {
+    let mut model = model("m");
+    let told = |model: &Model| render(std::slice::from_ref(model), None, &[], NO_MACHINE);
+    assert!(!told(&model).contains("slack_ratio{"));
+    model.status.slo.slack = Some(-0.5);
+    has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
+}
+
+#[test]
+fn tritons_metrics_say_the_same_under_its_names() {
+    let mut model = model("m");
+    for rows in [4, 6] {
+        model.totals.executed(rows, Duration::ZERO);
+    }
+    let us = Duration::from_micros;
+    model.totals.durations = Durations {
+        count: 4,
+        request: us(5_000_000_100),
+        queue: us(40),
+        compute_input: us(3),
+        compute_infer: us(50),
+        compute_output: Duration::from_nanos(7_900),
+    };
+    let memory = Some(MachineMemory { total: 4096, used: 1024 });
+    let text = render(&[model], None, &[], MachineUsage { cpu_busy: Some(0.25), memory });
+    for (name, value) in [
+        ("request_success", "4"),
+        ("count", "10"),
+        ("exec_count", "2"),
+        ("request_duration_us", "5000000100"),
+        ("queue_duration_us", "40"),
+        ("compute_input_duration_us", "3"),
+        ("compute_infer_duration_us", "50"),
+        ("compute_output_duration_us", "7"),
+        ("pending_request_count", "8"),
+    ] {
+        has(&text, &format!("nv_inference_{name}{{model=\"m\",version=\"1\"}} {value}"));
+    }
+    for (reason, count) in [("REJECTED", 5), ("CANCELED", 1), ("BACKEND", 2), ("OTHER", 0)] {
+        let labels = format!("{{model=\"m\",version=\"1\",reason=\"{reason}\"}}");
+        has(&text, &format!("nv_inference_request_failure{labels} {count}"));
+    }
+    has(&text, "nv_cpu_utilization 0.25");
+    has(&text, "nv_cpu_memory_total_bytes 4096");
+    has(&text, "nv_cpu_memory_used_bytes 1024");
+}
+
+/// Name and kind of every metric, in their order.
+fn all() -> Vec<(&'static str, Kind)> {
+    fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, Kind)> {
+        metrics.iter().map(|metric| (metric.name, metric.kind))
+    }
+    let ours = of(table::METRICS).chain(of(policy::METRICS)).chain(of(gpus::METRICS));
+    ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
+}
+
+#[test]
 fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")], Some(&policy()), &[]);
+    let text = render(&[model("a"), model("b")], Some(&policy()), &[], NO_MACHINE);
     let mut seen = BTreeSet::new();
     let mut current = "";
     for line in text.lines() {
@@ -252,22 +349,30 @@ fn every_metric_is_introduced_once_and_in_front_of_its_values() {
         } else if let Some(kind) = line.strip_prefix("# TYPE ") {
             let (name, kind) = kind.split_once(' ').unwrap();
             assert_eq!(name, current);
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{name} is a {kind}");
+            let ours = name.starts_with("shadowslice_");
+            assert!(!ours || (kind == "counter") == name.ends_with("_total"), "{name} is a {kind}");
         } else {
-            assert!(line.starts_with(&format!("{current}{{")) || line.starts_with(&format!("{current}_")));
+            let rest = line.strip_prefix(current).unwrap_or_default();
+            assert!(rest.starts_with(['{', '_', ' ']), "{line}");
         }
     }
-    assert_eq!(seen.len(), table::METRICS.len() + policy::METRICS.len() + gpus::METRICS.len());
+    assert_eq!(seen.len(), all().len());
 }
 
 #[test]
 fn the_documentation_has_every_metric_and_no_other() {
     let page = include_str!("../../../docs/metrics.md");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `shadowslice_"));
-    let told: Vec<_> = rows.map(|row| format!("shadowslice_{}", row.split('`').next().unwrap())).collect();
-    let of_models = table::METRICS.iter().map(|metric| metric.name);
-    let of_policies = policy::METRICS.iter().map(|metric| metric.name);
-    let named: Vec<_> =
-        of_models.chain(of_policies).chain(gpus::METRICS.iter().map(|metric| metric.name)).collect();
-    assert_eq!(told, named);
+    let mut told = Vec::new();
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let mut cells = row.split(" | ");
+        let name = cells.next().unwrap().trim_end_matches('`');
+        let kind = match cells.next() {
+            Some("counter") => Kind::Counter,
+            Some("gauge") => Kind::Gauge,
+            Some("histogram") => Kind::Histogram,
+            kind => panic!("{name} is a {kind:?}"),
+        };
+        told.push((name, kind));
+    }
+    assert_eq!(told, all());
 }

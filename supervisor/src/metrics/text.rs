@@ -1,11 +1,5 @@
 //! The text format of Prometheus, version 0.0.4.
 
-/// What metrics are told of.
-pub(super) trait Subject {
-    /// Its own labels, as they are written.
-    fn labels(&self) -> String;
-}
-
 /// A metric, and how it is read off its subject.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
@@ -27,7 +21,7 @@ pub(super) enum Kind {
 pub(super) struct Sample {
     /// What follows the metric's name; empty but for histograms.
     pub(super) suffix: &'static str,
-    /// Labels beyond the subject's own.
+    /// Labels beyond the subject's own, of subjects that have some.
     pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,
 }
@@ -42,15 +36,27 @@ impl Kind {
     }
 }
 
-/// Writes one metric of all its subjects.
-pub(super) fn write<S: Subject>(text: &mut String, metric: &Metric<S>, subjects: &[S]) {
+/// Writes metrics of all their subjects, whose own labels are written as `labels` says; it may say nothing.
+pub(super) fn write_all<S>(
+    text: &mut String,
+    metrics: &[Metric<S>],
+    subjects: &[S],
+    labels: fn(&S) -> String,
+) {
+    for metric in metrics {
+        write(text, metric, subjects, labels);
+    }
+}
+
+fn write<S>(text: &mut String, metric: &Metric<S>, subjects: &[S], labels: fn(&S) -> String) {
     let Metric { name, kind, help, samples } = metric;
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
     for subject in subjects {
-        let own = subject.labels();
+        let own = labels(subject);
         for Sample { suffix, labels, value } in samples(subject) {
             let more: String = labels.iter().map(|(key, of)| format!(",{key}=\"{}\"", escaped(of))).collect();
-            text.push_str(&format!("{name}{suffix}{{{own}{more}}} {value}\n"));
+            let braced = if own.is_empty() { String::new() } else { format!("{{{own}{more}}}") };
+            text.push_str(&format!("{name}{suffix}{braced} {value}\n"));
         }
     }
 }

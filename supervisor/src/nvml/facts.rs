@@ -71,6 +71,8 @@ pub struct Usage {
     /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where the GPU
     /// does not say.
     pub utilisation_percent: Option<u32>,
+    /// What it draws.
+    pub power: Power,
     /// Who computes on it, each process once.
     pub processes: Vec<GpuProcess>,
 }
@@ -84,6 +86,17 @@ pub struct Memory {
     pub free: u64,
     /// All of it.
     pub total: u64,
+}
+
+/// What a GPU draws. Not every GPU says all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Power {
+    /// At present, in mW.
+    pub draw_mw: Option<u32>,
+    /// The most that it may, in mW.
+    pub limit_mw: Option<u32>,
+    /// Since its driver was loaded, in mJ.
+    pub energy_mj: Option<u64>,
 }
 
 /// A process on a GPU.

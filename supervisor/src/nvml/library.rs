@@ -12,7 +12,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use super::facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Usage, each_once};
+use super::facts::{
+    ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage, each_once,
+};
 use super::watch::{Driver, XidEvent, Xids};
 
 /// How often a list of processes is asked for: between NVML's counting and its listing more may have come.
@@ -185,8 +187,18 @@ fn usage(device: &Device<'_>) -> Result<Usage, NvmlFault> {
     Ok(Usage {
         memory: Memory { used: memory.used, free: memory.free, total: memory.total },
         utilisation_percent: utilisation.map(|rates| rates.gpu),
+        power: power(device),
         processes: each_once(computing.into_iter().chain(clients)),
     })
+}
+
+/// What is not said is not known, whatever the reason: nothing depends on it.
+fn power(device: &Device<'_>) -> Power {
+    Power {
+        draw_mw: device.power_usage().ok(),
+        limit_mw: device.power_management_limit().ok(),
+        energy_mj: device.total_energy_consumption().ok(),
+    }
 }
 
 /// Processes; none where the GPU cannot list them.

@@ -6,7 +6,7 @@ mod library;
 mod watch;
 mod xid;
 
-pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Usage};
+pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage};
 pub use library::{Library, NvmlFault};
 pub use watch::{Driver, Reading, Readings, Watch, Watched, XidEvent, Xids};
 

@@ -43,6 +43,7 @@ impl Driver for Board {
         Ok(Usage {
             memory: Memory { used: 3 * MIB, free: 5 * MIB, total: 9 * MIB },
             utilisation_percent: Some(40),
+            power: Power::default(),
             processes: vec![GpuProcess { pid: 77, bytes: Some(MIB) }],
         })
     }

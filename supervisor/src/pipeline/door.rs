@@ -7,9 +7,9 @@ use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
+use super::counts::Refusal;
 use super::lane::{Lane, Waiting};
 use super::request::Failure;
-use super::stats::Refusal;
 
 /// What an outage delayed is not refused for as many times as long as that lasted.
 const FORGIVEN_PER_OUTAGE: u32 = 10;

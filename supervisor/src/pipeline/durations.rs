@@ -26,6 +26,8 @@ pub struct Durations {
 pub(crate) struct Spent {
     /// From acceptance to answer.
     pub(crate) latency: Duration,
+    /// From acceptance to the sending of its batch, the last time if it was sent again.
+    pub(crate) until_sent: Duration,
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
     pub(crate) copy_out: Duration,
@@ -33,7 +35,7 @@ pub(crate) struct Spent {
 
 impl Durations {
     pub(crate) fn add(&mut self, spent: &Spent) {
-        let Spent { latency, copy_in, execution, copy_out } = *spent;
+        let Spent { latency, copy_in, execution, copy_out, .. } = *spent;
         self.count += 1;
         self.request += latency;
         self.queue += latency.saturating_sub(copy_in + execution + copy_out);
@@ -50,8 +52,13 @@ mod tests {
     #[test]
     fn the_parts_of_a_request_add_up_to_its_latency() {
         let ms = Duration::from_millis;
-        let spent =
-            |latency| Spent { latency: ms(latency), copy_in: ms(1), execution: ms(10), copy_out: ms(2) };
+        let spent = |latency| Spent {
+            latency: ms(latency),
+            until_sent: ms(3),
+            copy_in: ms(1),
+            execution: ms(10),
+            copy_out: ms(2),
+        };
         let mut sums = Durations::default();
         sums.add(&spent(20));
         sums.add(&spent(13));

@@ -65,6 +65,7 @@ pub(crate) struct InFlight {
     pub(crate) id: u64,
     pub(crate) slot: u8,
     pub(crate) rows: u32,
+    pub(crate) sent: Moment,
     /// Whether nothing was before it when it was sent, or when it came to the front.
     pub(crate) executing_since: Option<Moment>,
     /// Empty once the requests were taken away to be served elsewhere.
@@ -220,7 +221,7 @@ impl Lane {
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = self.in_flight.is_empty().then_some(now);
         let held = Vec::new();
-        self.in_flight.push_back(InFlight { id, slot, rows, executing_since, requests, held });
+        self.in_flight.push_back(InFlight { id, slot, rows, sent: now, executing_since, requests, held });
         Ok(())
     }
 

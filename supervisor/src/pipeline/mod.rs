@@ -11,6 +11,7 @@
 
 mod alarm;
 mod answer;
+mod counts;
 mod door;
 mod durations;
 mod facts;
@@ -27,6 +28,7 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod totals;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
@@ -43,15 +45,17 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Moment;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
-pub use histogram::LatencyHistogram;
+pub use histogram::{LatencyHistogram, RowsHistogram};
 pub use lane::{Arrival, Crowding, WorkerId};
 pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;
 pub use request::{Failure, Input, Metadata, Output};
 pub use stall::Stall;
-pub use stats::{Counts, Latencies, Refusal};
+pub use stats::{Latencies, Slo};
+pub use totals::Totals;
 
 use crate::clock::Clock;
 use alarm::Alarm;
@@ -73,8 +77,8 @@ const SECOND_LOOK: Duration = Duration::from_millis(100);
 pub struct Settings {
     /// The model's name.
     pub name: String,
-    /// Its SLO, and every request's deadline.
-    pub slo: Duration,
+    /// Its SLO, whose latency is every request's deadline.
+    pub slo: Slo,
     /// Requests that may wait.
     pub max_requests: usize,
     /// Bytes of the request slab.
@@ -116,7 +120,7 @@ impl Pipeline {
             lanes: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
-            lateness: settings.reject_late.then(|| Lateness::new(settings.slo)),
+            lateness: settings.reject_late.then(|| Lateness::new(settings.slo.latency)),
             relief: Relief::new(settings.bell),
             reporter: Reporter::new(facts),
             alarm: None,
@@ -124,7 +128,7 @@ impl Pipeline {
         };
         Ok(Self {
             name,
-            slo: settings.slo,
+            slo: settings.slo.latency,
             profile: settings.profile,
             clock,
             memory,
@@ -248,6 +252,19 @@ impl Pipeline {
     }
 }
 
+/// How a pipeline's requests fare.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    /// What became of them since the start.
+    pub counts: Counts,
+    /// Batches answered since the start.
+    pub batches: u64,
+    /// Over the last minute or two.
+    pub latencies: Latencies,
+    /// Accepted, and not answered yet: queued, in flight.
+    pub pending: (usize, usize),
+}
+
 /// The controller's side.
 impl Pipeline {
     /// The request slab, for workers to inherit.
@@ -363,11 +380,16 @@ impl Pipeline {
         state.stats.recent.look(state.queue.len(), now)
     }
 
-    /// Counts, latencies, and requests (queued, in flight).
-    pub fn report(&self) -> (Counts, Latencies, (usize, usize)) {
+    /// How it goes.
+    pub fn report(&self) -> Report {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        (state.stats.counts, state.stats.latencies(now), state.pending())
+        Report {
+            counts: state.stats.counts,
+            batches: state.stats.totals.batch_rows.count(),
+            latencies: state.stats.latencies(now),
+            pending: state.pending(),
+        }
     }
 
     /// How long batches execute at the share in force, by rows; empty while nothing serves.
@@ -377,14 +399,9 @@ impl Pipeline {
         serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
     }
 
-    /// The latencies of all answers since the start.
-    pub fn latency_histogram(&self) -> LatencyHistogram {
-        self.state.lock().stats.histogram.clone()
-    }
-
-    /// Where the time of all answered requests went since the start.
-    pub fn durations(&self) -> Durations {
-        self.state.lock().stats.durations
+    /// What was measured since the start.
+    pub fn totals(&self) -> Totals {
+        self.state.lock().stats.totals.clone()
     }
 
     fn now(&self) -> Moment {

@@ -131,6 +131,7 @@ impl LaneReader {
             for request in &batch.requests {
                 let spent = Spent {
                     latency: now.since(request.arrived),
+                    until_sent: batch.sent.since(request.arrived),
                     copy_in: request.item.copy_in,
                     execution,
                     copy_out: now.since(received),

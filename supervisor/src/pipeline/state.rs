@@ -13,13 +13,14 @@ use shadowslice_policy::queue::Queue;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
+use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
 use super::pressure::Relief;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
-use super::stats::{Refusal, Stats};
+use super::stats::Stats;
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -250,7 +251,7 @@ impl State {
         execution: Duration,
         now: Moment,
     ) {
-        self.stats.counts.batches += 1;
+        self.stats.totals.executed(rows, execution);
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.predictor.observe(rows, execution);
         let first = !std::mem::replace(&mut lane.proven, true);

@@ -5,10 +5,11 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use shadowslice_shared::units::Moment;
 
-use super::durations::{Durations, Spent};
-use super::histogram::LatencyHistogram;
+use super::counts::{Counts, Refusal};
+use super::durations::Spent;
 use super::observe::Observer;
 use super::settle::SettleMeter;
+use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover between one and two of them.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -16,54 +17,13 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// Why a request is turned away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// The model takes no requests.
-    NotReady,
-    /// As many requests wait as may.
-    QueueFull,
-    /// The memory for requests is taken.
-    MemoryFull,
-    /// It would never fit into that memory.
-    TooLarge,
-    /// The policy lets in only a part of the requests, and it is none of them.
-    Door,
-    /// It cannot be answered in time, or its time is up.
-    Late,
-}
-
-impl Refusal {
-    const NAMES: [&'static str; 6] = ["not_ready", "queue_full", "memory_full", "too_large", "door", "late"];
-}
-
-/// What became of the requests since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Taken into the queue.
-    pub accepted: u64,
-    /// Answered.
-    pub succeeded: u64,
-    /// Answered within the SLO.
-    pub within_slo: u64,
-    /// Accepted, and failed.
-    pub failed: u64,
-    /// Turned away, at the door or out of the queue.
-    pub rejected: u64,
-    refused: [u64; Refusal::NAMES.len()],
-    /// Put back into the queue after a worker's death or a hand-over's timeout.
-    pub retried: u64,
-    /// Given up by their clients before they ran.
-    pub cancelled: u64,
-    /// Batches answered.
-    pub batches: u64,
-}
-
-impl Counts {
-    /// Of the rejected, how many for each reason, all reasons included.
-    pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Refusal::NAMES.into_iter().zip(self.refused)
-    }
+/// What a model promises.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slo {
+    /// Within this.
+    pub latency: Duration,
+    /// This part of the requests, in percent; above 0 and below 100.
+    pub percentile: f64,
 }
 
 /// A summary of latencies, from acceptance to answer, over the last minute or two.
@@ -73,6 +33,8 @@ pub struct Latencies {
     pub p50_ms: f64,
     /// 99th percentile, in ms.
     pub p99_ms: f64,
+    /// The SLO's percentile, in ms; `None` when nothing was answered.
+    pub slo_percentile_ms: Option<f64>,
     /// Answered within the SLO / offered; 1 when nothing was offered.
     pub attainment: f64,
 }
@@ -81,12 +43,11 @@ pub struct Latencies {
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
-    pub(crate) histogram: LatencyHistogram,
-    pub(crate) durations: Durations,
+    pub(crate) totals: Totals,
     /// What the sharing policy looks at.
     pub(crate) recent: Observer,
     pub(crate) settle: SettleMeter,
-    slo: Duration,
+    slo: Slo,
     began: Moment,
     current: Window,
     previous: Window,
@@ -114,11 +75,10 @@ impl Window {
 }
 
 impl Stats {
-    pub(crate) fn new(slo: Duration, now: Moment) -> Self {
+    pub(crate) fn new(slo: Slo, now: Moment) -> Self {
         Self {
             counts: Counts::default(),
-            histogram: LatencyHistogram::default(),
-            durations: Durations::default(),
+            totals: Totals::default(),
             recent: Observer::new(now),
             settle: SettleMeter::default(),
             slo,
@@ -132,13 +92,13 @@ impl Stats {
     pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
-        self.durations.add(spent);
-        self.histogram.record(latency);
-        self.recent.answered(latency, latency <= self.slo);
+        self.totals.answered(spent);
+        let in_time = latency <= self.slo.latency;
+        self.recent.answered(latency, in_time);
         let window = self.window(now);
         window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
         window.offered += 1;
-        if latency <= self.slo {
+        if in_time {
             self.current.within += 1;
             self.counts.within_slo += 1;
         } else {
@@ -167,8 +127,7 @@ impl Stats {
 
     /// A request was turned away.
     pub(crate) fn rejected(&mut self, why: Refusal, now: Moment) {
-        self.counts.rejected += 1;
-        self.counts.refused[why as usize] += 1;
+        self.counts.refuse(why);
         self.recent.refused();
         self.settle.missed(now);
         self.window(now).offered += 1;
@@ -185,6 +144,7 @@ impl Stats {
         Latencies {
             p50_ms: ms(0.5),
             p99_ms: ms(0.99),
+            slo_percentile_ms: (!both.is_empty()).then(|| ms(self.slo.percentile / 100.0)),
             attainment: if offered == 0 { 1.0 } else { within as f64 / offered as f64 },
         }
     }
@@ -214,6 +174,7 @@ mod tests {
     fn answered_after(ms: u64) -> Spent {
         Spent {
             latency: Duration::from_millis(ms),
+            until_sent: Duration::from_millis(2),
             copy_in: Duration::ZERO,
             execution: Duration::from_millis(5),
             copy_out: Duration::ZERO,
@@ -222,18 +183,22 @@ mod tests {
 
     #[test]
     fn attainment_counts_what_was_refused_and_forgets_old_windows() {
-        let mut stats = Stats::new(Duration::from_millis(20), at(0));
+        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
+        assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);
         stats.succeeded(&answered_after(10), at(1));
         stats.succeeded(&answered_after(30), at(1));
         stats.rejected(Refusal::Late, at(2));
         stats.failed(at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.25);
+        let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
+        assert!((slow - 30.0).abs() < 0.5, "{slow}");
         stats.succeeded(&answered_after(10), at(70));
         assert_eq!(stats.latencies(at(70)).attainment, 0.4);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));
-        assert_eq!(stats.histogram.count(), 3);
-        assert_eq!(stats.counts.refused().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("late", 1)]);
+        assert_eq!(stats.totals.latency.count(), 3);
+        assert_eq!(stats.counts.refused.by_reason().find(|(name, _)| *name == "late"), Some(("late", 1)));
     }
 }

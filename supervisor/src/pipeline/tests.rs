@@ -81,7 +81,7 @@ impl Stage {
         let (reporter, facts) = mpsc::channel(FACTS);
         let mut settings = Settings {
             name: "m".to_owned(),
-            slo: Duration::from_secs(1),
+            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
             max_requests: 4,
             memory: MEMORY_BYTES as u64,
             max_delay: Duration::ZERO,
@@ -136,7 +136,7 @@ impl Stage {
 
     /// Waits until so many requests wait and so many are in flight.
     async fn until(&self, pending: (usize, usize)) {
-        while self.pipeline.report().2 != pending {
+        while self.pipeline.report().pending != pending {
             tokio::task::yield_now().await;
         }
     }
@@ -282,7 +282,7 @@ async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
     for request in [running, second, stays] {
         assert_eq!(request.await.unwrap(), Ok(good()));
     }
-    let counts = stage.pipeline.report().0;
+    let counts = stage.pipeline.report().counts;
     assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
 }
 
@@ -389,13 +389,13 @@ async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
         tokio::task::yield_now().await;
     }
     let instead = half();
-    while stage.pipeline.report().0.accepted < 3 && !instead.is_finished() {
+    while stage.pipeline.report().counts.accepted < 3 && !instead.is_finished() {
         tokio::task::yield_now().await;
     }
     let worker = stage.enter(1);
     worker.answer_well(&worker.batch().await);
     assert_eq!((stays.await.unwrap(), instead.await.unwrap()), (Ok(good()), Ok(good())));
-    let counts = stage.pipeline.report().0;
+    let counts = stage.pipeline.report().counts;
     assert_eq!((counts.accepted, counts.rejected, counts.cancelled), (3, 1, 1));
 }
 

@@ -21,6 +21,12 @@ pub struct NvmlStatus {
     pub memory: Option<GpuMemory>,
     /// The part of the last moments in which any kernel ran, however few SMs it took.
     pub utilisation_percent: Option<u32>,
+    /// What it draws now, in mW.
+    pub power_mw: Option<u32>,
+    /// The most that it may draw, in mW.
+    pub power_limit_mw: Option<u32>,
+    /// What it took since its driver was loaded, in mJ.
+    pub energy_mj: Option<u64>,
     /// Errors that the driver reported since the start.
     pub xid_errors: u64,
 }
@@ -89,11 +95,15 @@ pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
 /// What is told of a reading.
 pub(super) fn of_reading(reading: &Reading) -> NvmlStatus {
     let usage = reading.usage.as_ref();
+    let power = usage.map(|usage| usage.power).unwrap_or_default();
     NvmlStatus {
         uuid: reading.identity.uuid.clone(),
         name: reading.identity.name.clone(),
         memory: usage.map(|usage| in_mib(usage.memory)),
         utilisation_percent: usage.and_then(|usage| usage.utilisation_percent),
+        power_mw: power.draw_mw,
+        power_limit_mw: power.limit_mw,
+        energy_mj: power.energy_mj,
         xid_errors: reading.xid_errors,
     }
 }
@@ -106,7 +116,7 @@ fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
 mod tests {
     use super::*;
     use crate::config::{CudaDevice, Gpu, Partitioning};
-    use crate::nvml::{GpuProcess, Identity, Usage};
+    use crate::nvml::{GpuProcess, Identity, Power, Usage};
 
     fn reading(usage: Option<Usage>) -> Reading {
         let identity = Identity { index: 3, uuid: "GPU-5a7c".to_owned(), name: "NVIDIA H200".to_owned() };
@@ -135,6 +145,7 @@ mod tests {
         Usage {
             memory: Memory { used: 900 * MIB + 7, free: 1000 * MIB, total: 2048 * MIB },
             utilisation_percent: Some(37),
+            power: Power { draw_mw: Some(120_500), limit_mw: Some(700_000), energy_mj: None },
             processes: vec![GpuProcess { pid: 7, bytes: Some(438 * MIB) }],
         }
     }
@@ -157,6 +168,7 @@ mod tests {
         let told = of_reading(&reading(Some(usage())));
         let json = serde_json::json!({
             "uuid": "GPU-5a7c", "name": "NVIDIA H200", "utilisation_percent": 37, "xid_errors": 2,
+            "power_mw": 120_500, "power_limit_mw": 700_000, "energy_mj": null,
             "memory": {"used_mib": 900, "free_mib": 1000, "total_mib": 2048}
         });
         assert_eq!(serde_json::to_value(&told).unwrap(), json);
@@ -190,6 +202,7 @@ mod tests {
         let usage = |free: u64, standby: Option<u64>| Usage {
             memory: Memory { used: 0, free: free << 30, total: 0 },
             utilisation_percent: None,
+            power: Power::default(),
             processes: vec![
                 GpuProcess { pid: 7, bytes: Some(9 << 30) },
                 GpuProcess { pid: 8, bytes: standby.map(|gib| gib << 30) },

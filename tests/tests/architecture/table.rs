@@ -170,7 +170,9 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::nvml::Watched",
             "crate::partition::GpuStanding",
             "crate::partition::Partition",
+            "crate::pipeline::Counts",
             "crate::pipeline::Pipeline",
+            "crate::pipeline::Report",
         ],
         never: NO_GPU,
     },
@@ -194,7 +196,11 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::control::Changes",
             "crate::control::Outcomes",
+            "crate::machine::MachineUsage",
+            "crate::pipeline::Durations",
             "crate::pipeline::LatencyHistogram",
+            "crate::pipeline::RowsHistogram",
+            "crate::pipeline::Totals",
             "crate::status",
         ],
         never: PURE,
@@ -305,6 +311,11 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_GPU,
     },
     Row { part: "supervisor/src/clock.rs", may: &["shadowslice_shared::units"], never: NO_GPU },
+    Row {
+        part: "supervisor/src/machine.rs",
+        may: &["crate::clock::Clock", "shadowslice_shared::units"],
+        never: NO_GPU,
+    },
     Row { part: "supervisor/src/errors.rs", may: &[], never: NO_GPU },
     Row { part: "supervisor/src/exit.rs", may: &[], never: NO_GPU },
     Row {

@@ -55,6 +55,7 @@ fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing 
         held: false,
         workers: Vec::new(),
         worker_deaths: 0,
+        worker_restarts: 0,
         handovers: Handovers::default(),
         changes: Changes::default(),
     }
@@ -70,7 +71,7 @@ impl Rig {
             let (facts, _) = mpsc::channel(1);
             let settings = pipeline::Settings {
                 name: model.name.clone(),
-                slo: model.slo.latency,
+                slo: pipeline::Slo { latency: model.slo.latency, percentile: model.slo.percentile },
                 max_requests: 1,
                 memory: 4096,
                 max_delay: Duration::ZERO,

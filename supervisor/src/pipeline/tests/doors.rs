@@ -15,7 +15,7 @@ fn stage(slo: Duration) -> Stage {
     let execution = Execution::new(vec![Sms(60)], rows).unwrap();
     let profile = Profile { execution, ..slow_profile() };
     Stage::with(|settings| {
-        (settings.slo, settings.reject_late, settings.profile) = (slo, true, Some(profile));
+        (settings.slo.latency, settings.reject_late, settings.profile) = (slo, true, Some(profile));
     })
 }
 
@@ -39,7 +39,7 @@ async fn refused(asked: JoinHandle<Result<Vec<Output>, Failure>>, word: &str) {
 }
 
 fn count(stage: &Stage, reason: &str) -> u64 {
-    stage.pipeline.report().0.refused().find(|(name, _)| *name == reason).unwrap().1
+    stage.pipeline.report().counts.refused.by_reason().find(|(name, _)| *name == reason).unwrap().1
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn a_part_is_let_in_evenly_and_the_others_hear_why() {
         worker.answer_well(&worker.batch().await);
         answered(let_in).await;
     }
-    assert_eq!((count(&stage, "door"), stage.pipeline.report().0.rejected), (3, 3));
+    assert_eq!((count(&stage, "door"), stage.pipeline.report().counts.rejected), (3, 3));
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn who_has_become_too_late_is_refused_when_his_batch_is_sent() {
     refused(third, "SLO").await;
     refused(fourth, "SLO").await;
     assert!(matches!(first.await.unwrap(), Err(Failure::Internal(_))));
-    assert_eq!((count(&stage, "late"), stage.pipeline.report().2), (2, (0, 1)));
+    assert_eq!((count(&stage, "late"), stage.pipeline.report().pending), (2, (0, 1)));
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn a_request_counts_on_a_batch_as_large_as_the_door_says() {
 #[tokio::test]
 async fn where_the_late_are_served_the_door_turns_nobody_away() {
     let stage = Stage::with(|settings| {
-        (settings.slo, settings.profile) = (HOPELESS, Some(slow_profile()));
+        (settings.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
     let worker = enter(&stage, 1);
     stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
@@ -140,7 +140,7 @@ async fn where_the_late_are_served_the_door_turns_nobody_away() {
     for request in asked {
         answered(request).await;
     }
-    assert_eq!(stage.pipeline.report().0.rejected, 0);
+    assert_eq!(stage.pipeline.report().counts.rejected, 0);
 }
 
 #[tokio::test]
@@ -163,14 +163,14 @@ async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests(
     for request in asked {
         answered(request).await;
     }
-    assert_eq!(stage.pipeline.report().0.rejected, 0);
+    assert_eq!(stage.pipeline.report().counts.rejected, 0);
 }
 
 #[tokio::test]
 async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
     let execution = Execution::new(vec![Sms(60)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
     let stage = Stage::with(|settings| {
-        settings.slo = Duration::from_micros(500);
+        settings.slo.latency = Duration::from_micros(500);
         settings.reject_late = true;
         settings.profile = Some(Profile { execution, ..slow_profile() });
     });
@@ -224,7 +224,7 @@ async fn its_turn_comes_by_itself_so_long_before_the_end() {
     let _second = stage.ask();
     worker.batch().await;
     assert!(stage.pipeline.now().since(began) >= Duration::from_millis(100));
-    assert_eq!(stage.pipeline.report().2, (0, 2), "the first is still under way");
+    assert_eq!(stage.pipeline.report().pending, (0, 2), "the first is still under way");
     watch.abort();
 }
 

@@ -6,7 +6,7 @@ use super::*;
 fn stage(room: usize) -> (Stage, mpsc::Receiver<Pressed>) {
     let (to, pressed) = mpsc::channel(room);
     let stage = Stage::with(|settings| {
-        (settings.slo, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
+        (settings.slo.latency, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
         settings.bell = Some(Bell { model: 7, to });
     });
     (stage, pressed)

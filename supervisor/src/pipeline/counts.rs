@@ -1,0 +1,100 @@
+//! What became of a model's requests, as it is counted and as the status says it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a request is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The model takes no requests.
+    NotReady,
+    /// As many requests wait as may.
+    QueueFull,
+    /// The memory for requests is taken.
+    MemoryFull,
+    /// It would never fit into that memory.
+    TooLarge,
+    /// The policy lets in only a part of the requests, and it is none of them.
+    Door,
+    /// It cannot be answered in time, or its time is up.
+    Late,
+}
+
+impl Refusal {
+    const NAMES: [&'static str; 6] = ["not_ready", "queue_full", "memory_full", "too_large", "door", "late"];
+}
+
+/// What became of the requests since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Taken into the queue.
+    pub accepted: u64,
+    /// Answered.
+    pub succeeded: u64,
+    /// Answered within the SLO.
+    pub within_slo: u64,
+    /// Accepted, and answered with an error.
+    pub failed: u64,
+    /// Turned away, at the door or out of the queue.
+    pub rejected: u64,
+    /// Of these, how many for each reason.
+    pub refused: Refused,
+    /// Put back into the queue after a worker's death or a hand-over's timeout.
+    pub retried: u64,
+    /// Given up by their clients before they ran.
+    pub cancelled: u64,
+}
+
+/// Counts by [`Refusal`]; a map from their names for those who read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
+pub struct Refused([u64; Refusal::NAMES.len()]);
+
+impl Refused {
+    /// For each reason, all of them included, how many.
+    pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Refusal::NAMES.into_iter().zip(self.0)
+    }
+}
+
+impl Counts {
+    pub(crate) fn refuse(&mut self, why: Refusal) {
+        self.rejected += 1;
+        self.refused.0[why as usize] += 1;
+    }
+}
+
+impl From<BTreeMap<String, u64>> for Refused {
+    fn from(counts: BTreeMap<String, u64>) -> Self {
+        Self(Refusal::NAMES.map(|name| counts.get(name).copied().unwrap_or(0)))
+    }
+}
+
+impl From<Refused> for BTreeMap<String, u64> {
+    fn from(refused: Refused) -> Self {
+        refused.by_reason().map(|(name, count)| (name.to_owned(), count)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_told_by_its_name_and_read_back() {
+        let mut counts = Counts { accepted: 3, ..Counts::default() };
+        for (times, why) in [(1, Refusal::NotReady), (2, Refusal::TooLarge), (3, Refusal::Late)] {
+            (0..times).for_each(|_| counts.refuse(why));
+        }
+        let json = serde_json::to_value(counts).unwrap();
+        let refused = serde_json::json!({
+            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "door": 0, "late": 3
+        });
+        assert_eq!(
+            (&json["accepted"], &json["rejected"], &json["refused"]),
+            (&3.into(), &6.into(), &refused)
+        );
+        assert_eq!(serde_json::from_value::<Counts>(json).unwrap(), counts);
+    }
+}
