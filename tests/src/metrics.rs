@@ -56,7 +56,7 @@ impl Metrics {
             } else {
                 let (name, value) = sample(line).ok_or_else(wrong)?;
                 let rest = name.strip_prefix(&typed).filter(|_| !typed.is_empty()).ok_or_else(wrong)?;
-                let suffix = rest.split('{').next().unwrap_or("");
+                let suffix = rest.split('{').next().unwrap_or_default();
                 if !["", "_bucket", "_sum", "_count"].contains(&suffix) {
                     return Err(wrong());
                 }
@@ -68,16 +68,21 @@ impl Metrics {
         Ok(metrics)
     }
 
+    /// The value of a metric, with its labels as they are written.
+    pub fn named(&self, series: &str) -> Option<f64> {
+        self.0.get(series).copied()
+    }
+
     /// The value of a model's metric, with more labels if there are any: `, le="1"`, say.
     pub fn of(&self, model: &str, metric: &str, more: &str) -> Option<f64> {
-        self.0.get(&format!("shadowslice_{metric}{{model=\"{model}\",gpu=\"0\"{more}}}")).copied()
+        self.named(&format!("shadowslice_{metric}{{model=\"{model}\",gpu=\"0\"{more}}}"))
     }
 }
 
-/// A name with its labels, and a value.
+/// A name with its labels, if it has any, and a value.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
-    let (metric, labels) = name.split_once('{')?;
+    let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));
     let letters = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     let mut rest = labels.strip_suffix('}')?;
     while !rest.is_empty() {

@@ -109,12 +109,14 @@ impl LaneReader {
         &self,
         batch: InFlight,
         outputs: &[WireOutput],
-        execution: Duration,
+        reported: Duration,
         received: Moment,
     ) -> Result<(), String> {
-        // A worker's word on its own speed is believed as far as our clock bears it out.
+        // A worker's word on its own speed is believed as far as our clock bears it out. It may have begun a
+        // batch before we heard that the one before it was through; predictions are not made of that.
+        let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
-        let execution = execution.min(longest);
+        let execution = reported.min(longest);
         let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
             Ok(answers) => answers,
             Err(error) => {
@@ -133,11 +135,12 @@ impl LaneReader {
                     latency: now.since(request.arrived),
                     until_sent: batch.sent.since(request.arrived),
                     copy_in: request.item.copy_in,
-                    execution,
+                    execution: reported,
                     copy_out: now.since(received),
                 };
                 state.stats.succeeded(&spent, now);
             }
+            state.stats.totals.executed(batch.rows, reported);
             state.completed(self.worker, batch.slot, batch.rows, execution, now);
         });
         deliver(batch, answers);

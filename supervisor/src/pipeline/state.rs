@@ -251,7 +251,6 @@ impl State {
         execution: Duration,
         now: Moment,
     ) {
-        self.stats.totals.executed(rows, execution);
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.predictor.observe(rows, execution);
         let first = !std::mem::replace(&mut lane.proven, true);

@@ -1,6 +1,7 @@
 //! Metrics, as a scraper finds them.
 
 use nix::sys::signal::Signal;
+use shadowslice_tests::cases::{Case, Tensor};
 use shadowslice_tests::home::{Error, Home, left_behind};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::metrics::{Answer, Metrics, ask as http};
@@ -76,6 +77,78 @@ async fn a_request_and_a_resize_move_the_counters() {
     server.stop().await.unwrap();
 }
 
+/// A request of so many rows.
+fn rows(rows: u16) -> Case {
+    let tensor =
+        |name| Tensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)]);
+    Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+}
+
+#[tokio::test]
+async fn sums_and_counts_are_those_of_the_requests_that_were_sent() {
+    let server =
+        scraped(5.0, "share: {initial: 50%}, batch: {max: 16}, queue: {on_late: serve}").await.unwrap();
+    let sent: Vec<u16> = (0..40).map(|n| 1 + n % 5).collect();
+    let all = f64::from(sent.iter().sum::<u16>());
+    let outcomes = ask_all(&server.client(), "echo", sent.iter().copied().map(rows).collect(), 0.0).await;
+    assert_eq!(outcomes, vec![Outcome::Right; 40]);
+    let metrics = scrape(&server, "metrics.sock").await.unwrap();
+    let ours = |name: &str, more| metrics.of("echo", name, more).unwrap_or_else(|| panic!("no {name}{more}"));
+    let batches = ours("batches_total", "");
+    assert!((1.0..=40.0).contains(&batches), "{batches} batches");
+    for name in ["batch_rows_count", "batch_execution_seconds_count"] {
+        assert_eq!(ours(name, ""), batches, "{name}");
+    }
+    assert_eq!((ours("batch_rows_sum", ""), ours("batch_rows_bucket", ",le=\"16\"")), (all, batches));
+    for name in ["queue_wait_seconds_count", "request_latency_seconds_count"] {
+        assert_eq!(ours(name, ""), 40.0, "{name}");
+    }
+    let (latency, wait) = (ours("request_latency_seconds_sum", ""), ours("queue_wait_seconds_sum", ""));
+    let execution = ours("batch_execution_seconds_sum", "");
+    assert!(wait > 0.0 && wait < latency, "{wait} of {latency} s");
+    assert!(execution >= 0.0049 * batches && execution <= latency, "{execution} of {latency} s");
+    assert!(ours("slo_slack_ratio", "") < 1.0);
+
+    let theirs = |name: &str, more: &str| {
+        let series = format!("nv_inference_{name}{{model=\"echo\",version=\"1\"{more}}}");
+        metrics.named(&series).unwrap_or_else(|| panic!("no {series}"))
+    };
+    for (name, value) in
+        [("request_success", 40.0), ("count", all), ("exec_count", batches), ("pending_request_count", 0.0)]
+    {
+        assert_eq!(theirs(name, ""), value, "{name}");
+    }
+    for reason in ["REJECTED", "CANCELED", "BACKEND", "OTHER"] {
+        assert_eq!(theirs("request_failure", &format!(",reason=\"{reason}\"")), 0.0, "{reason}");
+    }
+    let us = |part| theirs(&format!("{part}_duration_us"), "");
+    let parts = us("queue") + us("compute_input") + us("compute_infer") + us("compute_output");
+    let whole = us("request");
+    assert!((whole - latency * 1e6).abs() < 2.0, "{whole} us, {latency} s");
+    assert!((parts - whole).abs() < 5.0, "{parts} of {whole} us");
+    assert!(us("compute_infer") >= 40.0 * 4_900.0, "each counts the whole of its batch");
+    assert!(us("compute_input") > 0.0 && us("compute_output") > 0.0);
+    let memory = |part| metrics.named(&format!("nv_cpu_memory_{part}_bytes")).unwrap();
+    let (used, total) = (memory("used"), memory("total"));
+    assert!(used > 0.0 && used < total, "{used} of {total} bytes");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_refused_is_a_failure_to_triton_too() {
+    let server = scraped(500.0, "batch: {max: 1}, queue: {max_requests: 1, on_late: serve}").await.unwrap();
+    let outcomes = ask_all(&server.client(), "echo", (0..8).map(echo_case).collect(), 0.0).await;
+    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
+    assert!((1..8).contains(&right), "{outcomes:?}");
+    let metrics = scrape(&server, "metrics.sock").await.unwrap();
+    let refused = (8 - right) as f64;
+    assert_eq!(metrics.of("echo", "requests_refused_total", ",reason=\"queue_full\""), Some(refused));
+    let failure = "nv_inference_request_failure{model=\"echo\",version=\"1\",reason=\"REJECTED\"}";
+    assert_eq!(metrics.named(failure), Some(refused));
+    assert_eq!(metrics.named("nv_inference_count{model=\"echo\",version=\"1\"}"), Some(right as f64));
+    server.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn an_emulated_gpu_has_no_memory_to_tell_of() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
@@ -84,7 +157,10 @@ async fn an_emulated_gpu_has_no_memory_to_tell_of() {
     assert_eq!(gpus, [(0, "emulated", &None)]);
     assert_eq!(status.models[0].workers[0].memory_mib, None);
     let answer = http(&server.home().run_dir().join("metrics.sock"), "GET", "/metrics").await.unwrap();
-    let told = |line: &&str| line.starts_with("shadowslice_gpu_") || line.contains("gpu_memory_bytes{");
+    let told = |line: &&str| {
+        let starts = ["shadowslice_gpu_", "nv_gpu_", "nv_energy_"].iter().any(|name| line.starts_with(name));
+        starts || line.contains("gpu_memory_bytes{")
+    };
     assert_eq!(answer.body.lines().find(told), None);
     server.stop().await.unwrap();
 }
@@ -103,6 +179,7 @@ async fn a_killed_worker_is_counted() {
         .unwrap();
     let after = scrape(&server, "metrics.sock").await.unwrap();
     assert_eq!(after.of("echo", "worker_deaths_total", ""), Some(1.0));
+    assert_eq!(after.of("echo", "worker_restarts_total", ""), Some(1.0));
     assert_eq!(after.of("echo", "model_ready", ""), Some(1.0));
     server.stop().await.unwrap();
 }
