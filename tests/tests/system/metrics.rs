@@ -6,6 +6,7 @@ use shadowslice_tests::home::{Error, Home, left_behind};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::metrics::{Answer, Metrics, ask as http};
 use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
 use tokio::time::{Duration, interval};
 
 use crate::scene::{ask, ask_all, echo, echo_case, profile};
@@ -52,6 +53,9 @@ async fn a_request_and_a_resize_move_the_counters() {
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
     server.resize("echo", 20).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, Outcome::Right);
+    // The controller hears of the first answer after the client did.
+    let effect = |model: &Model| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
+    server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
     for socket in ["metrics.sock", "more.sock"] {
         let after = scrape(&server, socket).await.unwrap();
         for (name, more, value) in [
