@@ -48,6 +48,11 @@ impl Occupant {
     /// Nobody executes.
     pub const NOBODY: Self = Self { cap: Sms(0), turn: 0 };
 
+    /// A worker with that cap whose turns do not matter.
+    pub const fn with_cap(cap: Sms) -> Self {
+        Self { cap, turn: 0 }
+    }
+
     /// A worker with that cap on a GPU of `gpu` SMs, that executes a batch of so many rows.
     pub fn of(execution: &Execution, rows: u32, cap: Sms, gpu: Sms) -> Self {
         let (sms, whole) = (f64::from(cap.0), f64::from(gpu.0.max(1)));

@@ -124,4 +124,6 @@ pub enum Waiting {
     Handover,
     /// People hold the share.
     Held,
+    /// The GPU is overloaded, and another model's worker warms up there.
+    Overload,
 }

@@ -99,7 +99,7 @@ impl<'a> Gpus<'a> {
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let gpu = &mut gpus[seats[seat].gpu];
-        let (before, occupant) = seats[seat].begin(rows, noise, now, gpu.sms);
+        let (before, occupant) = seats[seat].begin(rows, noise, now, rules.turns.then_some(gpu.sms));
         let crowd = gpu.crowd.without(before.unwrap_or(Occupant::NOBODY)).with(occupant);
         if before.is_none() {
             gpu.occupied.push(seat);
@@ -183,9 +183,12 @@ impl Gpu {
 }
 
 impl Seat<'_> {
-    /// A batch starts; says who was there before it, and who is there now.
-    fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: Sms) -> (Option<Occupant>, Occupant) {
-        let occupant = Occupant::of(&self.profile.execution, rows, self.sms, gpu);
+    /// A batch starts; says who was there before it, and who is there now. `turns` are taken on a GPU of so many SMs.
+    fn begin(&mut self, rows: u32, noise: f64, now: u64, turns: Option<Sms>) -> (Option<Occupant>, Occupant) {
+        let occupant = match turns {
+            Some(gpu) => Occupant::of(&self.profile.execution, rows, self.sms, gpu),
+            None => Occupant::with_cap(self.sms),
+        };
         let (done, whole, demand) = (0.0, 1.0, 0.0);
         self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)

@@ -25,6 +25,7 @@ mod layout;
 mod learnt;
 mod model;
 mod outlook;
+mod pacing;
 mod regime;
 mod sizing;
 
@@ -36,6 +37,7 @@ use super::carry_out::plan;
 use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting};
 use model::Model;
 use outlook::Outlook;
+use pacing::Pacing;
 use regime::{Caps, Regime};
 use sizing::{Sizing, near};
 
@@ -79,9 +81,11 @@ impl Adaptive {
         self.observe(terms, facts);
         let (doors, mut report) = self.doors(terms, facts);
         let (mut changes, mut standby) = (Vec::new(), Vec::new());
+        let mut pacing = Pacing::of(self.overloaded(terms, &facts.gpus), terms, facts);
         for (model, live) in facts.models.iter().enumerate() {
             let sizing = self.sizing(model, terms);
-            standby.push(sizing.standby(live));
+            let gpu = terms[model].gpu;
+            standby.push(pacing.standby(gpu, live, sizing.standby(live)));
             let have = live.coming.unwrap_or(live.share);
             let to = sizing.of_one_with(have);
             if near(have, to) {
@@ -90,11 +94,24 @@ impl Adaptive {
             report[model] = moved(to, live, facts);
             if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } = report[model] {
                 let at_once = live.standing == Some(to);
+                if !at_once && !pacing.admits(gpu) {
+                    report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
+                    continue;
+                }
                 let onset = self.models[model].demand.onset(facts.now);
                 changes.push(Change { model, from, to, at_once, onset });
             }
         }
         Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }
+    }
+
+    /// By GPU: whether all demand takes more of it than can be planned for.
+    fn overloaded(&self, terms: &[Terms], gpus: &[Sms]) -> Vec<bool> {
+        let mut loads = vec![0.0; gpus.len()];
+        for (model, terms) in self.models.iter().zip(terms) {
+            loads[terms.gpu] += model.load(terms).unwrap_or(0.0);
+        }
+        loads.iter().zip(gpus).map(|(load, sms)| *load > outlook::FULL * f64::from(sms.0)).collect()
     }
 
     fn sizing(&self, model: usize, terms: &[Terms]) -> Sizing {
@@ -141,7 +158,7 @@ impl Adaptive {
 
     /// All that the model may have, or what the standing worker has of that: at once where one stands, else as fast as a shadow
     /// starts, and then not twice in a dwell time.
-    pub(super) fn pressure(&self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
+    pub(super) fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         let (live, level) = (facts.models.get(model)?, *self.levels.get(model)?);
         if live.held || live.coming.is_some() || live.share >= level || near(live.share, level) {
             return None;
@@ -151,6 +168,7 @@ impl Adaptive {
             return None;
         }
         let to = standing.unwrap_or(level);
+        self.models[model].press(live.share);
         Some(Change { model, from: live.share, to, at_once: standing.is_some(), onset })
     }
 }

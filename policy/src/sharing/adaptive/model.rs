@@ -15,6 +15,19 @@ const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 /// A curve that has moved by more than this part since its capacity was worked out has another one.
 const MOVED: f64 = 0.02;
 
+/// A share that was too little for a demand.
+#[derive(Debug, Clone, Copy)]
+struct Pressed {
+    share: Sms,
+    rate: f64,
+}
+
+/// A demand of at least this part of one that a share was too little for is as large.
+const AS_LARGE: f64 = 0.6;
+
+/// A share this many times one that was too little may be enough.
+const MORE: f64 = 1.5;
+
 /// One model.
 #[derive(Debug, Clone)]
 pub(super) struct Model {
@@ -22,6 +35,8 @@ pub(super) struct Model {
     pub(super) demand: Demand,
     gpu: f64,
     capacity: Capacity,
+    /// Where its slack last ran out.
+    pressed: Option<Pressed>,
     /// The time of a row on the whole GPU, in seconds, for which that was worked out.
     capacity_of: f64,
 }
@@ -31,7 +46,7 @@ impl Model {
         let execution = terms.profile.as_ref().map(|profile| &profile.execution);
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
-        Self { curve, demand, gpu: f64::from(gpu.0), capacity, capacity_of: 0.0 }
+        Self { curve, demand, gpu: f64::from(gpu.0), capacity, pressed: None, capacity_of: 0.0 }
     }
 
     /// Learns from what was seen, about execution only if it had about `sms` SMs all the time.
@@ -59,6 +74,17 @@ impl Model {
             self.capacity = Capacity::of(terms, &self.curve, Sms(self.gpu as u32));
             self.capacity_of = row;
         }
+    }
+
+    /// Slack ran out at this share.
+    pub(super) fn press(&mut self, share: Sms) {
+        self.pressed = Some(Pressed { share, rate: self.demand.rate() });
+    }
+
+    /// The least that it should have, as it was pressed with less by as large a demand.
+    pub(super) fn least(&self) -> Option<Sms> {
+        let pressed = self.pressed.filter(|pressed| self.demand.rate() >= AS_LARGE * pressed.rate)?;
+        Some(Sms(((f64::from(pressed.share.0) * MORE) as u32).next_multiple_of(Sms::STEP)))
     }
 
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while

@@ -17,7 +17,7 @@ const CROWDED: f64 = 0.3;
 
 /// The part of a GPU that is planned for. What all models take at least, in full batches, is less than what they
 /// take as requests really come.
-const FULL: f64 = 0.88;
+pub(super) const FULL: f64 = 0.88;
 
 /// Lets the models of one GPU learn from what was seen. What neighbours cost is told apart by how long each of
 /// them executed; intervals in which a share changed teach nothing about that.

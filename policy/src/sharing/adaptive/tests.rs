@@ -120,6 +120,22 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
 }
 
 #[test]
+fn a_share_that_was_too_little_is_not_come_back_to() {
+    let terms = models(&[1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[50], &policy.initial());
+    let mut shrunk = Vec::new();
+    for _ in 0..10 {
+        shrunk.extend(pass(&mut policy, &mut facts, &[50], 30).iter().map(|change| change.to));
+        facts.models[0].standing = Some(GPU);
+        let Some(change) = policy.pressure(0, facts.now, &facts) else { break };
+        (facts.models[0].share, facts.models[0].standing) = (change.to, None);
+    }
+    assert!(shrunk.len() <= 4 && shrunk.is_sorted_by(|a, b| a < b), "{shrunk:?}");
+    assert!(!pass(&mut policy, &mut facts, &[5], 60).is_empty(), "less demand needs less");
+}
+
+#[test]
 fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     let terms = models(&[1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
@@ -242,7 +258,12 @@ proptest! {
             if kind == Kind::Adaptive {
                 carry_out(&decision, &mut facts);
                 facts.models.iter_mut().for_each(|live| live.seen.span = Duration::ZERO);
-                let again = policy.decide(&facts);
+                // In overload one change comes after the other.
+                let mut again = policy.decide(&facts);
+                for _ in 0..terms.len() {
+                    carry_out(&again, &mut facts);
+                    again = policy.decide(&facts);
+                }
                 prop_assert_eq!(&again.plan, &None);
                 let third = policy.decide(&facts);
                 prop_assert_eq!(&third.doors, &again.doors);

@@ -195,6 +195,7 @@ fn reason(waiting: &Waiting, now: Moment) -> String {
         }
         Waiting::Handover => "a hand-over of it is under way".to_owned(),
         Waiting::Held => "its share is held".to_owned(),
+        Waiting::Overload => "the GPU is overloaded, and another model's worker warms up there".to_owned(),
     }
 }
 
@@ -222,6 +223,7 @@ mod tests {
             ),
             (waiting(Waiting::Handover), "wait", "under way"),
             (waiting(Waiting::Held), "wait", "held"),
+            (waiting(Waiting::Overload), "wait", "overloaded"),
         ] {
             let words = words(&verdict, now);
             assert!(words.contains(said), "{words}");
