@@ -84,13 +84,21 @@ impl Model<'_> {
         now + ns(start.process) + ns(start.load) + ns(start.warm)
     }
 
-    /// Begins a hand-over, unless one is under way. Like the supervisor it retires a parked worker first,
+    /// Begins a hand-over, `pressed` if between two intervals, unless one is under way. Like the supervisor it retires a parked worker first,
     /// if that is not the one to take over.
-    pub(super) fn change(&mut self, change: &Change, gpu: Sms, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn change(
+        &mut self,
+        change: &Change,
+        gpu: Sms,
+        pressed: bool,
+        now: u64,
+        stage: &mut Stage<'_>,
+    ) {
         let to = Sms(change.to.0.clamp(Sms::STEP.min(gpu.0), gpu.0));
         if self.coming().is_some() || to == self.share() {
             return;
         }
+        self.pressed = pressed;
         stage.timers.set(timer(self.index, Timer::Dwell), NEVER);
         if self.standing() == Some(to) {
             self.cut_over(now, stage);
@@ -121,6 +129,9 @@ impl Model<'_> {
         self.serving = 1 - self.serving;
         self.since = now;
         self.repartitions.push(now);
+        if std::mem::take(&mut self.pressed) {
+            self.under_pressure.push(now);
+        }
         self.observer.share_changed();
         self.predictor = Predictor::new(self.served.terms.profile.as_ref(), self.share());
         self.other = Other::Draining;

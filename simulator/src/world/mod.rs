@@ -63,6 +63,8 @@ pub(crate) struct ModelOutcome {
     pub(crate) pending: u64,
     /// When hand-overs came to effect, in nanoseconds.
     pub(crate) repartitions: Vec<u64>,
+    /// Those of them that were asked for between two intervals.
+    pub(crate) under_pressure: Vec<u64>,
     pub(crate) share: u32,
 }
 
@@ -212,7 +214,8 @@ impl<'a> World<'a> {
         }
         for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
             if let Some(model) = models.get_mut(change.model) {
-                model.change(change, scenario.gpus[model.served.terms.gpu], *now, stage);
+                let gpu = scenario.gpus[model.served.terms.gpu];
+                model.change(change, gpu, ask != Ask::Interval, *now, stage);
             }
         }
     }
@@ -226,6 +229,7 @@ impl<'a> World<'a> {
                 tally: model.observer.total.clone(),
                 pending: model.pending(),
                 repartitions: model.repartitions.clone(),
+                under_pressure: model.under_pressure.clone(),
                 share: model.share().0,
             }
         };

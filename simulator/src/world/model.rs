@@ -76,6 +76,10 @@ pub(super) struct Model<'a> {
     pub(super) standby: Option<Sms>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
+    /// Those of them that were asked for between two intervals.
+    pub(super) under_pressure: Vec<u64>,
+    /// Whether the hand-over under way was.
+    pub(super) pressed: bool,
     alarm: u64,
 }
 
@@ -107,6 +111,8 @@ impl<'a> Model<'a> {
             standby: None,
             since: 0,
             repartitions: Vec::new(),
+            under_pressure: Vec::new(),
+            pressed: false,
             alarm: NEVER,
         }
     }

@@ -156,7 +156,7 @@ pub(crate) struct Moves {
     pub(crate) all: u64,
     /// Those after [`SETTLED_S`].
     pub(crate) settled: usize,
-    /// The least time between two of one model, in seconds, if any moved twice.
+    /// The least time from one of a model to its next that did not come of slack running out, in seconds, if there was any.
     pub(crate) shortest_s: Option<f64>,
 }
 
@@ -167,7 +167,8 @@ impl Moves {
             let at = &model.repartitioned_at_s;
             moves.all += model.repartitions;
             moves.settled += at.iter().filter(|&&at| at > SETTLED_S).count();
-            let gaps = at.windows(2).map(|pair| pair[1] - pair[0]);
+            let waited = at.windows(2).filter(|pair| !model.pressed_at_s.contains(&pair[1]));
+            let gaps = waited.map(|pair| pair[1] - pair[0]);
             moves.shortest_s = gaps.chain(moves.shortest_s).reduce(f64::min);
         }
         moves

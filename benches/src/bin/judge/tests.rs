@@ -27,6 +27,7 @@ fn run(load: &str, policy: &str, seed: u64, ideal: f64, goodput: [f64; 2]) -> Ru
             pending: 0,
             repartitions: 0,
             repartitioned_at_s: Vec::new(),
+            pressed_at_s: Vec::new(),
             sms: 50,
         };
         (format!("model-{index}"), model)
