@@ -63,6 +63,7 @@ unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system te
 clients: onnxruntime python | have-cargo ## Triton's own clients against a running server
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
 
 .PHONY: soak
 soak: build ## A thousand hand-overs with a twin run, two hundred kills (seven minutes)

@@ -3,9 +3,9 @@
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let proto = "proto/open_inference.proto";
-    println!("cargo:rerun-if-changed={proto}");
-    let files = protox::compile([proto], ["proto"])?;
+    let protos = ["proto/open_inference.proto", "proto/health.proto"];
+    protos.iter().for_each(|proto| println!("cargo:rerun-if-changed={proto}"));
+    let files = protox::compile(protos, ["proto"])?;
     tonic_prost_build::configure()
         .build_client(false)
         .bytes(".")

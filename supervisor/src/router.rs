@@ -22,6 +22,13 @@ impl Router {
         self.models.get(name)
     }
 
+    /// All of them with their names, which stand in order.
+    pub fn models(&self) -> Vec<(&str, &Arc<Pipeline>)> {
+        let mut models: Vec<_> = self.models.iter().map(|(name, model)| (name.as_str(), model)).collect();
+        models.sort_unstable_by_key(|model| model.0);
+        models
+    }
+
     /// Whether every model is ready.
     pub fn ready(&self) -> bool {
         self.models.values().all(|model| model.ready().is_ok())

@@ -9,7 +9,10 @@ and a good request on the same connection must still be answered.
 """
 
 import json
+import os
+import signal
 import sys
+import time
 import unittest
 
 import ml_dtypes
@@ -94,6 +97,70 @@ class Protocol:
         config = config.get("config", config)
         self.assertEqual(int(config["max_batch_size"]), 8)
         self.assertEqual([int(size) for size in config["input"][0]["dims"]], [-1])
+
+    def statistics(self, model, version=""):
+        """A model's statistics, numbers as numbers."""
+        answer = self.described(self.connection.get_inference_statistics(model, version))
+        [statistics] = answer["model_stats"]
+
+        def number(value):
+            if isinstance(value, dict):
+                return {key: number(value) for key, value in value.items()}
+            if isinstance(value, list):
+                return [number(value) for value in value]
+            return int(value) if isinstance(value, str) and value.isdigit() else value
+
+        return number(statistics) | {"version": statistics["version"]}
+
+    def test_statistics(self):
+        """Differences between two looks, as perf_analyzer makes them."""
+        extensions = self.described(self.connection.get_server_metadata())["extensions"]
+        self.assertIn("statistics", extensions)
+        before = self.statistics("dynamic")
+        began = time.time()
+        for rows in (1, 1, 4):
+            self.check("dynamic", models.dynamic_input(rows, 3))
+        self.refused(self.invalid, "dynamic", models.dynamic_input(9, 2))  # and one good request of three rows
+        after = self.statistics("dynamic", "1")
+        self.assertEqual((after["name"], after["version"]), ("dynamic", "1"))
+        self.assertEqual(after["inference_count"] - before["inference_count"], 9)
+        self.assertEqual(after["execution_count"] - before["execution_count"], 4)
+        self.assertGreaterEqual(after["last_inference"], int(began * 1000))
+
+        def grown(step, field):
+            return after["inference_stats"][step][field] - before["inference_stats"][step][field]
+
+        steps = ("queue", "compute_input", "compute_infer", "compute_output")
+        for step in ("success",) + steps:
+            self.assertEqual(grown(step, "count"), 4, step)
+        self.assertEqual(grown("fail", "count"), 0)
+        self.assertGreater(grown("compute_infer", "ns"), 0)
+        # They add up exactly, however long each took.
+        self.assertEqual(sum(grown(step, "ns") for step in steps), grown("success", "ns"))
+        sizes = {batch["batch_size"]: batch for batch in after["batch_stats"]}
+        was = {batch["batch_size"]: batch for batch in before["batch_stats"]}
+        for rows, batches in ((1, 2), (3, 1), (4, 1)):
+            old = was.get(rows, {}).get("compute_infer", {}).get("count", 0)
+            self.assertEqual(sizes[rows]["compute_infer"]["count"] - old, batches)
+        everything = self.described(self.connection.get_inference_statistics())["model_stats"]
+        self.assertEqual([model["name"] for model in everything], sorted(model["name"] for model in everything))
+        self.assertLess({"dynamic", "types"}, {model["name"] for model in everything})
+
+    def test_versions(self):
+        """There is one, and it may be named; another is not found."""
+        self.assertEqual(self.described(self.connection.get_model_metadata("dynamic"))["versions"], ["1"])
+        self.assertTrue(self.connection.is_model_ready("dynamic", "1"))
+        tensors = inputs(self.module, models.dynamic_input(1, 2))
+        self.assertIsNotNone(self.connection.infer("dynamic", tensors, model_version="1").as_numpy("total"))
+        asks = (lambda: self.connection.infer("dynamic", tensors, model_version="2"),
+                lambda: self.connection.get_model_metadata("dynamic", "2"),
+                lambda: self.connection.get_model_config("dynamic", "2"),
+                lambda: self.connection.get_inference_statistics("dynamic", "2"))
+        for ask in asks:
+            with self.assertRaises(InferenceServerException) as raised:
+                ask()
+            self.assertIn(str(raised.exception.status()), self.not_found)
+        self.good_request()
 
     def test_every_plain_datatype(self):
         for rows in (1, 4):
@@ -206,6 +273,29 @@ class GrpcOnTcp(Grpc, unittest.TestCase):
             raw_exchange(("127.0.0.1", SERVER.grpc_port), garbage)
             raw_exchange(f"{SERVER.run_dir}/grpc.sock", garbage)
             self.good_request()
+
+
+class Changes(unittest.TestCase):
+    """What outlives a model's workers."""
+
+    def test_statistics_go_on_after_a_hand_over_and_a_death(self):
+        client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
+        self.addCleanup(client.close)
+
+        def ask():
+            client.infer("text", inputs(grpcclient, {"words": ("BYTES", np.full((2, 3), b"x", dtype=np.object_))}))
+            stats = client.get_inference_statistics("text").model_stats[0]
+            return np.array([stats.inference_count, stats.execution_count, stats.inference_stats.success.count])
+
+        first = ask()
+        was = SERVER.worker("text")
+        SERVER.command("resize", "text", "50%")
+        now = SERVER.worker("text")
+        self.assertNotEqual(now, was)
+        np.testing.assert_array_equal(ask() - first, [2, 1, 1])
+        os.kill(now, signal.SIGKILL)
+        np.testing.assert_array_equal(ask() - first, [4, 2, 2])
+        self.assertEqual(client.get_inference_statistics("text").model_stats[0].inference_stats.fail.count, 0)
 
 
 class HttpOnTcp(Protocol, unittest.TestCase):

@@ -1,6 +1,7 @@
 """A server for outside clients: the real binary in a folder of its own."""
 
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -20,17 +21,19 @@ STOPPED_WITHIN = 30  # seconds
 class Server:
     """Runs until `stop`. `make` writes the models into a folder and says what to configure of each."""
 
-    def __init__(self, binary, make):
+    def __init__(self, binary, make, wait=True):
+        self.binary = os.path.abspath(binary)
         self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.run_dir = self.folder / "run"
         self.http_port, self.grpc_port = free_port(), free_port()
         config = self.folder / "config.yaml"
         config.write_text(self.configuration(make(self.folder)))
         self.log = open(self.folder / "log", "w+")
-        self.process = subprocess.Popen([os.path.abspath(binary), "serve", str(config)], stderr=self.log,
+        self.process = subprocess.Popen([self.binary, "serve", str(config)], stderr=self.log,
                                         env=os.environ | {"RUNTIME_DIRECTORY": str(self.run_dir)})
         try:
-            self.wait_ready()
+            if wait:
+                self.wait_ready()
         except BaseException:
             self.process.kill()
             raise
@@ -59,6 +62,17 @@ class Server:
                 pass
             time.sleep(0.1)
         raise RuntimeError(f"the server was not ready within {READY_WITHIN} s:\n{self.said()}")
+
+    def command(self, *arguments):
+        """What a command of the same binary prints about this server."""
+        return subprocess.run([self.binary, *arguments, "--run-dir", str(self.run_dir)], check=True, text=True,
+                              stdout=subprocess.PIPE, timeout=60).stdout
+
+    def worker(self, model):
+        """The process that serves the model now."""
+        models = json.loads(self.command("status", "--json"))["models"]
+        workers = next(each["workers"] for each in models if each["name"] == model)
+        return next((worker["pid"] for worker in workers if worker["phase"] == "serving"), None)
 
     def said(self):
         self.log.seek(0)

@@ -9,12 +9,12 @@ use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
-use super::tensors::{Clipped, InferRequest, NamedTensor};
+use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use crate::pipeline::Failure;
 
 /// The request in the form that both protocols share.
 pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {
-    let ModelInferRequest { id, inputs, outputs, raw_input_contents: raw, .. } = request;
+    let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
     if !raw.is_empty() && raw.len() != inputs.len() {
         return invalid(format!(
             "expected raw_input_contents for all {} inputs or for none, got {}",
@@ -23,15 +23,29 @@ pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failur
         ));
     }
     let mut raw = raw.into_iter();
-    let mut tensors = Vec::new();
+    let mut read = Vec::new();
     for input in inputs {
-        tensors.push(tensor(input, raw.next())?);
+        read.push(tensor(input, raw.next())?);
     }
     for output in &outputs {
         unsupported("output", &output.name, &output.parameters)?;
     }
     let outputs = outputs.into_iter().map(|output| output.name).collect();
-    Ok(InferRequest { id, inputs: tensors, outputs })
+    let terms = tensors::terms(number("priority", &parameters)?, number("timeout", &parameters)?);
+    Ok(InferRequest { id, inputs: read, outputs, terms })
+}
+
+/// A parameter of the request that is a whole number, in either of the protocol's forms.
+fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, Failure> {
+    let Some(parameter) = parameters.get(name) else { return Ok(0) };
+    match &parameter.parameter_choice {
+        Some(ParameterChoice::Uint64Param(number)) => Ok(*number),
+        Some(ParameterChoice::Int64Param(number)) => {
+            u64::try_from(*number).map_err(|_| tensors::no_number(name, &number.to_string()))
+        }
+        Some(other) => Err(tensors::no_number(name, &format!("{other:?}"))),
+        None => Err(tensors::no_number(name, "nothing")),
+    }
 }
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Failure> {

@@ -82,3 +82,28 @@ fn what_is_not_served_is_refused_not_ignored() {
     let message = ModelInferRequest { outputs: vec![output], ..Default::default() };
     assert!(request(message).unwrap_err().to_string().contains("classification"));
 }
+
+#[test]
+fn priority_and_timeout_come_as_signed_or_unsigned_numbers() {
+    let read = |name: &str, choice: Option<ParameterChoice>| {
+        let parameters = HashMap::from([(name.to_owned(), InferParameter { parameter_choice: choice })]);
+        request(ModelInferRequest { parameters, ..Default::default() }).map(|request| request.terms)
+    };
+    let ms = std::time::Duration::from_millis;
+    assert_eq!(read("priority", Some(ParameterChoice::Uint64Param(u64::MAX))).unwrap().priority, u64::MAX);
+    assert_eq!(read("priority", Some(ParameterChoice::Int64Param(2))).unwrap().priority, 2);
+    assert_eq!(read("timeout", Some(ParameterChoice::Int64Param(3000))).unwrap().timeout, Some(ms(3)));
+    assert_eq!(read("timeout", Some(ParameterChoice::Uint64Param(0))).unwrap().timeout, None);
+    for bad in [
+        None,
+        Some(ParameterChoice::Int64Param(-1)),
+        Some(ParameterChoice::StringParam("1".into())),
+        Some(ParameterChoice::BoolParam(true)),
+        Some(ParameterChoice::DoubleParam(1.0)),
+    ] {
+        for name in ["priority", "timeout"] {
+            let Err(Failure::Invalid(why)) = read(name, bad.clone()) else { panic!("{bad:?}") };
+            assert!(why.contains(name) && why.contains("whole number"), "{why}");
+        }
+    }
+}

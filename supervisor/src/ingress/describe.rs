@@ -13,7 +13,8 @@ pub(super) const SERVER: &str = "shadowslice";
 /// The server's version.
 pub(super) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The protocol's extensions that are served.
-pub(super) const EXTENSIONS: [&str; 2] = ["binary_tensor_data", "model_configuration"];
+pub(super) const EXTENSIONS: [&str; 4] =
+    ["binary_tensor_data", "model_configuration", "schedule_policy", "statistics"];
 
 /// The server's metadata, for HTTP.
 pub(super) fn server() -> Value {

@@ -19,19 +19,25 @@ use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
 use super::body::Impatient;
+use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
+use super::proto::health::health_server::HealthServer;
 use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::{
     ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
-    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ServerLiveRequest, ServerLiveResponse,
-    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
+    ModelStatisticsResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use super::refusal::Refusal;
 use super::stop::Stop;
-use super::{Frontend, contents, describe, model};
-use crate::pipeline::Metadata;
+use super::{Frontend, contents, describe, envelope, model, statistics};
+use crate::pipeline::{Metadata, Pipeline};
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// Where the health service's calls begin.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 /// Requests at once on one connection; clients hold back more.
 const STREAMS: u32 = 1024;
@@ -53,11 +59,15 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
-    let server = GrpcInferenceServiceServer::new(Service(front.clone())).max_decoding_message_size(limit);
+    let servers = Servers {
+        inference: GrpcInferenceServiceServer::new(Service(front.clone())).max_decoding_message_size(limit),
+        health: HealthServer::new(Health::new(front.clone(), stop.clone())),
+        limit,
+    };
     let called = AtomicBool::new(false);
     let service = service_fn(|request| {
         called.store(true, Ordering::Relaxed);
-        call(front.clone(), server.clone(), request)
+        call(front.clone(), servers.clone(), request)
     });
     let mut connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -97,16 +107,50 @@ async fn over(called: &AtomicBool, stop: Stop) {
     }
 }
 
+/// What a connection may call.
+#[derive(Clone)]
+struct Servers {
+    inference: GrpcInferenceServiceServer<Service>,
+    health: HealthServer<Health>,
+    /// The longest message, in bytes.
+    limit: usize,
+}
+
 /// One call. An inference is admitted before its message is read, which bounds the memory of all.
 async fn call(
     front: Arc<Frontend>,
-    mut server: GrpcInferenceServiceServer<Service>,
+    servers: Servers,
     request: HttpRequest<Incoming>,
 ) -> Result<HttpResponse<tonic::body::Body>, Infallible> {
     let admitted = (request.uri().path() == INFER).then(|| front.admit()).transpose();
     match admitted {
-        Ok(_admitted) => server.call(request.map(Impatient::new)).await,
+        Ok(_admitted) => Ok(servers.call(request).await.unwrap_or_else(Status::into_http)),
         Err(refused) => Ok(Status::from(Refusal::from(refused)).into_http()),
+    }
+}
+
+impl Servers {
+    async fn call(
+        mut self,
+        request: HttpRequest<Incoming>,
+    ) -> Result<HttpResponse<tonic::body::Body>, Status> {
+        let health = request.uri().path().starts_with(HEALTH);
+        let Some(encoding) = envelope::encoding(request.headers())? else {
+            let Ok(response) = match health {
+                true => self.health.call(request.map(Impatient::new)).await,
+                false => self.inference.call(request.map(Impatient::new)).await,
+            };
+            return Ok(response);
+        };
+        let accepted = envelope::accepts(request.headers(), encoding);
+        let request = envelope::decompressed(request, encoding, self.limit).await?;
+        if health {
+            // It may be a stream, so that it has no end to wait for.
+            let Ok(response) = self.health.call(request).await;
+            return Ok(response);
+        }
+        let Ok(response) = self.inference.call(request).await;
+        if accepted { envelope::compressed(response, encoding).await } else { Ok(response) }
     }
 }
 
@@ -202,5 +246,18 @@ impl GrpcInferenceService for Service {
         let ModelConfigRequest { name, version } = request.into_inner();
         let config = describe::config(&*self.metadata(&name, &version)?);
         Ok(Response::new(ModelConfigResponse { config: Some(config) }))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<ModelStatisticsRequest>,
+    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+        let ModelStatisticsRequest { name, version } = request.into_inner();
+        let models = match name.as_str() {
+            "" => self.0.router.models(),
+            name => vec![(name, model::find(&self.0.router, name, &version)?)],
+        };
+        let model = |(name, pipeline): (&str, &Arc<Pipeline>)| statistics::model(name, &pipeline.timings());
+        Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
     }
 }

@@ -7,7 +7,7 @@ use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape};
 use super::values;
-use crate::pipeline::{Failure, Metadata};
+use crate::pipeline::{Failure, Metadata, Terms};
 
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,6 +66,19 @@ struct OutputHeader {
 #[derive(Deserialize, Default)]
 struct RequestParameters {
     binary_data_output: Option<bool>,
+    priority: Option<serde_json::Value>,
+    timeout: Option<serde_json::Value>,
+}
+
+impl RequestParameters {
+    fn terms(&self) -> Result<Terms, Failure> {
+        let number = |name: &str, value: &Option<serde_json::Value>| match value {
+            None => Ok(0),
+            Some(value) => value.as_u64().ok_or_else(|| tensors::no_number(name, &value.to_string())),
+        };
+        let (priority, timeout) = (number("priority", &self.priority)?, number("timeout", &self.timeout)?);
+        Ok(tensors::terms(priority, timeout))
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -113,9 +126,11 @@ pub(super) fn parse(
             binary.len()
         ));
     }
-    let default = header.parameters.unwrap_or_default().binary_data_output.unwrap_or_default();
+    let parameters = header.parameters.unwrap_or_default();
+    let default = parameters.binary_data_output.unwrap_or_default();
+    let terms = parameters.terms()?;
     let (outputs, form) = outputs(header.outputs.unwrap_or_default(), default)?;
-    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs };
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
     Ok(HttpRequest { request, form })
 }
 
@@ -209,7 +224,8 @@ fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
         ));
     }
     let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data };
-    let request = InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new() };
+    let request =
+        InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new(), terms: Terms::default() };
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 

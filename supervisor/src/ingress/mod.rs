@@ -3,23 +3,25 @@
 //! [`Ingress::bind`] takes the addresses, [`Ingress::run`] serves on them until it is told to stop.
 //! Requests are checked here, so that a pipeline sees only what its model takes. Deviations from the
 //! protocol as Triton speaks it: there is one version of every model, "1"; shared memory regions,
-//! classification, sequences and compressed bodies are not served, and say so where they would matter;
-//! a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
+//! classification and sequences are not served, and say so where they would matter; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
 //!
 //! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while clients
 //! wait, and until the last of them is served.
 //!
-//! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and a gRPC
-//! request is read only once it is one of the `limits.in_flight`.
+//! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and as much
+//! again where it came compressed; a gRPC request is read only once it is one of the `limits.in_flight`.
 
 mod accept;
 mod answer;
 mod authority;
 mod body;
 mod codec;
+mod compression;
 mod contents;
 mod describe;
+mod envelope;
 mod grpc;
+mod health;
 mod http;
 mod json;
 mod listen;
@@ -27,6 +29,7 @@ mod metrics;
 mod model;
 mod refusal;
 mod routes;
+mod statistics;
 mod stop;
 mod tensors;
 mod values;
@@ -56,6 +59,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 )]
 mod proto {
     tonic::include_proto!("inference");
+
+    pub(super) mod health {
+        tonic::include_proto!("grpc.health.v1");
+    }
 }
 
 /// All addresses, bound.
@@ -79,6 +86,7 @@ impl Ingress {
     pub async fn run(self, router: Arc<Router>, stop: watch::Receiver<bool>) {
         let front = Arc::new(Frontend {
             router,
+            watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
@@ -93,6 +101,7 @@ impl Ingress {
 struct Frontend {
     router: Arc<Router>,
     in_flight: Semaphore,
+    watchers: Arc<Semaphore>,
     request_bytes: usize,
 }
 

@@ -58,7 +58,7 @@ pub(super) async fn infer(
 ) -> Result<Vec<Answered>, Refusal> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let inputs = tensors::check(metadata, request.inputs)?;
-    let mut outputs: Vec<_> = pipeline.infer(inputs).await?.into_iter().map(Some).collect();
+    let mut outputs: Vec<_> = pipeline.infer(inputs, request.terms).await?.into_iter().map(Some).collect();
     if outputs.len() != metadata.outputs.len() {
         let (expected, got) = (metadata.outputs.len(), outputs.len());
         return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());

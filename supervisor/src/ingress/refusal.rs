@@ -3,6 +3,7 @@
 use hyper::StatusCode;
 use tonic::Status;
 
+use super::compression::Undone;
 use crate::pipeline::Failure;
 
 /// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
@@ -14,6 +15,9 @@ pub(super) enum Refusal {
     /// Nothing of that name is here.
     #[error("{0}")]
     NotFound(String),
+    /// It has more bytes than are taken.
+    #[error("{0}")]
+    TooLarge(String),
     /// The pipeline's failure, or one found before it.
     #[error(transparent)]
     Failed(#[from] Failure),
@@ -24,8 +28,10 @@ impl Refusal {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
             Self::Failed(Failure::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -38,13 +44,26 @@ impl Refusal {
     }
 }
 
+impl From<Undone> for Refusal {
+    fn from(undone: Undone) -> Self {
+        let message = undone.to_string();
+        match undone {
+            Undone::TooLarge { .. } => Self::TooLarge(message),
+            Undone::Corrupt { .. } => Failure::Invalid(message).into(),
+            Undone::Failed(_) => Failure::Internal(message).into(),
+        }
+    }
+}
+
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let message = refusal.message();
         match refusal {
             Refusal::NotFound(_) => Self::not_found(message),
+            Refusal::TooLarge(_) => Self::out_of_range(message),
             Refusal::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
             Refusal::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
+            Refusal::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
             Refusal::Failed(Failure::Internal(_)) => Self::internal(message),
         }
     }

@@ -1,19 +1,23 @@
 //! HTTP's requests, from their paths to their answers.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
 
+use super::compression::{self, Encoding};
 use super::http::{document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, model};
-use crate::pipeline::{Failure, Metadata};
+use super::{Frontend, answer, describe, model, statistics};
+use crate::pipeline::{Failure, Metadata, Pipeline};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -21,13 +25,22 @@ const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-cont
 /// longer than this are written as JSON.
 const LONG_JSON_BYTES: usize = 256 * 1024;
 
+/// Answers shorter than this, in bytes, are not compressed.
+const WORTH_COMPRESSING_BYTES: usize = 256;
+
 /// What a path names.
 #[derive(Debug, PartialEq, Eq)]
 enum Route {
     Live,
     Ready,
     Server,
-    Model { name: String, version: String, what: What },
+    /// The statistics of all models.
+    Statistics,
+    Model {
+        name: String,
+        version: String,
+        what: What,
+    },
 }
 
 /// What of a model.
@@ -36,6 +49,7 @@ enum What {
     Metadata,
     Ready,
     Config,
+    Statistics,
     Infer,
 }
 
@@ -48,6 +62,7 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
+            ["models", "stats"] => return Some(Self::Statistics),
             ["models", model] => (model, "", ""),
             ["models", model, "versions", version] => (model, version, ""),
             ["models", model, what] => (model, "", what),
@@ -58,6 +73,7 @@ impl Route {
             "" => What::Metadata,
             "ready" => What::Ready,
             "config" => What::Config,
+            "stats" => What::Statistics,
             "infer" => What::Infer,
             _ => return None,
         };
@@ -95,6 +111,10 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Bytes) -> Respo
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(StatusCode::OK, &describe::server()),
+        Route::Statistics => {
+            let models = front.router.models();
+            document(StatusCode::OK, &statistics(models.into_iter()))
+        }
         Route::Model { name, version, what } => of_model(front, &name, &version, what, head, body)
             .await
             .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
@@ -116,19 +136,29 @@ async fn of_model(
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
         });
     }
+    if what == What::Statistics {
+        return Ok(document(StatusCode::OK, &statistics([(name, pipeline)].into_iter())));
+    }
     let metadata = model::metadata(pipeline, name)?;
     match what {
         What::Config => Ok(document(StatusCode::OK, &describe::config_json(&metadata))),
-        What::Metadata | What::Ready => Ok(document(StatusCode::OK, &describe::model_json(&metadata))),
+        What::Metadata | What::Ready | What::Statistics => {
+            Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
+        }
         What::Infer => {
             let _admitted = front.admit()?;
-            let HttpRequest { request, form } = parse(&head.headers, body, &metadata).await?;
+            let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
             answer::check_form(&metadata, &tensors::requested(&metadata, &request.outputs)?, &form)?;
             let id = request.id.clone();
             let outputs = model::infer(pipeline, &metadata, request).await?;
-            Ok(inferred(write(name, id, outputs, form).await?))
+            inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }
+}
+
+fn statistics<'a>(models: impl Iterator<Item = (&'a str, &'a Arc<Pipeline>)>) -> Value {
+    let models = models.map(|(name, pipeline)| statistics::model_json(name, &pipeline.timings()));
+    json!({"model_stats": models.collect::<Vec<_>>()})
 }
 
 /// Values written as JSON are slow to write: long answers are written away from the connections, too.
@@ -145,25 +175,35 @@ async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Re
 }
 
 async fn parse(
+    front: &Frontend,
     headers: &HeaderMap,
     body: Bytes,
-    metadata: &std::sync::Arc<Metadata>,
-) -> Result<HttpRequest, Failure> {
-    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        let encoding = String::from_utf8_lossy(encoding.as_bytes());
-        return Err(Failure::Invalid(format!(
-            "Content-Encoding {} is not supported; send the body as it is",
-            Clipped(&encoding)
-        )));
-    }
+    metadata: &Arc<Metadata>,
+) -> Result<HttpRequest, Refusal> {
+    let body = match content_encoding(headers)? {
+        Some(encoding) => encoding.decompress(body, front.request_bytes).await?,
+        None => body,
+    };
     let header_length = header_length(headers)?;
     if header_length.unwrap_or(body.len()) < LONG_JSON_BYTES {
-        return json::parse(body, header_length, metadata);
+        return Ok(json::parse(body, header_length, metadata)?);
     }
     let metadata = metadata.clone();
     tokio::task::spawn_blocking(move || json::parse(body, header_length, &metadata))
         .await
         .unwrap_or_else(|why| Err(Failure::Internal(format!("parsing the request failed: {why}"))))
+        .map_err(Refusal::from)
+}
+
+fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().filter(|encoding| *encoding != "identity");
+    let Some(first) = encodings.next() else { return Ok(None) };
+    let name = String::from_utf8_lossy(first.as_bytes());
+    let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());
+    encoding.map(Some).ok_or_else(|| {
+        let name = Clipped(&name);
+        Failure::Invalid(format!("Content-Encoding {name} is not supported; use gzip or deflate, once"))
+    })
 }
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
@@ -182,8 +222,18 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     })
 }
 
-fn inferred(body: answer::Body) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.bytes));
+/// The answer, compressed where the client would rather have that and there is something to gain.
+async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Response<Full<Bytes>>, Refusal> {
+    let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
+    let bytes = match encoding {
+        Some(encoding) => encoding.compress(body.bytes).await?,
+        None => body.bytes,
+    };
+    let mut response = Response::new(Full::new(bytes));
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
     let kind = match body.header_length {
         Some(length) => {
             response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(length));
@@ -192,7 +242,7 @@ fn inferred(body: answer::Body) -> Response<Full<Bytes>> {
         None => "application/json",
     };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -211,6 +261,8 @@ mod tests {
         assert_eq!(Route::parse("/v2/models/m"), model("m", "", What::Metadata));
         assert_eq!(Route::parse("/v2/models/m/versions/1"), model("m", "1", What::Metadata));
         assert_eq!(Route::parse("/v2/models/m/config"), model("m", "", What::Config));
+        assert_eq!(Route::parse("/v2/models/stats"), Some(Route::Statistics));
+        assert_eq!(Route::parse("/v2/models/m/versions/1/stats"), model("m", "1", What::Statistics));
         assert_eq!(Route::parse("/v2/models/m/versions/1/infer"), model("m", "1", What::Infer));
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
     }

@@ -2,11 +2,12 @@
 //! what came.
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use crate::pipeline::{Failure, Input, Metadata};
+use crate::pipeline::{Failure, Input, Metadata, Terms};
 
 /// An inference request in the form that both protocols share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(super) struct InferRequest {
     pub(super) inputs: Vec<NamedTensor>,
     /// The outputs wanted, in this order; empty for all of them.
     pub(super) outputs: Vec<String>,
+    /// Its priority and timeout.
+    pub(super) terms: Terms,
 }
 
 /// A tensor as a client names and describes it.
@@ -35,6 +38,21 @@ pub(super) struct NamedTensor {
 /// The most elements that a shape may speak of, its zeros counted as ones: an empty tensor must not
 /// smuggle a huge axis to the model.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
+
+/// What the request parameters `priority` and `timeout` (in µs) ask for; 0 is nothing.
+pub(super) fn terms(priority: u64, timeout_us: u64) -> Terms {
+    Terms { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
+}
+
+/// What the request hears whose `priority` or `timeout` is none.
+pub(super) fn no_number(name: &str, got: &str) -> Failure {
+    let unit = if name == "timeout" { " of microseconds" } else { "" };
+    Failure::Invalid(format!(
+        "the parameter '{name}' must be a whole number{unit} from 0 to {}, got {}",
+        u64::MAX,
+        Clipped(got)
+    ))
+}
 
 /// The inputs in the model's order, or what is wrong with them.
 pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {

@@ -42,7 +42,7 @@ pub struct Counts {
     pub refused: Refused,
     /// Put back into the queue after a worker's death or a hand-over's timeout.
     pub retried: u64,
-    /// Given up by their clients before they ran.
+    /// Given up by their clients before they were answered.
     pub cancelled: u64,
 }
 

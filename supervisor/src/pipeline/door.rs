@@ -150,9 +150,9 @@ impl Doorkeeper {
 
 /// What a request hears that cannot be answered in time.
 pub(crate) fn too_late(model: &str, request: &Waiting) -> Failure {
-    let slo = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
+    let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
     Failure::Unavailable(format!(
-        "model '{model}' could not answer the request within its SLO of {slo} ms under the present load"
+        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
     ))
 }
 

@@ -16,6 +16,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 use tokio::sync::oneshot;
 
+use super::claim::Claim;
 use super::memory::Reservation;
 use super::request::{Failure, Output};
 use crate::clock::monotonic_ns;
@@ -42,6 +43,10 @@ pub(crate) type Waiting = Entry<Shapes, Ticket>;
 pub(crate) struct Ticket {
     pub(crate) memory: Arc<Reservation>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
+    /// Taken once it is settled.
+    pub(crate) claim: Claim,
+    /// Its priority; lower ones go first.
+    pub(crate) level: u64,
     /// How long its inputs took to copy.
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.

@@ -11,6 +11,7 @@
 
 mod alarm;
 mod answer;
+mod claim;
 mod counts;
 mod door;
 mod durations;
@@ -20,6 +21,7 @@ mod lane;
 mod memory;
 mod observe;
 mod pressure;
+mod queues;
 mod reader;
 mod request;
 mod settle;
@@ -28,6 +30,7 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod timings;
 mod totals;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,13 +40,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::late::Lateness;
-use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_policy::queue::Entry;
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Moment;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
@@ -52,18 +55,21 @@ pub use histogram::{LatencyHistogram, RowsHistogram};
 pub use lane::{Arrival, Crowding, WorkerId};
 pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;
-pub use request::{Failure, Input, Metadata, Output};
+pub use request::{Failure, Input, Metadata, Output, Terms};
 pub use stall::Stall;
 pub use stats::{Latencies, Slo};
+pub use timings::{Steps, Timings, Total};
 pub use totals::Totals;
 
 use crate::clock::Clock;
 use alarm::Alarm;
+use claim::{Claim, Wait};
 use door::Doorkeeper;
 use facts::Reporter;
 use lane::Ticket;
 use memory::{RequestMemory, Reservation};
 use pressure::Relief;
+use queues::Queues;
 use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
@@ -104,6 +110,7 @@ pub struct Pipeline {
     metadata: OnceLock<Arc<Metadata>>,
     state: Mutex<State>,
     alarm_moved: Notify,
+    readiness: watch::Sender<bool>,
 }
 
 impl Pipeline {
@@ -116,7 +123,7 @@ impl Pipeline {
             name: Arc::clone(&name),
             gate: Gate::Shut("the model is being loaded".to_owned()),
             door: Doorkeeper::new(most, !settings.reject_late),
-            queue: Queue::new(settings.max_requests),
+            queue: Queues::new(settings.max_requests),
             lanes: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
@@ -135,6 +142,7 @@ impl Pipeline {
             metadata: OnceLock::new(),
             state: Mutex::new(state),
             alarm_moved: Notify::new(),
+            readiness: watch::Sender::new(false),
         })
     }
 
@@ -151,28 +159,42 @@ impl Pipeline {
         }
     }
 
+    /// Whether requests are accepted, to be waited on.
+    pub fn readiness(&self) -> watch::Receiver<bool> {
+        self.readiness.subscribe()
+    }
+
     /// Queues one request and waits for its answer. `inputs` are checked against the model's
     /// metadata and stand in its order; the outputs come in its order too.
     ///
-    /// Dropping the future gives the request up: it is not run if it still waits.
-    pub async fn infer(&self, inputs: Vec<Input>) -> Result<Vec<Output>, Failure> {
+    /// Dropping the future gives the request up: it is not run if it still waits. So does the end of its
+    /// timeout. It is due at its SLO or its timeout, whichever is sooner.
+    pub async fn infer(&self, inputs: Vec<Input>, terms: Terms) -> Result<Vec<Output>, Failure> {
         let arrived = self.clock.now();
         let metadata =
             self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
         let memory = self.store(&inputs, arrived)?;
         let stored = self.clock.now();
         let (reply, answer) = oneshot::channel();
+        let claim = Claim::default();
         let entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
             rows: metadata.rows(&inputs),
             arrived,
-            deadline: arrived + self.slo,
+            deadline: arrived + terms.timeout.map_or(self.slo, |timeout| timeout.min(self.slo)),
             alone: false,
-            item: Ticket { memory: Arc::new(memory), reply, copy_in: stored.since(arrived), deaths: 0 },
+            item: Ticket {
+                memory: Arc::new(memory),
+                reply,
+                claim: claim.clone(),
+                level: terms.level(),
+                copy_in: stored.since(arrived),
+                deaths: 0,
+            },
         };
         drop(inputs);
         self.change(|state| state.accept(entry, stored))?;
-        answer.await.unwrap_or_else(|_| Err(Failure::Unavailable("the server is stopping".to_owned())))
+        Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }
 
     fn store(&self, inputs: &[Input], now: Moment) -> Result<Reservation, Failure> {
@@ -294,13 +316,19 @@ impl Pipeline {
 
     /// Takes requests from now on.
     pub fn open(&self) {
-        self.state.lock().gate = Gate::Open;
+        let mut state = self.state.lock();
+        state.gate = Gate::Open;
+        // Under the lock, so that it never disagrees with the gate for long.
+        self.readiness.send_replace(true);
     }
 
     /// Refuses requests from now on, and those that wait.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
-        self.change(|state| state.shut(why, now));
+        self.change(|state| {
+            state.shut(why, now);
+            self.readiness.send_replace(false);
+        });
     }
 
     /// Routes batches to `worker`'s lane, or to nobody.
@@ -402,6 +430,12 @@ impl Pipeline {
     /// What was measured since the start.
     pub fn totals(&self) -> Totals {
         self.state.lock().stats.totals.clone()
+    }
+
+    /// The same, with what Triton's statistics tell besides.
+    pub fn timings(&self) -> (Totals, Timings) {
+        let state = self.state.lock();
+        (state.stats.totals.clone(), state.stats.timings.clone())
     }
 
     fn now(&self) -> Moment {

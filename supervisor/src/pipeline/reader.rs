@@ -1,7 +1,7 @@
 //! A lane's reader: takes a worker's answers, and notices its death.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure};
 use shadowslice_shared::slab::AnswerSlab;
@@ -14,6 +14,7 @@ use super::facts::LaneFact;
 use super::lane::{Arrival, InFlight, Lane, WorkerId};
 use super::request::{Failure, Metadata, Output};
 use super::state;
+use super::timings::Took;
 use crate::process::BatchSocket;
 
 /// Attaches a worker to a pipeline and reads what it answers.
@@ -129,18 +130,25 @@ impl LaneReader {
             }
         };
         let now = self.pipeline.now();
+        let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
+        let took = Took { input, infer: reported, output: now.since(received) };
+        let mut rows = 0;
+        let at = SystemTime::now();
         self.pipeline.change(|state| {
-            for request in &batch.requests {
+            // Others were given up while they ran, and are counted as that.
+            for request in batch.requests.iter().filter(|request| request.item.claim.take()) {
+                rows += request.rows;
                 let spent = Spent {
                     latency: now.since(request.arrived),
                     until_sent: batch.sent.since(request.arrived),
                     copy_in: request.item.copy_in,
                     execution: reported,
-                    copy_out: now.since(received),
+                    copy_out: took.output,
                 };
                 state.stats.succeeded(&spent, now);
             }
             state.stats.totals.executed(batch.rows, reported);
+            state.stats.timings.batch(batch.rows, rows, took, at);
             state.completed(self.worker, batch.slot, batch.rows, execution, now);
         });
         deliver(batch, answers);

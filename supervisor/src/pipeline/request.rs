@@ -1,5 +1,7 @@
 //! What goes into a pipeline and what comes out of it.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use shadowslice_shared::tensor::TensorSpec;
 
@@ -49,6 +51,24 @@ pub struct Output {
     pub data: Bytes,
 }
 
+/// What a request asks for besides its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// Lower numbers go first; 0 for [`Terms::DEFAULT_PRIORITY`].
+    pub priority: u64,
+    /// After this, from its arrival, an answer is of no use any more.
+    pub timeout: Option<Duration>,
+}
+
+impl Terms {
+    /// The priority of requests that ask for none, so that there is room before and behind them.
+    pub const DEFAULT_PRIORITY: u64 = 100;
+
+    pub(crate) fn level(&self) -> u64 {
+        if self.priority == 0 { Self::DEFAULT_PRIORITY } else { self.priority }
+    }
+}
+
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -58,6 +78,9 @@ pub enum Failure {
     /// The request cannot be served by this model. INVALID_ARGUMENT, 400.
     #[error("{0}")]
     Invalid(String),
+    /// Its own timeout was over first. DEADLINE_EXCEEDED, 504.
+    #[error("{0}")]
+    TimedOut(String),
     /// The model failed on it. INTERNAL, 500.
     #[error("{0}")]
     Internal(String),

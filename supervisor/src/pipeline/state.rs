@@ -6,18 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{self, Next};
+use shadowslice_policy::batcher::Next;
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
-use shadowslice_policy::queue::Queue;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
 use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
-use super::lane::{Duty, InFlight, Lane, SendFailure, Shapes, Ticket, Waiting, WorkerId};
+use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
 use super::pressure::Relief;
+use super::queues::Queues;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
     pub(crate) door: Doorkeeper,
-    pub(crate) queue: Queue<Shapes, Ticket>,
+    pub(crate) queue: Queues,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
@@ -71,12 +71,12 @@ impl State {
         }
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
-        if self.relief.listens(now)
-            && lane.is_some_and(|lane| self.door.presses(&request, self.queue.rows(), lane, now))
+        let before = self.queue.rows_before(request.item.level);
+        if self.relief.listens(now) && lane.is_some_and(|lane| self.door.presses(&request, before, lane, now))
         {
             self.relief.press(now);
         }
-        if let Some(refusal) = self.door.refuses(&request, self.queue.rows(), lane, now) {
+        if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);
             return Err(self.turn_away(refusal, failure, now));
         }
@@ -127,7 +127,7 @@ impl State {
             if let Some(until) = self.door.holds_until(&self.lanes[lane], now) {
                 return Left::Until(until);
             }
-            match batcher::next(&mut self.queue, &limits, now) {
+            match self.queue.next(&limits, now) {
                 Next::Run(batch) => {
                     if !self.send(lane, batch, now) {
                         return Left::Ready;
@@ -150,8 +150,7 @@ impl State {
 
     /// Takes the requests that nobody waits for any more out of the queue.
     pub(crate) fn forget_gone(&mut self) {
-        let gone = self.queue.take_if(|ticket| ticket.reply.is_closed());
-        self.stats.counts.cancelled += gone.len() as u64;
+        self.queue.take_if(|ticket| ticket.claim.is_taken());
     }
 
     /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
@@ -178,23 +177,19 @@ impl State {
     }
 
     fn leave_out(&mut self, batch: &mut Vec<Waiting>, lane: usize, now: Moment) {
-        let before = batch.len();
-        batch.retain(|request| !request.item.reply.is_closed());
-        self.stats.counts.cancelled += (before - batch.len()) as u64;
+        batch.retain(|request| !request.item.claim.is_taken());
         if self.door.refuses_late() {
             let late = self.door.too_late(batch, &self.lanes[lane], now);
             for request in batch.drain(..late) {
-                self.stats.rejected(Refusal::Late, now);
                 let failure = door::too_late(&self.name, &request);
-                reply(request, Err(failure));
+                reject(&mut self.stats, request, failure, now);
             }
         } else if let Some(lateness) = &self.lateness {
             for request in batch.extract_if(.., |request| lateness.refuses(request.deadline, now)) {
-                self.stats.rejected(Refusal::Late, now);
                 let waited = now.since(request.arrived).as_millis();
                 let why =
                     format!("the server is overloaded: the request waited {waited} ms, past its deadline");
-                reply(request, Err(Failure::Unavailable(why)));
+                reject(&mut self.stats, request, Failure::Unavailable(why), now);
             }
         }
     }
@@ -383,7 +378,9 @@ impl State {
 
     /// Fails a request that was accepted.
     pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
-        self.stats.failed(now);
+        if request.item.claim.take() {
+            self.stats.failed(now.since(request.arrived), now);
+        }
         reply(request, Err(failure));
     }
 
@@ -419,6 +416,14 @@ impl State {
 /// Why a model takes no requests.
 pub(crate) fn not_ready(model: &str, why: &str) -> Failure {
     Failure::Unavailable(format!("model '{model}' is not ready: {why}"))
+}
+
+/// Turns a request away that was accepted, and is too late now.
+fn reject(stats: &mut Stats, request: Waiting, failure: Failure, now: Moment) {
+    if request.item.claim.take() {
+        stats.rejected(Refusal::Late, now.since(request.arrived), now);
+    }
+    reply(request, Err(failure));
 }
 
 /// Answers a request. A client that went away is no matter.

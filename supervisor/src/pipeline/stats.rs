@@ -9,6 +9,7 @@ use super::counts::{Counts, Refusal};
 use super::durations::Spent;
 use super::observe::Observer;
 use super::settle::SettleMeter;
+use super::timings::Timings;
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover between one and two of them.
@@ -47,6 +48,8 @@ pub(crate) struct Stats {
     /// What the sharing policy looks at.
     pub(crate) recent: Observer,
     pub(crate) settle: SettleMeter,
+    /// What Triton's statistics tell besides.
+    pub(crate) timings: Timings,
     slo: Slo,
     began: Moment,
     current: Window,
@@ -81,6 +84,7 @@ impl Stats {
             totals: Totals::default(),
             recent: Observer::new(now),
             settle: SettleMeter::default(),
+            timings: Timings::default(),
             slo,
             began: now,
             current: Window::new(),
@@ -106,9 +110,10 @@ impl Stats {
         }
     }
 
-    /// A request was accepted and failed.
-    pub(crate) fn failed(&mut self, now: Moment) {
+    /// A request was accepted and failed, `waited` after it came.
+    pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
+        self.timings.failed(waited);
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -116,7 +121,7 @@ impl Stats {
     /// A request was turned away as it came.
     pub(crate) fn turned_away(&mut self, why: Refusal, now: Moment) {
         self.recent.arrived();
-        self.rejected(why, now);
+        self.rejected(why, Duration::ZERO, now);
     }
 
     /// A request was accepted.
@@ -125,12 +130,19 @@ impl Stats {
         self.recent.arrived();
     }
 
-    /// A request was turned away.
-    pub(crate) fn rejected(&mut self, why: Refusal, now: Moment) {
+    /// A request was turned away, `waited` after it came.
+    pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
+        self.timings.failed(waited);
         self.recent.refused();
         self.settle.missed(now);
         self.window(now).offered += 1;
+    }
+
+    /// A request was given up by its client before it was answered, `waited` after it came.
+    pub(crate) fn cancelled(&mut self, waited: Duration) {
+        self.counts.cancelled += 1;
+        self.timings.failed(waited);
     }
 
     /// The last minute or two.
@@ -166,6 +178,7 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::Total;
 
     fn at(seconds: u64) -> Moment {
         Moment::after_origin(Duration::from_secs(seconds))
@@ -189,13 +202,16 @@ mod tests {
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);
         stats.succeeded(&answered_after(10), at(1));
         stats.succeeded(&answered_after(30), at(1));
-        stats.rejected(Refusal::Late, at(2));
-        stats.failed(at(2));
-        assert_eq!(stats.latencies(at(3)).attainment, 0.25);
+        stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
+        stats.failed(Duration::from_millis(7), at(2));
+        stats.turned_away(Refusal::Door, at(2));
+        stats.cancelled(Duration::from_millis(1));
+        assert_eq!(stats.latencies(at(3)).attainment, 0.2);
+        assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
         assert!((slow - 30.0).abs() < 0.5, "{slow}");
         stats.succeeded(&answered_after(10), at(70));
-        assert_eq!(stats.latencies(at(70)).attainment, 0.4);
+        assert_eq!(stats.latencies(at(70)).attainment, 2.0 / 6.0);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));
         assert_eq!(stats.totals.latency.count(), 3);

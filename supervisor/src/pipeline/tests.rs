@@ -2,6 +2,7 @@
 
 mod doors;
 mod pressure;
+mod terms;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -131,7 +132,7 @@ impl Stage {
     fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data };
-        tokio::spawn(async move { pipeline.infer(vec![input]).await })
+        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default()).await })
     }
 
     /// Waits until so many requests wait and so many are in flight.

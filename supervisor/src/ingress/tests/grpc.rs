@@ -3,6 +3,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http2;
+use hyper::header::{HeaderMap, HeaderValue};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use tonic::Code;
@@ -25,16 +26,30 @@ impl Client {
 
     /// Calls with a body as it is; gives the status and the body of the answer.
     async fn call(&mut self, method: &str, body: Bytes) -> (Code, Bytes) {
-        let request = Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
+        let (code, _, body) = self.call_with(&[], method, body).await;
+        (code, body)
+    }
+
+    /// The same with further headers, and the answer's.
+    async fn call_with(
+        &mut self,
+        headers: &[(&'static str, &'static str)],
+        method: &str,
+        body: Bytes,
+    ) -> (Code, HeaderMap, Bytes) {
+        let mut request = Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(Full::new(body))
             .unwrap();
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, HeaderValue::from_static(value));
+        }
         let (head, body) =
             timeout(PATIENCE, self.0.send_request(request)).await.unwrap().unwrap().into_parts();
         let body = body.collect().await.unwrap();
-        let trailers = body.trailers().cloned().unwrap_or(head.headers);
-        (Code::from_bytes(trailers["grpc-status"].as_bytes()), body.to_bytes())
+        let trailers = body.trailers().cloned().unwrap_or_else(|| head.headers.clone());
+        (Code::from_bytes(trailers["grpc-status"].as_bytes()), head.headers, body.to_bytes())
     }
 }
 
@@ -96,6 +111,44 @@ async fn requests_over_the_bound_are_refused_until_one_has_ended() {
     server.stop().await;
 }
 
+#[tokio::test]
+async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    // The empty message, as gzip and zlib write it.
+    let gzip = b"\x01\0\0\0\x14\x1f\x8b\x08\0\0\0\0\0\x02\x03\x03\0\0\0\0\0\0\0\0\0";
+    let zlib = b"\x01\0\0\0\x08\x78\x9c\x03\0\0\0\0\x01";
+    for (encoding, accepted, body, answered) in [
+        ("gzip", "gzip", &gzip[..], Some("gzip")),
+        ("deflate", "identity, deflate", zlib, Some("deflate")),
+        ("gzip", "identity", gzip, None),
+        ("gzip", "gzip", b"\0\0\0\0\0", Some("gzip")),
+        ("identity", "gzip, deflate", b"\0\0\0\0\0", None),
+    ] {
+        let headers = [("grpc-encoding", encoding), ("grpc-accept-encoding", accepted)];
+        let call = client.call_with(&headers, "ServerMetadata", body.to_vec().into());
+        let (code, headers, answer) = call.await;
+        assert_eq!(code, Code::Ok, "{encoding}");
+        assert_eq!(headers.get("grpc-encoding").map(HeaderValue::as_bytes), answered.map(str::as_bytes));
+        assert_eq!(answer[0], u8::from(answered.is_some()));
+        let length = u32::from_be_bytes(answer[1..5].try_into().unwrap());
+        assert_eq!(answer.len(), 5 + length as usize);
+    }
+    for (encoding, body, expected) in [
+        ("snappy", &gzip[..], Code::Unimplemented),
+        ("deflate", gzip, Code::InvalidArgument),
+        ("gzip", &gzip[..12], Code::Internal),
+        ("gzip", b"\x01\0\0\0\0", Code::InvalidArgument),
+        ("identity", gzip, Code::Internal),
+    ] {
+        let headers = [("grpc-encoding", encoding)];
+        let call = client.call_with(&headers, "ServerMetadata", body.to_vec().into());
+        assert_eq!(call.await.0, expected, "{encoding}");
+    }
+    assert_eq!(client.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
+    server.stop().await;
+}
+
 /// What gRPC's C core sends on a Unix socket: for ServerLive a whole call, for others its beginning.
 fn c_core(authority: &str, method: &str) -> Vec<u8> {
     let literal =
@@ -153,5 +206,19 @@ async fn what_is_not_http2_is_refused_and_harms_nobody_else() {
         while timeout(PATIENCE, stream.read(&mut [0; 999])).await.unwrap().is_ok_and(|read| read > 0) {}
         assert_eq!(witness.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
     }
+    server.stop().await;
+}
+
+/// The clock leaps where there is nothing to do, so nobody waits for that.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_answers_no_ping_is_given_up() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("grpc").await;
+    stream.write_all(&c_core("x", "ServerLive")).await.unwrap();
+    let mut got = Vec::new();
+    let ended = timeout(Duration::from_secs(100), stream.read_to_end(&mut got)).await;
+    assert!(ended.is_ok(), "it is still open");
+    // A ping of eight bytes, no answer.
+    assert!(got.windows(9).any(|frame| frame == [0, 0, 8, 6, 0, 0, 0, 0, 0]), "it was asked first");
     server.stop().await;
 }

@@ -34,10 +34,16 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     for (request, status, body) in [
         (get("/v2/health/live"), 200, ""),
         (get("/v2/health/ready"), 200, ""),
-        (get("/v2"), 200, r#""extensions":["binary_tensor_data","model_configuration"]"#),
+        (
+            get("/v2"),
+            200,
+            r#""extensions":["binary_tensor_data","model_configuration","schedule_policy","statistics"]"#,
+        ),
         (get("/v2/models/m"), 404, r#"{"error":"Request for unknown model: 'm' is not found"}"#),
         (get("/v2/models/a%20b/ready"), 404, "'a b'"),
         (get("/v2/models/m/config"), 404, "unknown model"),
+        (get("/v2/models/m/stats"), 404, "unknown model"),
+        (get("/v2/models/stats"), 200, r#"{"model_stats":[]}"#),
         (get("/v2/models/%FF"), 404, "error"),
         (get("/"), 404, "error"),
         (post("/v2/models/m/infer", "", "garbage"), 404, "unknown model"),
@@ -103,6 +109,21 @@ async fn what_is_not_http_is_refused_and_harms_nobody_else() {
         let answer = rest(&mut stream).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{garbage}: {answer}");
         assert!(ask(&mut witness, &get("/v2/health/live")).await.starts_with("HTTP/1.1 200 "));
+    }
+    server.stop().await;
+}
+
+/// The clock leaps where there is nothing to do, so nobody waits for that.
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_closed_be_it_new_or_used() {
+    let server = Server::start(9).await;
+    for begun in ["", "GET /v2 HT", "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = server.connect("http").await;
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let ended = timeout(Duration::from_secs(100), stream.read_to_end(&mut answer)).await;
+        assert!(ended.is_ok(), "{begun}");
+        assert_eq!(answer.starts_with(b"HTTP/1.1 200 "), begun.contains("live"), "{begun}");
     }
     server.stop().await;
 }

@@ -81,7 +81,7 @@ async fn who_comes_too_late_is_refused_at_the_door_and_an_idle_lane_tries_anyone
     for tried in 1..=3 {
         let asked = stage.ask();
         let batch = worker.batch().await;
-        refused(stage.ask(), "within its SLO of 1 ms").await;
+        refused(stage.ask(), "within 1 ms, its SLO or timeout").await;
         assert_eq!(count(&stage, "late"), tried);
         worker.answer(batch.id, Err(RunFailure::Engine("no".to_owned())));
         assert!(matches!(asked.await.unwrap(), Err(Failure::Internal(_))));

@@ -1,0 +1,179 @@
+//! Compressed messages and bodies: gzip and deflate (zlib's format), which both protocols share.
+//!
+//! A few bytes may stand for gigabytes, so that whoever decompresses says how many bytes it will take. The
+//! work is done away from the threads that serve connections.
+
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
+use flate2::write::{GzEncoder, ZlibEncoder};
+
+/// A format of compressed bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Gzip,
+    Deflate,
+}
+
+/// Why bytes were not decompressed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Undone {
+    #[error("decompressed, the request is larger than {limit} bytes (limits.request_bytes)")]
+    TooLarge { limit: usize },
+    #[error("the request cannot be decompressed as {}: {why}", .encoding.name())]
+    Corrupt { encoding: Encoding, why: String },
+    #[error("decompressing the request failed: {0}")]
+    Failed(String),
+}
+
+impl Encoding {
+    /// The format of that name, whatever its case.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        [Self::Gzip, Self::Deflate].into_iter().find(|encoding| encoding.name().eq_ignore_ascii_case(name))
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+        }
+    }
+
+    /// Decompresses to at most `limit` bytes.
+    pub(super) async fn decompress(self, bytes: Bytes, limit: usize) -> Result<Bytes, Undone> {
+        tokio::task::spawn_blocking(move || self.decompress_here(&bytes, limit))
+            .await
+            .unwrap_or_else(|why| Err(Undone::Failed(why.to_string())))
+    }
+
+    fn decompress_here(self, bytes: &[u8], limit: usize) -> Result<Bytes, Undone> {
+        let mut whole = Vec::new();
+        let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+        let read = match self {
+            Self::Gzip => MultiGzDecoder::new(bytes).take(most).read_to_end(&mut whole).map(|_| 0),
+            Self::Deflate => {
+                let mut decoder = ZlibDecoder::new(bytes).take(most);
+                let read = decoder.read_to_end(&mut whole);
+                read.map(|_| decoder.into_inner().into_inner().len())
+            }
+        };
+        let corrupt = |why| Undone::Corrupt { encoding: self, why };
+        match read {
+            Err(why) => Err(corrupt(why.to_string())),
+            Ok(_) if whole.len() > limit => Err(Undone::TooLarge { limit }),
+            Ok(0) => Ok(whole.into()),
+            Ok(rest) => Err(corrupt(format!("{rest} bytes follow its end"))),
+        }
+    }
+
+    /// Compresses, rather fast than well.
+    pub(super) async fn compress(self, bytes: Bytes) -> Result<Bytes, Undone> {
+        tokio::task::spawn_blocking(move || self.compress_here(&bytes))
+            .await
+            .map_err(|why| Undone::Failed(why.to_string()))?
+            .map_err(|why| Undone::Failed(why.to_string()))
+    }
+
+    fn compress_here(self, bytes: &[u8]) -> std::io::Result<Bytes> {
+        let room = Vec::with_capacity(bytes.len() / 4 + 64);
+        let compressed = match self {
+            Self::Gzip => {
+                let mut encoder = GzEncoder::new(room, Compression::fast());
+                encoder.write_all(bytes)?;
+                encoder.finish()?
+            }
+            Self::Deflate => {
+                let mut encoder = ZlibEncoder::new(room, Compression::fast());
+                encoder.write_all(bytes)?;
+                encoder.finish()?
+            }
+        };
+        Ok(compressed.into())
+    }
+}
+
+/// The format that `Accept-Encoding` prefers to all others; nothing if that is none at all.
+pub(super) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
+    let (mut best, mut plain): (Option<(Encoding, f32)>, f32) = (None, 0.0);
+    for item in values.flat_map(|value| value.split(',')) {
+        let mut parts = item.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(Some(1.0), |q| q.parse().ok());
+        let Some(weight) = weight.filter(|weight: &f32| *weight > 0.0) else { continue };
+        if name.eq_ignore_ascii_case("identity") {
+            plain = weight;
+        } else if let Some(encoding) = Encoding::named(if name == "*" { "gzip" } else { name })
+            && best.is_none_or(|(_, best)| weight > best)
+        {
+            best = Some((encoding, weight));
+        }
+    }
+    best.filter(|(_, weight)| *weight >= plain).map(|(encoding, _)| encoding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: [Encoding; 2] = [Encoding::Gzip, Encoding::Deflate];
+
+    #[test]
+    fn what_was_compressed_comes_back() {
+        for encoding in BOTH {
+            for plain in [&b""[..], b"a", &[7; 100_000]] {
+                let small = encoding.compress_here(plain).unwrap();
+                assert_eq!(encoding.decompress_here(&small, plain.len()).unwrap(), plain);
+            }
+        }
+    }
+
+    #[test]
+    fn a_bomb_is_put_out_at_the_limit() {
+        for encoding in BOTH {
+            let bomb = encoding.compress_here(&vec![0; 16 << 20]).unwrap();
+            assert!(bomb.len() < 100_000);
+            let limit = (16 << 20) - 1;
+            assert_eq!(encoding.decompress_here(&bomb, limit), Err(Undone::TooLarge { limit }));
+            assert_eq!(encoding.decompress_here(&bomb, 0), Err(Undone::TooLarge { limit: 0 }));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_or_changed_or_followed_by_more_is_refused() {
+        for encoding in BOTH {
+            let small = encoding.compress_here(b"hello, hello, hello").unwrap();
+            let corrupt = |bytes: &[u8]| {
+                let got = encoding.decompress_here(bytes, 1000);
+                assert!(matches!(got, Err(Undone::Corrupt { .. })), "{encoding:?} {bytes:?}: {got:?}");
+            };
+            (1..small.len()).for_each(|end| corrupt(&small[..end]));
+            corrupt(&[&small[..], b"x"].concat());
+            corrupt(b"plain text");
+            let mut changed = small.to_vec();
+            *changed.last_mut().unwrap() ^= 1;
+            corrupt(&changed);
+        }
+    }
+
+    #[test]
+    fn the_highest_weight_is_preferred() {
+        for (accepted, expected) in [
+            ("", None),
+            ("identity", None),
+            ("br", None),
+            ("gzip", Some(Encoding::Gzip)),
+            ("DEFLATE", Some(Encoding::Deflate)),
+            ("deflate, gzip", Some(Encoding::Deflate)),
+            ("deflate;q=0.5, gzip;q=0.8", Some(Encoding::Gzip)),
+            ("gzip;q=0, deflate;q=0.1", Some(Encoding::Deflate)),
+            ("gzip;q=0.3, identity", None),
+            ("br, *;q=0.1", Some(Encoding::Gzip)),
+            ("gzip;q=x", None),
+            (";;,,q=", None),
+        ] {
+            assert_eq!(preferred([accepted].into_iter()), expected, "{accepted}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! gRPC's standard health service: for load balancers, `grpc_health_probe`, and Kubernetes.
+//!
+//! The server serves when all its models are ready, as `ServerReady` says.
+
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::select_all;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::Frontend;
+use super::proto::health::health_check_response::ServingStatus;
+use super::proto::health::health_server::Health as HealthService;
+use super::proto::health::{HealthCheckRequest, HealthCheckResponse};
+use super::stop::Stop;
+use super::tensors::Clipped;
+
+/// Who may watch at a time, over all connections.
+pub(super) const WATCHERS: usize = 256;
+
+/// What may be asked for: the whole server, by its empty name, and its one service.
+const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct Health {
+    front: Arc<Frontend>,
+    stop: Stop,
+}
+
+impl Health {
+    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
+        Self { front, stop }
+    }
+}
+
+#[tonic::async_trait]
+impl HealthService for Health {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = request.into_inner().service;
+        if !SERVICES.contains(&service.as_str()) {
+            return Err(Status::not_found(format!("there is no service '{}'", Clipped(&service))));
+        }
+        Ok(Response::new(said(status(self.front.router.ready()))))
+    }
+
+    type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let room = Arc::clone(&self.front.watchers).try_acquire_owned();
+        let room =
+            room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} others watch already")))?;
+        let known = SERVICES.contains(&request.into_inner().service.as_str());
+        let (tell, told) = mpsc::channel(1);
+        let readiness = self.front.router.models().into_iter().map(|(_, model)| model.readiness());
+        tokio::spawn(follow(readiness.collect(), known, tell, self.stop.clone(), room));
+        Ok(Response::new(ReceiverStream::new(told)))
+    }
+}
+
+/// Tells how things are, and again whenever that changes, until the watcher is gone or serving ends.
+async fn follow(
+    mut readiness: Vec<watch::Receiver<bool>>,
+    known: bool,
+    tell: mpsc::Sender<Result<HealthCheckResponse, Status>>,
+    stop: Stop,
+    _room: OwnedSemaphorePermit,
+) {
+    let mut stop = std::pin::pin!(stop.begun());
+    let mut last = None;
+    loop {
+        // All are looked at, for who is not would be new again at once.
+        let ready = readiness.iter_mut().fold(true, |ready, model| *model.borrow_and_update() && ready);
+        let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
+        if last != Some(now) {
+            last = Some(now);
+            if tell.send(Ok(said(now))).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            () = changed(&mut readiness) => {}
+            () = tell.closed() => return,
+            () = &mut stop => break,
+        }
+    }
+    if known {
+        // It fails when the watcher is gone, who then need not know.
+        let _ = tell.send(Ok(said(ServingStatus::NotServing))).await;
+    }
+}
+
+/// Waits until one of the models became ready, or ceased to be.
+async fn changed(readiness: &mut [watch::Receiver<bool>]) {
+    let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        Box::pin(async { model.changed().await.is_ok() })
+    });
+    let changes: Vec<_> = changes.collect();
+    // Models outlive connections; without any there is no change, either.
+    if changes.is_empty() || !select_all(changes).await.0 {
+        pending::<()>().await;
+    }
+}
+
+fn status(ready: bool) -> ServingStatus {
+    if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn said(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}

@@ -1,0 +1,76 @@
+//! Who has the last word on a request: its worker, the queue, or the client that waits for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::Pipeline;
+use super::request::{Failure, Output};
+use shadowslice_shared::units::Moment;
+
+/// Taken by the first who settles a request, and counts it; so it is counted once, whoever is first.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Claim(Arc<AtomicBool>);
+
+impl Claim {
+    /// Whether it was free; it is taken now.
+    pub(crate) fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether the request is settled, so that it need not run any more.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// A client's wait for an answer. Dropped before that, it gives the request up: it is not run if it still
+/// waits, and if it runs its answer is ignored.
+#[derive(Debug)]
+pub(crate) struct Wait<'p> {
+    pub(crate) pipeline: &'p Pipeline,
+    pub(crate) claim: Claim,
+    pub(crate) arrived: Moment,
+}
+
+impl Wait<'_> {
+    /// The answer, or word that `timeout` was over first.
+    pub(crate) async fn answer(
+        &self,
+        mut answer: oneshot::Receiver<Result<Vec<Output>, Failure>>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Output>, Failure> {
+        if let Some(timeout) = timeout {
+            let left = timeout.saturating_sub(self.pipeline.now().since(self.arrived));
+            match tokio::time::timeout(left, &mut answer).await {
+                Ok(answered) => return answered.unwrap_or_else(|_| stopping()),
+                Err(_) if self.claim.take() => return Err(self.timed_out(timeout)),
+                // It has been settled in the meantime, and word of that is on its way.
+                Err(_) => {}
+            }
+        }
+        answer.await.unwrap_or_else(|_| stopping())
+    }
+
+    fn timed_out(&self, timeout: Duration) -> Failure {
+        let now = self.pipeline.now();
+        self.pipeline.state.lock().stats.failed(now.since(self.arrived), now);
+        let us = timeout.as_micros();
+        Failure::TimedOut(format!("the request was not answered within its timeout of {us} us"))
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.claim.take() {
+            let waited = self.pipeline.now().since(self.arrived);
+            self.pipeline.state.lock().stats.cancelled(waited);
+        }
+    }
+}
+
+fn stopping() -> Result<Vec<Output>, Failure> {
+    Err(Failure::Unavailable("the server is stopping".to_owned()))
+}

@@ -1,0 +1,164 @@
+//! Priorities, timeouts, and clients that go away: who runs, who does not, and how each is counted.
+
+use super::*;
+
+/// One request that executes, and one behind it on the lane, so that all others wait.
+async fn busy(stage: &Stage) -> (Actor, Batch) {
+    let worker = stage.enter(1);
+    stage.ask();
+    let batch = worker.batch().await;
+    stage.ask();
+    stage.until((0, 2)).await;
+    (worker, batch)
+}
+
+fn ask(stage: &Stage, byte: u8, terms: Terms) -> JoinHandle<Result<Vec<Output>, Failure>> {
+    let pipeline = Arc::clone(&stage.pipeline);
+    let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
+    tokio::spawn(async move { pipeline.infer(vec![input], terms).await })
+}
+
+fn priority(priority: u64) -> Terms {
+    Terms { priority, ..Terms::default() }
+}
+
+fn timeout(timeout: Duration) -> Terms {
+    Terms { timeout: Some(timeout), ..Terms::default() }
+}
+
+/// Waits until so many requests were given up by their clients.
+async fn cancelled(stage: &Stage, count: u64) {
+    while stage.pipeline.report().counts.cancelled < count {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn lower_priorities_go_first_and_share_no_batch_with_others() {
+    let stage = Stage::with(|settings| settings.max_requests = 16);
+    let (worker, mut batch) = busy(&stage).await;
+    let mut asked = Vec::new();
+    for (count, level) in [300, 0, 1, 100, u64::MAX, 1].into_iter().enumerate() {
+        asked.push(ask(&stage, 1, priority(level)));
+        stage.until((count + 1, 2)).await;
+    }
+    // First what is on its way; then 1 and 1, 0 and 100, which are the same, 300, and the rest.
+    let mut sizes = Vec::new();
+    for _ in 0..6 {
+        sizes.push(batch.requests.len());
+        worker.answer_well(&batch);
+        if sizes.len() < 6 {
+            batch = worker.batch().await;
+        }
+    }
+    assert_eq!(sizes, [1, 1, 2, 2, 1, 1]);
+    for request in asked {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+}
+
+#[tokio::test]
+async fn within_a_priority_the_sooner_timeout_goes_first() {
+    let stage = Stage::with(|settings| {
+        settings.max_requests = 16;
+        settings.slo = Slo { latency: Duration::from_secs(60), ..settings.slo };
+    });
+    let (worker, first) = busy(&stage).await;
+    let patient = Terms { priority: 1, timeout: Some(Duration::from_secs(50)) };
+    let hasty = Terms { priority: 1, timeout: Some(Duration::from_secs(40)) };
+    let pipeline = Arc::clone(&stage.pipeline);
+    let wide = |terms| {
+        let pipeline = Arc::clone(&pipeline);
+        let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
+        tokio::spawn(async move { pipeline.infer(vec![input], terms).await })
+    };
+    let late = wide(patient);
+    stage.until((1, 2)).await;
+    let soon = wide(hasty);
+    stage.until((2, 2)).await;
+    worker.answer_well(&first);
+    worker.answer_well(&worker.batch().await);
+    // Each fills a batch. Only the first is on the lane's first slot when it comes.
+    worker.answer(worker.batch().await.id, Err(RunFailure::Engine("the first".into())));
+    let failed = soon.await.unwrap();
+    assert!(matches!(&failed, Err(Failure::Internal(why)) if why.contains("the first")), "{failed:?}");
+    late.abort();
+}
+
+#[tokio::test]
+async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let runs = ask(&stage, 1, timeout(Duration::from_millis(20)));
+    let batch = worker.batch().await;
+    let answered = stage.ask();
+    stage.until((0, 2)).await;
+    let waits = ask(&stage, 3, timeout(Duration::from_millis(20)));
+    for request in [runs, waits] {
+        let timed_out = request.await.unwrap();
+        assert!(
+            matches!(&timed_out, Err(Failure::TimedOut(why)) if why.contains("20000 us")),
+            "{timed_out:?}"
+        );
+    }
+    // The batch is through, its slot free for others; nobody hears of its answer.
+    worker.answer_well(&batch);
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(answered.await.unwrap(), Ok(good()));
+    let last = stage.ask();
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(last.await.unwrap(), Ok(good()));
+    let counts = stage.pipeline.report().counts;
+    let (totals, timings) = stage.pipeline.timings();
+    assert_eq!((counts.accepted, counts.succeeded, counts.failed, counts.cancelled), (4, 2, 2, 0));
+    assert_eq!(
+        (totals.durations.count, timings.fail.count, timings.rows, totals.batch_rows.count()),
+        (2, 2, 2, 3)
+    );
+}
+
+#[tokio::test]
+async fn a_timeout_longer_than_time_itself_is_none() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let request = ask(&stage, 1, timeout(Duration::from_micros(u64::MAX)));
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(request.await.unwrap(), Ok(good()));
+}
+
+#[tokio::test]
+async fn who_goes_away_is_counted_at_once_and_not_run() {
+    let stage = Stage::new();
+    let (worker, first) = busy(&stage).await;
+    let leaves = ask(&stage, 1, Terms::default());
+    stage.until((1, 2)).await;
+    leaves.abort();
+    cancelled(&stage, 1).await;
+    worker.answer_well(&first);
+    let stays = stage.ask();
+    worker.answer_well(&worker.batch().await);
+    let batch = worker.batch().await;
+    assert_eq!(batch.requests.len(), 1, "who left is not in it");
+    worker.answer_well(&batch);
+    assert_eq!(stays.await.unwrap(), Ok(good()));
+    assert_eq!(stage.pipeline.totals().batch_rows.count(), 3);
+    assert_eq!(stage.pipeline.report().counts.succeeded, 3);
+}
+
+#[tokio::test]
+async fn who_goes_away_while_he_is_served_is_no_success() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let leaves = ask(&stage, 1, Terms::default());
+    let batch = worker.batch().await;
+    leaves.abort();
+    cancelled(&stage, 1).await;
+    worker.answer_well(&batch);
+    let stays = stage.ask();
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(stays.await.unwrap(), Ok(good()));
+    let counts = stage.pipeline.report().counts;
+    assert_eq!((counts.accepted, counts.succeeded, counts.failed, counts.cancelled), (2, 1, 0, 1));
+    let (totals, timings) = stage.pipeline.timings();
+    assert_eq!((totals.durations.count, timings.rows, totals.batch_rows.count()), (1, 1, 2));
+}

@@ -1,0 +1,89 @@
+//! What Triton's statistics tell besides the totals: failures, rows, and the steps of batches by their size.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+/// How often something was done, and for how long altogether.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Total {
+    /// How often.
+    pub count: u64,
+    /// How long altogether.
+    pub time: Duration,
+}
+
+impl Total {
+    fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.time = self.time.saturating_add(time);
+    }
+}
+
+/// The steps of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Steps {
+    /// Copying the inputs of all requests into the model's slab.
+    pub input: Total,
+    /// Executing, as the worker reported it.
+    pub infer: Total,
+    /// Checking the answer and copying outputs out of the worker's slab.
+    pub output: Total,
+}
+
+/// It only grows, whichever workers served.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Timings {
+    /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
+    pub fail: Total,
+    /// Rows of the requests that were answered.
+    pub rows: u64,
+    /// When the last batch was answered.
+    pub last: Option<SystemTime>,
+    /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
+    pub by_rows: BTreeMap<u32, Steps>,
+}
+
+/// How long the steps of a batch took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Took {
+    pub(crate) input: Duration,
+    pub(crate) infer: Duration,
+    pub(crate) output: Duration,
+}
+
+impl Timings {
+    /// A batch of `rows` was answered, `wanted` of them to somebody who waited.
+    pub(crate) fn batch(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
+        self.rows += u64::from(wanted);
+        self.last = Some(at);
+        let steps = self.by_rows.entry(rows).or_default();
+        steps.input.add(took.input);
+        steps.infer.add(took.infer);
+        steps.output.add(took.output);
+    }
+
+    /// A request was given no answer, `waited` after it came.
+    pub(crate) fn failed(&mut self, waited: Duration) {
+        self.fail.add(waited);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_told_apart_by_their_size_and_rows_by_who_waited() {
+        let ms = Duration::from_millis;
+        let mut timings = Timings::default();
+        let took = Took { input: ms(1), infer: ms(5), output: ms(2) };
+        for (rows, wanted) in [(7, 6), (7, 7), (1, 0)] {
+            timings.batch(rows, wanted, took, SystemTime::UNIX_EPOCH);
+        }
+        assert_eq!((timings.rows, timings.last), (13, Some(SystemTime::UNIX_EPOCH)));
+        let Steps { input, infer, output } = timings.by_rows[&7];
+        let twice = |time| Total { count: 2, time: ms(time) };
+        assert_eq!((input, infer, output), (twice(2), twice(10), twice(4)));
+        assert_eq!(timings.by_rows[&1].infer, Total { count: 1, time: ms(5) });
+    }
+}

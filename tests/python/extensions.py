@@ -1,0 +1,381 @@
+#!/usr/bin/env python3
+"""What Triton serves beyond the protocol's core, as its clients and strangers use it.
+
+Usage: extensions.py SHADOWSLICE_BINARY [unittest arguments]
+
+Health, compression, and what becomes of clients that wait, hurry, or go away.
+"""
+
+import gzip
+import json
+import queue
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import zlib
+
+import grpc
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from server import Server, unix_http
+
+REQUEST_BYTES = 8 << 20  # limits.request_bytes
+SLOW = 0.3  # seconds that a batch of `slow` executes
+PATIENCE = 30  # seconds that nothing here takes
+
+BINARY = None
+SERVER = None
+
+
+class Emulated(Server):
+    """`quick` answers at once; `slow` takes its time, one request a batch."""
+
+    def __init__(self, binary, wait=True):
+        super().__init__(binary, self.profiles, wait)
+
+    def profiles(self, folder):
+        for name, ms in (("quick", 0.1), ("slow", SLOW * 1000)):
+            (folder / f"{name}.yaml").write_text(
+                "source: {kind: illustrative}\n"
+                "memory: {context: 1Mi, weights: 1Mi, activations: 1Mi}\n"
+                "start: {process: 0ms, load: 0ms, warm: 0ms}\nbandwidth: 0\n"
+                f"execution_ms:\n  sms: [132]\n  1: [{ms}]\n")
+        return {}
+
+    def configuration(self, _):
+        tensors = "tensors: [{input: x, output: y, datatype: FP32, shape: [-1]}]"
+        return "\n".join([
+            "listen:",
+            f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
+            f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
+            "  metrics: []",
+            f"limits: {{request_bytes: {REQUEST_BYTES}}}",
+            "gpus: [{device: emulated, sms: 132}]",
+            "models:",
+            f"  - {{name: quick, engine: emulated, profile: quick.yaml, slo: 1s, {tensors}, batch: {{max: 4}}}}",
+            f"  - {{name: slow, engine: emulated, profile: slow.yaml, slo: 10s, {tensors}, batch: {{max: 1}}}}",
+        ]) + "\n"
+
+
+def setUpModule():
+    global SERVER
+    SERVER = Emulated(BINARY)
+
+
+def tearDownModule():
+    SERVER.stop()
+
+
+def tensor(module, array):
+    given = module.InferInput("x", list(array.shape), "FP32")
+    given.set_data_from_numpy(array)
+    return [given]
+
+
+def numbers(count):
+    return np.arange(count, dtype=np.float32).reshape(1, count)
+
+
+def http_socket():
+    return f"{SERVER.run_dir}/http.sock"
+
+
+def infer_json(count):
+    data = numbers(count).tolist()
+    return json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, count], "data": data}]}).encode()
+
+
+class Health(unittest.TestCase):
+    """grpc.health.v1, its messages by hand."""
+
+    SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
+
+    @staticmethod
+    def named(service):
+        return b"\x0a" + bytes([len(service)]) + service if service else b""
+
+    def channel(self, server=None):
+        channel = grpc.insecure_channel(f"127.0.0.1:{(server or SERVER).grpc_port}")
+        self.addCleanup(channel.close)
+        return channel
+
+    def test_check(self):
+        check = self.channel().unary_unary("/grpc.health.v1.Health/Check")
+        for service in (b"", b"inference.GRPCInferenceService"):
+            self.assertEqual(check(self.named(service), timeout=PATIENCE), self.SERVING)
+        with self.assertRaises(grpc.RpcError) as raised:
+            check(self.named(b"no.such.Service"), timeout=PATIENCE)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_an_unknown_service_is_watched_in_vain(self):
+        watching = self.channel().unary_stream("/grpc.health.v1.Health/Watch")(self.named(b"x"), timeout=PATIENCE)
+        self.assertEqual(next(watching), self.SERVICE_UNKNOWN)
+        watching.cancel()
+
+    def test_watch_sees_the_start_and_the_end(self):
+        server = Emulated(BINARY, wait=False)
+        try:
+            watch = self.channel(server).unary_stream("/grpc.health.v1.Health/Watch")
+            watching = watch(self.named(b""), timeout=PATIENCE, wait_for_ready=True)
+            seen = next(watching)
+            if seen == self.NOT_SERVING:  # it was not too late for that
+                seen = next(watching)
+            self.assertEqual(seen, self.SERVING)
+        finally:
+            # A watcher does not keep the server from stopping.
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+        self.assertEqual(next(watching), self.NOT_SERVING)
+        with self.assertRaises(StopIteration):
+            next(watching)
+        stopping.join(PATIENCE)
+
+    def test_watchers_are_bounded_and_make_room_when_they_leave(self):
+        watch = self.channel().unary_stream("/grpc.health.v1.Health/Watch")
+        watching = [watch(b"", timeout=PATIENCE) for _ in range(256)]
+        for each in watching:
+            self.assertEqual(next(each), self.SERVING)
+        with self.assertRaises(grpc.RpcError) as raised:
+            next(grpc.insecure_channel(f"127.0.0.1:{SERVER.grpc_port}").unary_stream(
+                "/grpc.health.v1.Health/Watch")(b"", timeout=PATIENCE))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+        for each in watching:
+            each.cancel()
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.assertEqual(next(watch(b"", timeout=PATIENCE)), self.SERVING)
+                break
+            except grpc.RpcError as full:
+                self.assertEqual(full.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+                self.assertLess(time.monotonic(), until, "there is no room again")
+
+
+class Compression(unittest.TestCase):
+    def test_tritons_grpc_client(self):
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
+        self.addCleanup(client.close)
+        array = numbers(100_000)
+        for algorithm in ("gzip", "deflate", None):
+            answer = client.infer("quick", tensor(grpcclient, array), compression_algorithm=algorithm)
+            np.testing.assert_array_equal(answer.as_numpy("y"), array)
+
+    def test_a_bomb_over_grpc(self):
+        """Zeros of ten times the limit travel as some kilobytes, and are refused."""
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
+        self.addCleanup(client.close)
+        for algorithm in ("gzip", "deflate"):
+            bomb = tensor(grpcclient, np.zeros((1, REQUEST_BYTES // 4 * 10), dtype=np.float32))
+            with self.assertRaises(InferenceServerException) as raised:
+                client.infer("quick", bomb, compression_algorithm=algorithm)
+            self.assertEqual(raised.exception.status(), "StatusCode.OUT_OF_RANGE")
+            self.assertIn("limits.request_bytes", raised.exception.message())
+            answer = client.infer("quick", tensor(grpcclient, numbers(3)), compression_algorithm=algorithm)
+            np.testing.assert_array_equal(answer.as_numpy("y"), numbers(3))
+
+    def test_tritons_http_client(self):
+        client = httpclient.InferenceServerClient(f"127.0.0.1:{SERVER.http_port}")
+        self.addCleanup(client.close)
+        array = numbers(100_000)
+        for there in ("gzip", "deflate", None):
+            for back in ("gzip", "deflate", None):
+                answer = client.infer("quick", tensor(httpclient, array), request_compression_algorithm=there,
+                                      response_compression_algorithm=back)
+                np.testing.assert_array_equal(answer.as_numpy("y"), array)
+
+    def test_answers_are_compressed_as_asked_and_only_then(self):
+        import http.client
+        for asked, expected in (("gzip", "gzip"), ("deflate, gzip;q=0.5", "deflate"), ("br", None), (None, None),
+                                ("gzip;q=0", None), ("identity, gzip;q=0.1", None)):
+            connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=PATIENCE)
+            connection.request("POST", "/v2/models/quick/infer", infer_json(1000),
+                               {"Accept-Encoding": asked} if asked else {})
+            response = connection.getresponse()
+            body = response.read()
+            connection.close()
+            self.assertEqual(response.headers["Content-Encoding"], expected, asked)
+            plain = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[expected](body)
+            self.assertEqual(json.loads(plain)["outputs"][0]["data"], numbers(1000)[0].tolist())
+
+    def post(self, body, encoding):
+        return unix_http(http_socket(), "POST", "/v2/models/quick/infer", body, {"Content-Encoding": encoding})
+
+    def test_a_bomb_over_http(self):
+        for encoding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+            status, answer = self.post(compress(bytes(REQUEST_BYTES * 20)), encoding)
+            self.assertEqual(status, 413, answer)
+            self.assertIn("limits.request_bytes", json.loads(answer)["error"])
+            # Just as many bytes as are allowed are read, and are no request.
+            self.assertEqual(self.post(compress(bytes(REQUEST_BYTES)), encoding)[0], 400)
+            self.assertEqual(self.post(compress(bytes(REQUEST_BYTES + 1)), encoding)[0], 413)
+            self.assertEqual(self.post(compress(infer_json(3)), encoding)[0], 200)
+
+    def test_what_is_not_what_it_says(self):
+        whole = gzip.compress(infer_json(3))
+        for body, encoding in ((infer_json(3), "gzip"), (whole[:-4], "gzip"), (whole + b"x", "gzip"), (b"", "gzip"),
+                               (whole, "deflate"), (whole, "br"), (whole, "gzip, gzip")):
+            status, answer = self.post(body, encoding)
+            self.assertEqual(status, 400, encoding)
+            self.assertTrue(json.loads(answer)["error"])
+        self.assertEqual(self.post(whole, "GZip")[0], 200)
+
+
+class Terms(unittest.TestCase):
+    """Priorities, timeouts, and clients that go away, on a model that executes one request at a time."""
+
+    def setUp(self):
+        self.client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
+        self.addCleanup(self.client.close)
+        self.done = queue.SimpleQueue()
+
+    def status(self):
+        models = json.loads(SERVER.command("status", "--json"))["models"]
+        return next(model for model in models if model["name"] == "slow")
+
+    def until(self, what, holds):
+        until = time.monotonic() + PATIENCE
+        while not holds(self.status()):
+            self.assertLess(time.monotonic(), until, f"{what}: {self.status()}")
+
+    def ask(self, name, **terms):
+        def tell(result, error):
+            self.done.put((name, result, error))
+        return self.client.async_infer("slow", tensor(grpcclient, numbers(2)), callback=tell, **terms)
+
+    def occupy(self, requests):
+        for number in range(requests):
+            self.ask(f"before {number}", priority=1)
+        self.until("all have come", lambda model: model["in_flight"] + model["queue"] == requests)
+
+    def finished(self, requests):
+        return [self.done.get(timeout=PATIENCE) for _ in range(requests)]
+
+    def refused(self, parameters):
+        body = json.loads(infer_json(2)) | {"parameters": parameters}
+        return unix_http(http_socket(), "POST", "/v2/models/slow/infer", json.dumps(body).encode())
+
+    def test_lower_priorities_go_first(self):
+        self.occupy(6)
+        for place, (name, priority) in enumerate((("background", 200), ("plain", 0), ("urgent", 1))):
+            self.ask(name, priority=priority)
+            self.until("it has come", lambda model: model["in_flight"] + model["queue"] >= 7 + place
+                       or not self.done.empty())
+        finished = self.finished(9)
+        self.assertFalse([error for _, _, error in finished if error])
+        self.assertEqual([name for name, _, _ in finished][6:], ["urgent", "plain", "background"])
+
+    def test_a_timeout_acts_though_the_request_runs_or_waits(self):
+        before = self.status()["requests"]
+        for name in ("runs", "behind", "waits"):
+            self.ask(name, timeout=20_000)
+        for name, _, error in self.finished(3):
+            self.assertEqual(error.status(), "StatusCode.DEADLINE_EXCEEDED", name)
+            self.assertIn("20000 us", error.message())
+        status, answer = self.refused({"timeout": 1000})
+        self.assertEqual(status, 504, answer)
+        self.assertIn("1000 us", json.loads(answer)["error"])
+        # The slot is free again when the batch is through.
+        answer = self.client.infer("slow", tensor(grpcclient, numbers(2)), timeout=60_000_000)
+        np.testing.assert_array_equal(answer.as_numpy("y"), numbers(2))
+        after = self.status()["requests"]
+        self.assertEqual({name: after[name] - before[name] for name in ("accepted", "succeeded", "failed", "cancelled")},
+                         {"accepted": 5, "succeeded": 1, "failed": 4, "cancelled": 0})
+
+    def test_bad_values(self):
+        for parameters in ({"timeout": -1}, {"timeout": "soon"}, {"priority": 1.5}, {"priority": 2**64}):
+            status, answer = self.refused(parameters)
+            self.assertEqual(status, 400, answer)
+            self.assertIn("whole number", json.loads(answer)["error"])
+        with self.assertRaises(InferenceServerException) as raised:
+            self.client.infer("slow", tensor(grpcclient, numbers(2)), timeout=-5)
+        self.assertEqual(raised.exception.status(), "StatusCode.INVALID_ARGUMENT")
+        self.assertIn("timeout", raised.exception.message())
+
+    def gone(self, count, leave):
+        """Those who leave while they wait are counted as that, and never computed."""
+        requests = self.status()["requests"]
+        batches = self.client.get_inference_statistics("slow").model_stats[0].execution_count
+        self.occupy(4)
+        leave()
+        self.until("they are gone", lambda model: model["requests"]["cancelled"] == requests["cancelled"] + count)
+        self.assertFalse([error for name, _, error in self.finished(4) if error])
+        self.client.infer("slow", tensor(grpcclient, numbers(2)))
+        after = self.client.get_inference_statistics("slow").model_stats[0].execution_count
+        self.assertEqual(after - batches, 5)
+
+    def test_a_grpc_client_that_cancels(self):
+        def leave():
+            calls = [grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}").async_infer(
+                "slow", tensor(grpcclient, numbers(2)), callback=lambda result, error: None) for _ in range(3)]
+            self.until("they wait", lambda model: model["in_flight"] + model["queue"] >= 7)
+            for call in calls:
+                call.cancel()
+        self.gone(3, leave)
+
+    def test_http_clients_that_hang_up(self):
+        body = infer_json(2)
+        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+        def leave():
+            sockets = []
+            for address in (http_socket(), ("127.0.0.1", SERVER.http_port), ("127.0.0.1", SERVER.http_port)):
+                sockets.append(socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET))
+                sockets[-1].connect(address)
+                sockets[-1].sendall(head + body)
+            self.until("they wait", lambda model: model["in_flight"] + model["queue"] >= 7)
+            # One by a reset, the others by an end.
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            for each in sockets:
+                each.close()
+        self.gone(3, leave)
+
+    def test_a_grpc_client_whose_connection_breaks(self):
+        client = ("import sys, numpy, tritonclient.grpc as g\n"
+                  "c = g.InferenceServerClient(sys.argv[1]); x = g.InferInput('x', [1, 2], 'FP32')\n"
+                  "x.set_data_from_numpy(numpy.zeros((1, 2), numpy.float32)); c.infer('slow', [x])\n")
+
+        self.occupy(8)  # it takes a while to start
+        requests = self.status()["requests"]["cancelled"]
+        waiting = self.status()
+        process = subprocess.Popen([sys.executable, "-c", client, f"unix://{SERVER.run_dir}/grpc.sock"])
+        accepted = waiting["requests"]["accepted"]
+        self.until("it has come", lambda model: model["requests"]["accepted"] > accepted)
+        process.kill()
+        process.wait()
+        self.until("it is gone", lambda model: model["requests"]["cancelled"] == requests + 1)
+        self.assertFalse([error for name, _, error in self.finished(8) if error])
+
+
+class Connections(unittest.TestCase):
+    def test_large_messages(self):
+        """Up to limits.request_bytes, whatever gRPC's libraries take by default; and not beyond."""
+        client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
+        self.addCleanup(client.close)
+        array = numbers(REQUEST_BYTES // 4)
+        np.testing.assert_array_equal(client.infer("quick", tensor(grpcclient, array)).as_numpy("y"), array)
+        with self.assertRaises(InferenceServerException) as raised:
+            client.infer("quick", tensor(grpcclient, numbers(REQUEST_BYTES // 4 + (64 << 10))))
+        self.assertEqual(raised.exception.status(), "StatusCode.OUT_OF_RANGE")
+        np.testing.assert_array_equal(client.infer("quick", tensor(grpcclient, array)).as_numpy("y"), array)
+
+    def test_a_client_that_pings_all_the_time(self):
+        options = grpcclient.KeepAliveOptions(keepalive_time_ms=10, keepalive_timeout_ms=20_000,
+                                              keepalive_permit_without_calls=True, http2_max_pings_without_data=0)
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}", keepalive_options=options)
+        self.addCleanup(client.close)
+        for _ in range(3):
+            self.assertIsNotNone(client.infer("slow", tensor(grpcclient, numbers(2))).as_numpy("y"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    BINARY = sys.argv.pop(1)
+    unittest.main()
