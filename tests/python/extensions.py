@@ -8,6 +8,7 @@ Health, compression, and what becomes of clients that wait, hurry, or go away.
 
 import gzip
 import json
+import os
 import queue
 import socket
 import struct
@@ -22,6 +23,7 @@ import grpc
 import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shared_memory
 from tritonclient.utils import InferenceServerException
 
 from server import Server, unix_http
@@ -56,7 +58,7 @@ class Emulated(Server):
             f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
             f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
             "  metrics: []",
-            f"limits: {{request_bytes: {REQUEST_BYTES}}}",
+            f"limits: {{request_bytes: {REQUEST_BYTES}, shared_memory: true}}",
             "gpus: [{device: emulated, sms: 132}]",
             "models:",
             f"  - {{name: quick, engine: emulated, profile: quick.yaml, slo: 1s, {tensors}, batch: {{max: 4}}}}",
@@ -372,6 +374,159 @@ class Connections(unittest.TestCase):
         self.addCleanup(client.close)
         for _ in range(3):
             self.assertIsNotNone(client.infer("slow", tensor(grpcclient, numbers(2))).as_numpy("y"))
+
+
+class SharedMemory(unittest.TestCase):
+    """Tensors in shared memory, over both protocols."""
+
+    CLIENTS = ((grpcclient, "grpc_port"), (httpclient, "http_port"))
+
+    def setUp(self):
+        self.keys = []
+        self.connections = []
+        for module, port in self.CLIENTS:
+            connection = module.InferenceServerClient(f"127.0.0.1:{getattr(SERVER, port)}")
+            self.addCleanup(connection.close)
+            self.connections.append((module, connection))
+        self.addCleanup(self.connections[0][1].unregister_system_shared_memory)
+
+    def region(self, key, size):
+        handle = shared_memory.create_shared_memory_region(key, "/" + key, size)
+        self.addCleanup(shared_memory.destroy_shared_memory_region, handle)
+        return handle
+
+    def raises(self, codes, ask):
+        with self.assertRaises(InferenceServerException) as raised:
+            ask()
+        self.assertIn(str(raised.exception.status()), codes, raised.exception.message())
+        self.assertTrue(raised.exception.message())
+
+    def placed(self, module, name, size, offset=0):
+        given = module.InferInput("x", [1, size // 4], "FP32")
+        given.set_shared_memory(name, size, offset)
+        return [given]
+
+    def wanted(self, module, name, size, offset=0):
+        output = module.InferRequestedOutput("y")
+        output.set_shared_memory(name, size, offset)
+        return [output]
+
+    def test_inputs_and_outputs(self):
+        for module, connection in self.connections:
+            name = f"ss-{os.getpid()}-both"
+            handle = self.region(name, 8192)
+            connection.register_system_shared_memory(name, "/" + name, 8192)
+            array = numbers(100)
+            shared_memory.set_shared_memory_region(handle, [array])
+            answer = connection.infer("quick", self.placed(module, name, 400),
+                                      outputs=self.wanted(module, name, 1000, 4096))
+            output = answer.get_output("y")
+            self.assertIsNotNone(output)
+            np.testing.assert_array_equal(
+                shared_memory.get_contents_as_numpy(handle, np.float32, [1, 100], offset=4096), array)
+            # In the answer instead; and the other way about.
+            answer = connection.infer("quick", self.placed(module, name, 40, 4))
+            np.testing.assert_array_equal(answer.as_numpy("y"), array[:, 1:11])
+            connection.infer("quick", tensor(module, array * 2), outputs=self.wanted(module, name, 400))
+            np.testing.assert_array_equal(
+                shared_memory.get_contents_as_numpy(handle, np.float32, [1, 100]), array * 2)
+            status = connection.get_system_shared_memory_status()
+            names = list(status.regions) if module is grpcclient else [region["name"] for region in status]
+            self.assertEqual(names, [name])
+            connection.unregister_system_shared_memory(name)
+            self.raises(("404", "StatusCode.NOT_FOUND"), lambda: connection.get_system_shared_memory_status(name))
+            self.raises(("404", "StatusCode.NOT_FOUND"),
+                        lambda: connection.infer("quick", self.placed(module, name, 400)))
+
+    def test_what_is_no_region_or_not_within_it(self):
+        invalid = ("400", "StatusCode.INVALID_ARGUMENT")
+        for module, connection in self.connections:
+            name = f"ss-{os.getpid()}-bounds"
+            self.region(name, 4096)
+            for key, size, offset in (("/" + name, 4097, 0), ("/" + name, 1, 4096), ("/" + name, 0, 0),
+                                      ("/" + name, 8, 2**64 - 4), ("/../../etc/passwd", 8, 0), ("/no-such-key", 8, 0),
+                                      ("", 8, 0), ("/", 8, 0), ("/etc/passwd", 8, 0)):
+                self.raises(invalid, lambda: connection.register_system_shared_memory("r", key, size, offset))
+            connection.register_system_shared_memory(name, name, 4096)
+            self.raises(("400", "StatusCode.ALREADY_EXISTS"),
+                        lambda: connection.register_system_shared_memory(name, name, 4096))
+            for size, offset in ((4100, 0), (4, 4096), (8, 2**63 - 4)):
+                self.raises(invalid, lambda: connection.infer("quick", self.placed(module, name, size, offset)))
+                self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(1)),
+                                                              outputs=self.wanted(module, name, size, offset)))
+            # The answer has eight bytes.
+            self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(2)),
+                                                          outputs=self.wanted(module, name, 4)))
+            # A region of other bytes than the shape says.
+            given = self.placed(module, name, 40)
+            given[0].set_shape([1, 11])
+            self.raises(invalid, lambda: connection.infer("quick", given))
+            connection.unregister_system_shared_memory(name)
+
+    def test_memory_that_shrinks_and_grows_all_the_time(self):
+        """A mapping would end the server by SIGBUS."""
+        name = f"ss-{os.getpid()}-shrinks"
+        self.region(name, 1 << 20)
+        path = f"/dev/shm/{name}"
+        over = threading.Event()
+
+        def wobble():
+            while not over.is_set():
+                for size in (0, 4096, 500_000, 1 << 20):
+                    os.truncate(path, size)
+
+        _, connection = self.connections[0]
+        connection.register_system_shared_memory(name, name, 1 << 20)
+        os.truncate(path, 4096)
+        self.raises(("StatusCode.INVALID_ARGUMENT",),
+                    lambda: connection.infer("quick", self.placed(grpcclient, name, 1 << 20)))
+        self.raises(("StatusCode.INVALID_ARGUMENT",),
+                    lambda: connection.infer("quick", tensor(grpcclient, numbers(2)),
+                                             outputs=self.wanted(grpcclient, name, 8, 1 << 19)))
+        self.assertEqual(os.stat(path).st_size, 4096, "it is not ours to grow")
+        shrinking = threading.Thread(target=wobble)
+        shrinking.start()
+        try:
+            for _ in range(200):
+                try:
+                    connection.infer("quick", self.placed(grpcclient, name, 1 << 20),
+                                     outputs=self.wanted(grpcclient, name, 1 << 20))
+                except InferenceServerException as refused:
+                    self.assertEqual(refused.status(), "StatusCode.INVALID_ARGUMENT")
+        finally:
+            over.set()
+            shrinking.join()
+        answer = connection.infer("quick", tensor(grpcclient, numbers(3)))
+        np.testing.assert_array_equal(answer.as_numpy("y"), numbers(3))
+
+    def test_a_short_request_cannot_have_a_region_read_over_and_over(self):
+        name = f"ss-{os.getpid()}-often"
+        self.region(name, REQUEST_BYTES)
+        _, connection = self.connections[1]
+        connection.register_system_shared_memory(name, name, REQUEST_BYTES)
+        place = {"shared_memory_region": name, "shared_memory_byte_size": REQUEST_BYTES}
+        one = {"name": "x", "datatype": "FP32", "shape": [1, REQUEST_BYTES // 4], "parameters": place}
+        status, answer = unix_http(http_socket(), "POST", "/v2/models/quick/infer",
+                                   json.dumps({"inputs": [one] * 5000}).encode())
+        self.assertEqual(status, 413, answer)
+        out = [{"name": "y", "parameters": place}]
+        status, answer = unix_http(http_socket(), "POST", "/v2/models/quick/infer",
+                                   json.dumps({"inputs": [one], "outputs": out}).encode())
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(json.loads(answer)["outputs"][0]["parameters"], place | {"shared_memory_offset": 0})
+
+    def test_paths_of_http(self):
+        for method, path, body, expected in (
+                ("GET", "/v2/systemsharedmemory/status", None, 200),
+                ("GET", "/v2/systemsharedmemory/region/x/status", None, 404),
+                ("POST", "/v2/systemsharedmemory/region/x/unregister", None, 200),
+                ("POST", "/v2/systemsharedmemory/unregister", None, 200),
+                ("POST", "/v2/systemsharedmemory/region/x/register", b"{}", 400),
+                ("POST", "/v2/systemsharedmemory/region/x/register", b'{"key":"k","byte_size":-1}', 400),
+                ("POST", "/v2/systemsharedmemory/register", b"{}", 404),
+                ("GET", "/v2/systemsharedmemory/region/x/register", None, 405),
+                ("POST", "/v2/systemsharedmemory/status", b"", 405)):
+            self.assertEqual(unix_http(http_socket(), method, path, body)[0], expected, path)
 
 
 if __name__ == "__main__":

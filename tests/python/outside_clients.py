@@ -146,6 +146,20 @@ class Protocol:
         self.assertEqual([model["name"] for model in everything], sorted(model["name"] for model in everything))
         self.assertLess({"dynamic", "types"}, {model["name"] for model in everything})
 
+    def test_shared_memory_is_off_unless_it_is_allowed(self):
+        self.assertNotIn("system_shared_memory", self.described(self.connection.get_server_metadata())["extensions"])
+        given = self.module.InferInput("x", [1, 1], "FP32")
+        given.set_shared_memory("r", 4)
+        for ask in (lambda: self.connection.register_system_shared_memory("r", "/r", 4),
+                    self.connection.get_system_shared_memory_status,
+                    self.connection.unregister_system_shared_memory,
+                    lambda: self.connection.infer("dynamic", [given])):
+            with self.assertRaises(InferenceServerException) as raised:
+                ask()
+            self.assertIn(str(raised.exception.status()), ("501", "StatusCode.UNIMPLEMENTED"))
+            self.assertIn("limits.shared_memory", raised.exception.message())
+        self.good_request()
+
     def test_versions(self):
         """There is one, and it may be named; another is not found."""
         self.assertEqual(self.described(self.connection.get_model_metadata("dynamic"))["versions"], ["1"])

@@ -189,7 +189,8 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
     writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
     writeln!(f, "  in_flight: {}", limits.in_flight)?;
-    writeln!(f, "  connections: {}", limits.connections)
+    writeln!(f, "  connections: {}", limits.connections)?;
+    writeln!(f, "  shared_memory: {}", limits.shared_memory)
 }
 
 fn timeouts(f: &mut fmt::Formatter<'_>, timeouts: &Timeouts) -> fmt::Result {

@@ -74,7 +74,8 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
 
 /// Bounds on what clients may ask for.
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
-    let fields = root.section("limits", &["request_bytes", "response_bytes", "in_flight", "connections"]);
+    let fields = root
+        .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
     let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
     Limits {
@@ -82,6 +83,7 @@ pub(super) fn limits(root: &Fields<'_>) -> Limits {
         response_bytes: bytes("response_bytes"),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
+        shared_memory: fields.or("shared_memory", false, Value::flag),
     }
 }
 

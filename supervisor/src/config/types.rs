@@ -306,6 +306,8 @@ pub struct Limits {
     pub in_flight: usize,
     /// Open connections.
     pub connections: usize,
+    /// Whether clients may have tensors in their shared memory read and written.
+    pub shared_memory: bool,
 }
 
 /// What to do about models that cannot be started.

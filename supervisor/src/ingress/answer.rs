@@ -7,6 +7,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::json::Form;
 use super::model::{Answered, VERSION};
+use super::shared_memory::Place;
 use super::values;
 use crate::pipeline::{Failure, Metadata};
 
@@ -20,10 +21,16 @@ pub(super) struct Body {
 }
 
 /// Refuses, before the model has run, outputs that cannot be written in the form asked for.
-pub(super) fn check_form(model: &Metadata, wanted: &[usize], form: &Form) -> Result<(), Failure> {
+pub(super) fn check_form(
+    model: &Metadata,
+    wanted: &[usize],
+    places: &[Option<Place>],
+    form: &Form,
+) -> Result<(), Failure> {
     for (place, &index) in wanted.iter().enumerate() {
         let spec = &model.outputs[index];
-        if !form.binary(place) {
+        let shared = places.get(place).is_some_and(Option::is_some);
+        if !shared && !form.binary(place) {
             values::no_json_form(spec.datatype)
                 .map_err(|why| Failure::Invalid(format!("output '{}': {why}", spec.name)))?;
         }
@@ -42,7 +49,15 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
     for (place, output) in outputs.iter().enumerate() {
         let comma = if place > 0 { "," } else { "" };
         push(&mut json, format_args!("{comma}{}", head(output)));
-        if form.binary(place) {
+        if let Some(Place { region, offset, byte_size }) = &output.place {
+            let region = values::quoted(region);
+            push(
+                &mut json,
+                format_args!(
+                    ",\"parameters\":{{\"shared_memory_region\":{region},\"shared_memory_offset\":{offset},\"shared_memory_byte_size\":{byte_size}}}}}"
+                ),
+            );
+        } else if form.binary(place) {
             push(&mut json, format_args!(",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len()));
             binary.push(&output.data);
         } else {
@@ -88,7 +103,7 @@ mod tests {
     use super::*;
 
     fn output(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> Answered {
-        Answered { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into() }
+        Answered { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into(), place: None }
     }
 
     #[test]
@@ -139,7 +154,7 @@ mod tests {
             inputs: Vec::new(),
             outputs: vec![spec],
         };
-        assert!(check_form(&model, &[0], &Form::All(true)).is_ok());
-        assert!(matches!(check_form(&model, &[0], &Form::All(false)), Err(Failure::Invalid(_))));
+        assert!(check_form(&model, &[0], &[], &Form::All(true)).is_ok());
+        assert!(matches!(check_form(&model, &[0], &[None], &Form::All(false)), Err(Failure::Invalid(_))));
     }
 }

@@ -9,30 +9,39 @@ use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
+use super::shared_memory::Place;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use crate::pipeline::Failure;
+
+/// The parameters of a tensor that lies in shared memory.
+const REGION: &str = "shared_memory_region";
+const OFFSET: &str = "shared_memory_offset";
+const BYTE_SIZE: &str = "shared_memory_byte_size";
 
 /// The request in the form that both protocols share.
 pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
-    if !raw.is_empty() && raw.len() != inputs.len() {
+    let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
+    if !raw.is_empty() && raw.len() != sent {
         return invalid(format!(
-            "expected raw_input_contents for all {} inputs or for none, got {}",
-            inputs.len(),
+            "expected raw_input_contents for all {sent} inputs that are not in shared memory or for none, got {}",
             raw.len()
         ));
     }
     let mut raw = raw.into_iter();
     let mut read = Vec::new();
     for input in inputs {
-        read.push(tensor(input, raw.next())?);
+        let raw = if input.parameters.contains_key(REGION) { None } else { raw.next() };
+        read.push(tensor(input, raw)?);
     }
+    let mut places = Vec::new();
     for output in &outputs {
         unsupported("output", &output.name, &output.parameters)?;
+        places.push(place("output", &output.name, &output.parameters)?);
     }
     let outputs = outputs.into_iter().map(|output| output.name).collect();
     let terms = tensors::terms(number("priority", &parameters)?, number("timeout", &parameters)?);
-    Ok(InferRequest { id, inputs: read, outputs, terms })
+    Ok(InferRequest { id, inputs: read, outputs, places, terms })
 }
 
 /// A parameter of the request that is a whole number, in either of the protocol's forms.
@@ -51,10 +60,18 @@ fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u6
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Failure> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     unsupported("input", &name, &parameters)?;
+    let place = place("input", &name, &parameters)?;
     let datatype: Datatype = datatype.parse().map_err(|UnknownDatatype(got)| {
         Failure::Invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(&name), Clipped(&got)))
     })?;
     let data = match (raw, contents) {
+        (_, None) if place.is_some() => Bytes::new(),
+        (_, Some(_)) if place.is_some() => {
+            return invalid(format!(
+                "input '{}' has both contents and a shared memory region",
+                Clipped(&name)
+            ));
+        }
         (Some(raw), None) => raw,
         (Some(_), Some(_)) => {
             return invalid(format!("input '{}' has both contents and raw_input_contents", Clipped(&name)));
@@ -62,15 +79,36 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
         (None, contents) => typed(datatype, contents.unwrap_or_default())
             .map_err(|why| Failure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
     };
-    Ok(NamedTensor { name, datatype, shape, data })
+    Ok(NamedTensor { name, datatype, shape, data, place })
+}
+
+/// Where a tensor lies in shared memory, if its parameters say so.
+fn place(
+    kind: &str,
+    name: &str,
+    parameters: &HashMap<String, InferParameter>,
+) -> Result<Option<Place>, Failure> {
+    let Some(region) = parameters.get(REGION) else { return Ok(None) };
+    let invalid = |why: String| Failure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
+    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
+        return Err(invalid(format!("{REGION} must be a string")));
+    };
+    let size = parameters.contains_key(BYTE_SIZE).then(|| number(BYTE_SIZE, parameters)).transpose()?;
+    Place::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
+}
+
+/// The parameters of an output that was put into shared memory.
+pub(super) fn placed(place: Place) -> HashMap<String, InferParameter> {
+    let Place { region, offset, byte_size } = place;
+    let number = |number: u64| ParameterChoice::Int64Param(i64::try_from(number).unwrap_or(i64::MAX));
+    [(REGION, ParameterChoice::StringParam(region)), (OFFSET, number(offset)), (BYTE_SIZE, number(byte_size))]
+        .map(|(name, choice)| (name.to_owned(), InferParameter { parameter_choice: Some(choice) }))
+        .into()
 }
 
 /// Refuses parameters that ask for what is not served; others are hints.
 fn unsupported(kind: &str, name: &str, parameters: &HashMap<String, InferParameter>) -> Result<(), Failure> {
     let name = Clipped(name);
-    if parameters.contains_key("shared_memory_region") {
-        return invalid(format!("{kind} '{name}': shared memory regions are not supported"));
-    }
     let classes = parameters.get("classification").and_then(|choice| choice.parameter_choice.as_ref());
     match classes {
         None | Some(ParameterChoice::Int64Param(0)) => Ok(()),

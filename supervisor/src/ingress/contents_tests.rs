@@ -77,7 +77,7 @@ fn what_is_not_served_is_refused_not_ignored() {
     };
     let mut shared = input("FP32", None);
     shared.parameters = with("shared_memory_region");
-    assert!(infer(vec![shared], &[]).unwrap_err().contains("shared memory"));
+    assert!(infer(vec![shared], &[]).unwrap_err().contains("must be a string"));
     let output = InferRequestedOutputTensor { name: "y".into(), parameters: with("classification") };
     let message = ModelInferRequest { outputs: vec![output], ..Default::default() };
     assert!(request(message).unwrap_err().to_string().contains("classification"));

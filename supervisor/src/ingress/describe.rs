@@ -12,13 +12,18 @@ use crate::pipeline::Metadata;
 pub(super) const SERVER: &str = "shadowslice";
 /// The server's version.
 pub(super) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The protocol's extensions that are always served.
+const EXTENSIONS: [&str; 4] = ["binary_tensor_data", "model_configuration", "schedule_policy", "statistics"];
+
 /// The protocol's extensions that are served.
-pub(super) const EXTENSIONS: [&str; 4] =
-    ["binary_tensor_data", "model_configuration", "schedule_policy", "statistics"];
+pub(super) fn extensions(shared_memory: bool) -> impl Iterator<Item = &'static str> {
+    EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"))
+}
 
 /// The server's metadata, for HTTP.
-pub(super) fn server() -> Value {
-    json!({"name": SERVER, "version": SERVER_VERSION, "extensions": EXTENSIONS})
+pub(super) fn server(shared_memory: bool) -> Value {
+    let extensions: Vec<_> = extensions(shared_memory).collect();
+    json!({"name": SERVER, "version": SERVER_VERSION, "extensions": extensions})
 }
 
 /// A model's metadata, for gRPC.

@@ -23,13 +23,17 @@ use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
 use super::proto::model_infer_response::InferOutputTensor;
+use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::proto::{
     ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
     ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
     ModelStatisticsResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest,
+    SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse,
+    SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
 };
 use super::refusal::Refusal;
+use super::shared_memory::Registered;
 use super::stop::Stop;
 use super::{Frontend, contents, describe, envelope, model, statistics};
 use crate::pipeline::{Metadata, Pipeline};
@@ -168,7 +172,7 @@ impl Service {
         let metadata = model::metadata(pipeline, &name)?;
         let request = contents::request(request)?;
         let id = request.id.clone();
-        let outputs = model::infer(pipeline, &metadata, request).await?;
+        let outputs = model::infer(&self.0, pipeline, &metadata, request).await?;
         let mut response = ModelInferResponse {
             model_name: name,
             model_version: model::VERSION.to_owned(),
@@ -180,6 +184,7 @@ impl Service {
                 name: output.name,
                 datatype: output.datatype.name().to_owned(),
                 shape: output.shape,
+                parameters: output.place.map(contents::placed).unwrap_or_default(),
                 ..Default::default()
             });
             response.raw_output_contents.push(output.data);
@@ -220,7 +225,7 @@ impl GrpcInferenceService for Service {
         Ok(Response::new(ServerMetadataResponse {
             name: describe::SERVER.to_owned(),
             version: describe::SERVER_VERSION.to_owned(),
-            extensions: describe::EXTENSIONS.map(str::to_owned).into(),
+            extensions: describe::extensions(self.0.regions.allowed()).map(str::to_owned).collect(),
         }))
     }
 
@@ -246,6 +251,37 @@ impl GrpcInferenceService for Service {
         let ModelConfigRequest { name, version } = request.into_inner();
         let config = describe::config(&*self.metadata(&name, &version)?);
         Ok(Response::new(ModelConfigResponse { config: Some(config) }))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        request: Request<SystemSharedMemoryStatusRequest>,
+    ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
+        let told = self.0.regions.status(&request.into_inner().name)?.into_iter().map(|region| {
+            let Registered { name, key, offset, byte_size } = region;
+            (name.clone(), RegionStatus { name, key, offset, byte_size })
+        });
+        Ok(Response::new(SystemSharedMemoryStatusResponse { regions: told.collect() }))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        request: Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
+        let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
+        self.0.regions.register(Registered { name, key, offset, byte_size })?;
+        Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        request: Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
+        match request.into_inner().name.as_str() {
+            "" => self.0.regions.unregister_all()?,
+            name => self.0.regions.unregister(name)?,
+        }
+        Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
     }
 
     async fn model_statistics(

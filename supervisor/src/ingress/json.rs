@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
+use super::shared_memory::Place;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape};
 use super::values;
 use crate::pipeline::{Failure, Metadata, Terms};
@@ -85,6 +86,8 @@ impl RequestParameters {
 struct InputParameters {
     binary_data_size: Option<u64>,
     shared_memory_region: Option<String>,
+    shared_memory_byte_size: Option<u64>,
+    shared_memory_offset: Option<u64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -92,6 +95,8 @@ struct OutputParameters {
     binary_data: Option<bool>,
     classification: Option<u64>,
     shared_memory_region: Option<String>,
+    shared_memory_byte_size: Option<u64>,
+    shared_memory_offset: Option<u64>,
 }
 
 /// Reads a whole body. `header_length` is what the header `Inference-Header-Content-Length` says;
@@ -129,8 +134,8 @@ pub(super) fn parse(
     let parameters = header.parameters.unwrap_or_default();
     let default = parameters.binary_data_output.unwrap_or_default();
     let terms = parameters.terms()?;
-    let (outputs, form) = outputs(header.outputs.unwrap_or_default(), default)?;
-    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
+    let (outputs, places, form) = outputs(header.outputs.unwrap_or_default(), default)?;
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, places, terms };
     Ok(HttpRequest { request, form })
 }
 
@@ -138,13 +143,18 @@ pub(super) fn parse(
 fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Failure> {
     let parameters = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
-    if parameters.shared_memory_region.is_some() {
-        return invalid(format!("input '{name}': shared memory regions are not supported, send the data"));
-    }
+    let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
+        parameters;
+    let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+        .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
     let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
         Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
     })?;
     let data = match (parameters.binary_data_size, input.data) {
+        (None, None) if place.is_some() => Bytes::new(),
+        (Some(_), _) | (_, Some(_)) if place.is_some() => {
+            return invalid(format!("input '{name}' has both data and a shared memory region"));
+        }
         (Some(size), None) => {
             let left = binary.len();
             match usize::try_from(size) {
@@ -164,27 +174,33 @@ fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Fai
         (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
         (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
     };
-    Ok(NamedTensor { name: input.name, datatype, shape: input.shape, data })
+    Ok(NamedTensor { name: input.name, datatype, shape: input.shape, data, place })
 }
 
-fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<String>, Form), Failure> {
+fn outputs(
+    headers: Vec<OutputHeader>,
+    default: bool,
+) -> Result<(Vec<String>, Vec<Option<Place>>, Form), Failure> {
     if headers.is_empty() {
-        return Ok((Vec::new(), Form::All(default)));
+        return Ok((Vec::new(), Vec::new(), Form::All(default)));
     }
     let mut names = Vec::new();
+    let mut places = Vec::new();
     let mut each = Vec::new();
     for OutputHeader { name, parameters } in headers {
         let parameters = parameters.unwrap_or_default();
         if parameters.classification.is_some_and(|classes| classes > 0) {
             return invalid(format!("output '{}': classification is not supported", Clipped(&name)));
         }
-        if parameters.shared_memory_region.is_some() {
-            return invalid(format!("output '{}': shared memory regions are not supported", Clipped(&name)));
-        }
+        let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
+            parameters;
+        let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+            .map_err(|why| Failure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
+        places.push(place);
         names.push(name);
         each.push(parameters.binary_data.unwrap_or(default));
     }
-    Ok((names, Form::Each(each)))
+    Ok((names, places, Form::Each(each)))
 }
 
 /// A body that is the only input of the model: one row, as large as the body where the model leaves
@@ -223,9 +239,14 @@ fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
             Shape(&spec.shape)
         ));
     }
-    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data };
-    let request =
-        InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new(), terms: Terms::default() };
+    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, place: None };
+    let request = InferRequest {
+        id: String::new(),
+        inputs: vec![input],
+        outputs: Vec::new(),
+        places: Vec::new(),
+        terms: Terms::default(),
+    };
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 

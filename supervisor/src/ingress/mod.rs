@@ -2,8 +2,8 @@
 //!
 //! [`Ingress::bind`] takes the addresses, [`Ingress::run`] serves on them until it is told to stop.
 //! Requests are checked here, so that a pipeline sees only what its model takes. Deviations from the
-//! protocol as Triton speaks it: there is one version of every model, "1"; shared memory regions,
-//! classification and sequences are not served, and say so where they would matter; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
+//! protocol as Triton speaks it: there is one version of every model, "1"; classification
+//! and sequences are not served, and say so where they would matter; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
 //!
 //! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while clients
 //! wait, and until the last of them is served.
@@ -25,10 +25,12 @@ mod health;
 mod http;
 mod json;
 mod listen;
+mod memory;
 mod metrics;
 mod model;
 mod refusal;
 mod routes;
+mod shared_memory;
 mod statistics;
 mod stop;
 mod tensors;
@@ -86,6 +88,7 @@ impl Ingress {
     pub async fn run(self, router: Arc<Router>, stop: watch::Receiver<bool>) {
         let front = Arc::new(Frontend {
             router,
+            regions: shared_memory::Regions::new(self.limits.shared_memory),
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
@@ -102,6 +105,7 @@ struct Frontend {
     router: Arc<Router>,
     in_flight: Semaphore,
     watchers: Arc<Semaphore>,
+    regions: shared_memory::Regions,
     request_bytes: usize,
 }
 

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use shadowslice_shared::tensor::Datatype;
 
+use super::Frontend;
 use super::refusal::Refusal;
-use super::tensors::{self, Clipped, InferRequest};
-use crate::pipeline::{Failure, Metadata, Pipeline};
+use super::shared_memory::{Found, Place};
+use super::tensors::{self, Clipped, InferRequest, NamedTensor};
+use crate::pipeline::{Failure, Metadata, Output, Pipeline};
 use crate::router::Router;
 
 /// The one version that every model has.
@@ -24,6 +26,8 @@ pub(super) struct Answered {
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`crate::pipeline::Output::data`].
     pub(super) data: Bytes,
+    /// Where in shared memory it was put instead.
+    pub(super) place: Option<Place>,
 }
 
 /// The pipeline of that name and version; an empty version is the one there is.
@@ -52,25 +56,46 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
 
 /// Checks the request, runs it, and picks the outputs it wants.
 pub(super) async fn infer(
+    front: &Frontend,
     pipeline: &Pipeline,
     metadata: &Metadata,
-    request: InferRequest,
+    mut request: InferRequest,
 ) -> Result<Vec<Answered>, Refusal> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
+    let places =
+        request.places.iter().map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
+    let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
+    fetch(front, &mut request.inputs)?;
     let inputs = tensors::check(metadata, request.inputs)?;
     let mut outputs: Vec<_> = pipeline.infer(inputs, request.terms).await?.into_iter().map(Some).collect();
     if outputs.len() != metadata.outputs.len() {
         let (expected, got) = (metadata.outputs.len(), outputs.len());
         return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());
     }
-    let picked = wanted.into_iter().filter_map(|index| {
-        let (spec, output) = (&metadata.outputs[index], outputs[index].take()?);
-        Some(Answered {
-            name: spec.name.clone(),
-            datatype: spec.datatype,
-            shape: output.shape,
-            data: output.data,
-        })
-    });
-    Ok(picked.collect())
+    let mut answered = Vec::new();
+    for (order, index) in wanted.into_iter().enumerate() {
+        let (spec, output) = (&metadata.outputs[index], outputs[index].take());
+        let Some(Output { shape, data }) = output else { continue };
+        let (data, place) = match places.get_mut(order).and_then(Option::take) {
+            Some(found) => (Bytes::new(), Some(found.write(&spec.name, &data)?)),
+            None => (data, None),
+        };
+        answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, place });
+    }
+    Ok(answered)
+}
+
+/// Reads the inputs that lie in shared memory. All of them together are bounded as if they had been sent, for
+/// a short request may name the same region many times.
+fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), Refusal> {
+    let mut left = front.request_bytes as u64;
+    for input in inputs {
+        let Some(place) = &input.place else { continue };
+        left = left.checked_sub(place.byte_size).ok_or_else(|| {
+            let limit = front.request_bytes;
+            Refusal::TooLarge(format!("the request names more than {limit} bytes (limits.request_bytes)"))
+        })?;
+        input.data = front.regions.find(place)?.read()?;
+    }
+    Ok(())
 }

@@ -15,6 +15,12 @@ pub(super) enum Refusal {
     /// Nothing of that name is here.
     #[error("{0}")]
     NotFound(String),
+    /// Something of that name is here already.
+    #[error("{0}")]
+    AlreadyExists(String),
+    /// What it asks for is not served here.
+    #[error("{0}")]
+    Unsupported(String),
     /// It has more bytes than are taken.
     #[error("{0}")]
     TooLarge(String),
@@ -28,6 +34,8 @@ impl Refusal {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
+            Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
             Self::Failed(Failure::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
@@ -60,6 +68,8 @@ impl From<Refusal> for Status {
         let message = refusal.message();
         match refusal {
             Refusal::NotFound(_) => Self::not_found(message),
+            Refusal::AlreadyExists(_) => Self::already_exists(message),
+            Refusal::Unsupported(_) => Self::unimplemented(message),
             Refusal::TooLarge(_) => Self::out_of_range(message),
             Refusal::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
             Refusal::Failed(Failure::Unavailable(_)) => Self::unavailable(message),

@@ -16,7 +16,7 @@ use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, model, statistics};
+use super::{Frontend, answer, describe, memory, model, statistics};
 use crate::pipeline::{Failure, Metadata, Pipeline};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -41,6 +41,19 @@ enum Route {
         version: String,
         what: What,
     },
+    /// Shared memory: a region's name, or none for all of them.
+    Memory {
+        name: String,
+        what: OfMemory,
+    },
+}
+
+/// What of shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfMemory {
+    Status,
+    Register,
+    Unregister,
 }
 
 /// What of a model.
@@ -62,6 +75,8 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
+            ["systemsharedmemory", what] => return Self::memory("", what),
+            ["systemsharedmemory", "region", name, what] => return Self::memory(name, what),
             ["models", "stats"] => return Some(Self::Statistics),
             ["models", model] => (model, "", ""),
             ["models", model, "versions", version] => (model, version, ""),
@@ -80,8 +95,19 @@ impl Route {
         Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
     }
 
+    fn memory(name: &str, what: &str) -> Option<Self> {
+        let what = match what {
+            "status" => OfMemory::Status,
+            "unregister" => OfMemory::Unregister,
+            "register" if !name.is_empty() => OfMemory::Register,
+            _ => return None,
+        };
+        Some(Self::Memory { name: decoded(name)?, what })
+    }
+
     fn method(&self) -> Method {
         match self {
+            Self::Memory { what: OfMemory::Register | OfMemory::Unregister, .. } => Method::POST,
             Self::Model { what: What::Infer, .. } => Method::POST,
             _ => Method::GET,
         }
@@ -110,7 +136,9 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Bytes) -> Respo
         Route::Live => empty(StatusCode::OK),
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
-        Route::Server => document(StatusCode::OK, &describe::server()),
+        Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
+        Route::Memory { name, what } => memory::answer(&front.regions, name, what, &body)
+            .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
         Route::Statistics => {
             let models = front.router.models();
             document(StatusCode::OK, &statistics(models.into_iter()))
@@ -148,9 +176,14 @@ async fn of_model(
         What::Infer => {
             let _admitted = front.admit()?;
             let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
-            answer::check_form(&metadata, &tensors::requested(&metadata, &request.outputs)?, &form)?;
+            answer::check_form(
+                &metadata,
+                &tensors::requested(&metadata, &request.outputs)?,
+                &request.places,
+                &form,
+            )?;
             let id = request.id.clone();
-            let outputs = model::infer(pipeline, &metadata, request).await?;
+            let outputs = model::infer(front, pipeline, &metadata, request).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }

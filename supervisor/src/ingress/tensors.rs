@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
+use super::shared_memory::Place;
 use crate::pipeline::{Failure, Input, Metadata, Terms};
 
 /// An inference request in the form that both protocols share.
@@ -18,6 +19,8 @@ pub(super) struct InferRequest {
     pub(super) inputs: Vec<NamedTensor>,
     /// The outputs wanted, in this order; empty for all of them.
     pub(super) outputs: Vec<String>,
+    /// Where the wanted outputs are to be put, in the same order; nothing for those that go into the answer.
+    pub(super) places: Vec<Option<Place>>,
     /// Its priority and timeout.
     pub(super) terms: Terms,
 }
@@ -31,8 +34,10 @@ pub(super) struct NamedTensor {
     pub(super) datatype: Datatype,
     /// Its whole shape.
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`Input::data`].
+    /// Its elements, as in [`Input::data`]; none where they lie in shared memory.
     pub(super) data: Bytes,
+    /// Where in shared memory it lies.
+    pub(super) place: Option<Place>,
 }
 
 /// The most elements that a shape may speak of, its zeros counted as ones: an empty tensor must not

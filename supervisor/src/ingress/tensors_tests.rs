@@ -20,7 +20,7 @@ fn whole(datatype: Datatype, shape: &[i64]) -> Metadata {
 }
 
 fn tensor(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> NamedTensor {
-    NamedTensor { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into() }
+    NamedTensor { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into(), place: None }
 }
 
 fn x(rows: i64) -> NamedTensor {

@@ -28,7 +28,13 @@ struct Server {
 impl Server {
     async fn start(connections: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let limits = Limits { request_bytes: LIMIT, response_bytes: LIMIT, in_flight: 1, connections };
+        let limits = Limits {
+            request_bytes: LIMIT,
+            response_bytes: LIMIT,
+            in_flight: 1,
+            connections,
+            shared_memory: false,
+        };
         let listener =
             |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
@@ -116,7 +122,8 @@ async fn connections_over_the_bound_wait_for_one_to_end() {
 async fn one_fault_takes_no_address() {
     let dir = tempfile::tempdir().unwrap();
     let listener = |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
-    let limits = Limits { request_bytes: 1, response_bytes: 1, in_flight: 1, connections: 1 };
+    let limits =
+        Limits { request_bytes: 1, response_bytes: 1, in_flight: 1, connections: 1, shared_memory: false };
     let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits).await;
     assert!(matches!(fault, Err(BindError::Unix { .. })));
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);

@@ -1,0 +1,138 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// A file of shared memory, gone at the end.
+struct Shared {
+    path: std::path::PathBuf,
+    key: String,
+}
+
+impl Shared {
+    fn new(name: &str, bytes: &[u8]) -> Self {
+        let key = format!("shadowslice-test-{}-{name}", std::process::id());
+        let path = Path::new(SHARED_MEMORY).join(&key);
+        std::fs::write(&path, bytes).unwrap();
+        Self { path, key }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn region(key: &str, offset: u64, byte_size: u64) -> Registered {
+    Registered { name: "r".into(), key: key.into(), offset, byte_size }
+}
+
+fn place(offset: u64, byte_size: u64) -> Place {
+    Place { region: "r".into(), offset, byte_size }
+}
+
+#[test]
+fn what_is_registered_is_read_and_written_within_its_bounds() {
+    let shared = Shared::new("bounds", b"0123456789");
+    let regions = Regions::new(true);
+    regions.register(region(&format!("/{}", shared.key), 2, 6)).unwrap();
+    assert!(matches!(regions.register(region(&shared.key, 0, 1)), Err(Refusal::AlreadyExists(_))));
+    assert_eq!(regions.find(&place(0, 6)).unwrap().read().unwrap(), &b"234567"[..]);
+    assert_eq!(regions.find(&place(5, 1)).unwrap().read().unwrap(), &b"7"[..]);
+    for (offset, size) in [(0, 7), (6, 1), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX)] {
+        assert!(regions.find(&place(offset, size)).is_err(), "{offset} {size}");
+    }
+    let found = regions.find(&place(1, 3)).unwrap();
+    assert_eq!(found.write("y", b"ab").unwrap(), place(1, 2));
+    assert!(found.write("y", b"abcd").unwrap_err().to_string().contains("at least 4 bytes"));
+    assert_eq!(std::fs::read(&shared.path).unwrap(), b"012ab56789");
+    assert_eq!(regions.status("r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);
+    regions.unregister("r").unwrap();
+    assert!(matches!(regions.find(&place(0, 1)), Err(Refusal::NotFound(_))));
+    assert!(matches!(regions.status("r"), Err(Refusal::NotFound(_))));
+    assert_eq!(found.read().unwrap(), &b"ab5"[..], "a request under way keeps it");
+}
+
+#[test]
+fn memory_that_shrinks_is_refused_and_never_grown() {
+    let shared = Shared::new("shrinks", &[1; 8192]);
+    let regions = Regions::new(true);
+    regions.register(region(&shared.key, 0, 8192)).unwrap();
+    let found = regions.find(&place(4000, 4000)).unwrap();
+    OpenOptions::new().write(true).open(&shared.path).unwrap().set_len(4096).unwrap();
+    for refused in [found.read().map(drop), found.write("y", &[2; 100]).map(drop)] {
+        assert!(refused.unwrap_err().to_string().contains("smaller"));
+    }
+    assert_eq!(std::fs::read(&shared.path).unwrap(), [1; 4096]);
+}
+
+#[test]
+fn nothing_else_is_opened() {
+    let regions = Regions::new(true);
+    let shared = Shared::new("else", b"1234");
+    let (link, pipe, dir) = (Shared::new("link", b""), Shared::new("pipe", b""), Shared::new("dir", b""));
+    std::fs::remove_file(&link.path).unwrap();
+    symlink(&shared.path, &link.path).unwrap();
+    std::fs::remove_file(&pipe.path).unwrap();
+    nix::unistd::mkfifo(&pipe.path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::fs::remove_file(&dir.path).unwrap();
+    std::fs::create_dir(&dir.path).unwrap();
+    let dots = format!("../shm/{}", shared.key);
+    let long = "x".repeat(300);
+    for key in [
+        "",
+        "/",
+        ".",
+        "..",
+        "/..",
+        "../etc/passwd",
+        "/etc/passwd",
+        "//x",
+        "a/b",
+        "a/",
+        "a\0b",
+        "./x",
+        &dots,
+        &long,
+        &link.key,
+        &pipe.key,
+        &dir.key,
+        "no-such-key-here",
+    ] {
+        let refused = regions.register(region(key, 0, 1));
+        assert!(matches!(refused, Err(Refusal::Failed(Failure::Invalid(_)))), "{key}: {refused:?}");
+    }
+    for (offset, size) in [(0, 0), (0, 5), (4, 1), (u64::MAX, 2), (1, u64::MAX)] {
+        assert!(regions.register(region(&shared.key, offset, size)).is_err(), "{offset} {size}");
+    }
+    assert!(regions.register(Registered { name: String::new(), ..region(&shared.key, 0, 1) }).is_err());
+    assert_eq!(regions.status("").unwrap(), []);
+    std::fs::remove_dir(&dir.path).unwrap();
+}
+
+#[test]
+fn regions_are_bounded_in_number() {
+    let shared = Shared::new("many", b"1234");
+    let regions = Regions::new(true);
+    let register =
+        |count: usize| regions.register(Registered { name: count.to_string(), ..region(&shared.key, 0, 4) });
+    (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
+    assert!(matches!(register(MAX_REGIONS), Err(Refusal::Failed(Failure::Unavailable(_)))));
+    regions.unregister_all().unwrap();
+    register(0).unwrap();
+}
+
+#[test]
+fn where_it_is_not_allowed_nothing_is_said_or_done() {
+    let regions = Regions::new(false);
+    let refused = [
+        regions.register(region("x", 0, 1)).map(drop),
+        regions.unregister("x"),
+        regions.unregister_all(),
+        regions.status("").map(drop),
+        regions.find(&place(0, 1)).map(drop),
+    ];
+    for refused in refused {
+        assert!(matches!(&refused, Err(Refusal::Unsupported(why)) if why.contains("limits.shared_memory")));
+    }
+}
