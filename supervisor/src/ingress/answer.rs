@@ -8,6 +8,7 @@ use shadowslice_shared::tensor::Datatype;
 use super::json::Form;
 use super::model::{Answered, VERSION};
 use super::shared_memory::Place;
+use super::tensors::WantedOutput;
 use super::values;
 use crate::pipeline::{Failure, Metadata};
 
@@ -24,12 +25,12 @@ pub(super) struct Body {
 pub(super) fn check_form(
     model: &Metadata,
     wanted: &[usize],
-    places: &[Option<Place>],
+    named: &[WantedOutput],
     form: &Form,
 ) -> Result<(), Failure> {
     for (place, &index) in wanted.iter().enumerate() {
         let spec = &model.outputs[index];
-        let shared = places.get(place).is_some_and(Option::is_some);
+        let shared = named.get(place).is_some_and(|output| output.place.is_some());
         if !shared && !form.binary(place) {
             values::no_json_form(spec.datatype)
                 .map_err(|why| Failure::Invalid(format!("output '{}': {why}", spec.name)))?;
@@ -155,6 +156,6 @@ mod tests {
             outputs: vec![spec],
         };
         assert!(check_form(&model, &[0], &[], &Form::All(true)).is_ok());
-        assert!(matches!(check_form(&model, &[0], &[None], &Form::All(false)), Err(Failure::Invalid(_))));
+        assert!(matches!(check_form(&model, &[0], &[], &Form::All(false)), Err(Failure::Invalid(_))));
     }
 }

@@ -10,7 +10,7 @@ use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
 use super::shared_memory::Place;
-use super::tensors::{self, Clipped, InferRequest, NamedTensor};
+use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
 use crate::pipeline::Failure;
 
 /// The parameters of a tensor that lies in shared memory.
@@ -34,14 +34,14 @@ pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failur
         let raw = if input.parameters.contains_key(REGION) { None } else { raw.next() };
         read.push(tensor(input, raw)?);
     }
-    let mut places = Vec::new();
-    for output in &outputs {
+    let mut wanted = Vec::new();
+    for output in outputs {
         unsupported("output", &output.name, &output.parameters)?;
-        places.push(place("output", &output.name, &output.parameters)?);
+        let place = place("output", &output.name, &output.parameters)?;
+        wanted.push(WantedOutput { name: output.name, place });
     }
-    let outputs = outputs.into_iter().map(|output| output.name).collect();
     let terms = tensors::terms(number("priority", &parameters)?, number("timeout", &parameters)?);
-    Ok(InferRequest { id, inputs: read, outputs, places, terms })
+    Ok(InferRequest { id, inputs: read, outputs: wanted, terms })
 }
 
 /// A parameter of the request that is a whole number, in either of the protocol's forms.

@@ -79,7 +79,10 @@ async fn follow(
     let mut last = None;
     loop {
         // All are looked at, for who is not would be new again at once.
-        let ready = readiness.iter_mut().fold(true, |ready, model| *model.borrow_and_update() && ready);
+        let mut ready = true;
+        for model in &mut readiness {
+            ready &= *model.borrow_and_update();
+        }
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
         if last != Some(now) {
             last = Some(now);

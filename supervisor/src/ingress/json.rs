@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
 use super::shared_memory::Place;
-use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape};
+use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
 use crate::pipeline::{Failure, Metadata, Terms};
 
@@ -134,8 +134,8 @@ pub(super) fn parse(
     let parameters = header.parameters.unwrap_or_default();
     let default = parameters.binary_data_output.unwrap_or_default();
     let terms = parameters.terms()?;
-    let (outputs, places, form) = outputs(header.outputs.unwrap_or_default(), default)?;
-    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, places, terms };
+    let (outputs, form) = outputs(header.outputs.unwrap_or_default(), default)?;
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
     Ok(HttpRequest { request, form })
 }
 
@@ -177,15 +177,11 @@ fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Fai
     Ok(NamedTensor { name: input.name, datatype, shape: input.shape, data, place })
 }
 
-fn outputs(
-    headers: Vec<OutputHeader>,
-    default: bool,
-) -> Result<(Vec<String>, Vec<Option<Place>>, Form), Failure> {
+fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {
     if headers.is_empty() {
-        return Ok((Vec::new(), Vec::new(), Form::All(default)));
+        return Ok((Vec::new(), Form::All(default)));
     }
-    let mut names = Vec::new();
-    let mut places = Vec::new();
+    let mut wanted = Vec::new();
     let mut each = Vec::new();
     for OutputHeader { name, parameters } in headers {
         let parameters = parameters.unwrap_or_default();
@@ -196,11 +192,10 @@ fn outputs(
             parameters;
         let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
             .map_err(|why| Failure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
-        places.push(place);
-        names.push(name);
+        wanted.push(WantedOutput { name, place });
         each.push(parameters.binary_data.unwrap_or(default));
     }
-    Ok((names, places, Form::Each(each)))
+    Ok((wanted, Form::Each(each)))
 }
 
 /// A body that is the only input of the model: one row, as large as the body where the model leaves
@@ -240,13 +235,8 @@ fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
         ));
     }
     let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, place: None };
-    let request = InferRequest {
-        id: String::new(),
-        inputs: vec![input],
-        outputs: Vec::new(),
-        places: Vec::new(),
-        terms: Terms::default(),
-    };
+    let request =
+        InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new(), terms: Terms::default() };
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 

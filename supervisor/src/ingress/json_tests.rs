@@ -30,7 +30,8 @@ fn json_and_binary_inputs_stand_in_one_request() {
         {"name":"c","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}],
         "outputs":[{"name":"z"},{"name":"y","parameters":{"binary_data":false}}], "unknown":[{}]}"#;
     let HttpRequest { request, form } = parsed(json, &[1, 2, 0, 60]).unwrap();
-    assert_eq!((&request.id[..], &request.outputs[..]), ("7", &["z".to_owned(), "y".to_owned()][..]));
+    let outputs: Vec<&str> = request.outputs.iter().map(|output| &output.name[..]).collect();
+    assert_eq!((&request.id[..], &outputs[..]), ("7", &["z", "y"][..]));
     let data: Vec<&[u8]> = request.inputs.iter().map(|input| &input.data[..]).collect();
     assert_eq!(data, [&[1, 2][..], &[0xff, 0xff], &[0, 60]]);
     assert_eq!((form.binary(0), form.binary(1)), (true, false));
@@ -94,7 +95,14 @@ fn data_comes_once_and_in_a_known_form() {
         (r#""datatype":"FP16","data":[1]"#, "no JSON form"),
         (r#""datatype":"UINT8","data":[300]"#, "out of range"),
         (r#""datatype":"UINT8","data":[1]"#, "left after the last tensor"),
-        (r#""datatype":"UINT8","parameters":{"shared_memory_region":"r"}"#, "shared memory"),
+        (
+            r#""datatype":"UINT8","parameters":{"shared_memory_region":"r"}"#,
+            "without shared_memory_byte_size",
+        ),
+        (
+            r#""datatype":"UINT8","data":[1],"parameters":{"shared_memory_region":"r","shared_memory_byte_size":1}"#,
+            "both",
+        ),
     ] {
         let got = input(rest).unwrap_err();
         assert!(got.contains(why), "{rest}: {got}");
@@ -134,11 +142,15 @@ fn a_raw_body_is_the_only_input() {
 }
 
 #[test]
-fn classification_and_shared_memory_are_refused_not_ignored() {
-    for parameters in [r#"{"classification":3}"#, r#"{"shared_memory_region":"r"}"#] {
-        let json = format!(r#"{{"inputs":[],"outputs":[{{"name":"y","parameters":{parameters}}}]}}"#);
-        assert!(parsed(&json, &[]).unwrap_err().contains("not supported"));
-    }
+fn classification_is_refused_and_shared_memory_read_not_ignored() {
+    let read = |parameters: &str| {
+        parsed(&format!(r#"{{"inputs":[],"outputs":[{{"name":"y","parameters":{parameters}}}]}}"#), &[])
+    };
+    assert!(read(r#"{"classification":3}"#).unwrap_err().contains("not supported"));
+    assert!(read(r#"{"shared_memory_region":"r"}"#).unwrap_err().contains("shared_memory_byte_size"));
+    let wanted = read(r#"{"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":4}"#);
+    let place = Place { region: "r".into(), offset: 4, byte_size: 8 };
+    assert_eq!(wanted.unwrap().request.outputs[0].place, Some(place));
 }
 
 #[test]

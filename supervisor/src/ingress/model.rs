@@ -62,8 +62,8 @@ pub(super) async fn infer(
     mut request: InferRequest,
 ) -> Result<Vec<Answered>, Refusal> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
-    let places =
-        request.places.iter().map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
+    let places = request.outputs.iter().map(|output| &output.place);
+    let places = places.map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
     let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
     fetch(front, &mut request.inputs)?;
     let inputs = tensors::check(metadata, request.inputs)?;

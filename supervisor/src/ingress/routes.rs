@@ -179,7 +179,7 @@ async fn of_model(
             answer::check_form(
                 &metadata,
                 &tensors::requested(&metadata, &request.outputs)?,
-                &request.places,
+                &request.outputs,
                 &form,
             )?;
             let id = request.id.clone();

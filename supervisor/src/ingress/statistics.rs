@@ -56,7 +56,6 @@ pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto:
             cache_miss: duration(Total::default()),
         }),
         batch_stats: batch_stats.collect(),
-        ..Default::default()
     }
 }
 

@@ -18,11 +18,18 @@ pub(super) struct InferRequest {
     /// Its inputs, in the client's order.
     pub(super) inputs: Vec<NamedTensor>,
     /// The outputs wanted, in this order; empty for all of them.
-    pub(super) outputs: Vec<String>,
-    /// Where the wanted outputs are to be put, in the same order; nothing for those that go into the answer.
-    pub(super) places: Vec<Option<Place>>,
+    pub(super) outputs: Vec<WantedOutput>,
     /// Its priority and timeout.
     pub(super) terms: Terms,
+}
+
+/// An output that a client names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WantedOutput {
+    /// The model's name for it.
+    pub(super) name: String,
+    /// Where in shared memory it is to be put; else it goes into the answer.
+    pub(super) place: Option<Place>,
 }
 
 /// A tensor as a client names and describes it.
@@ -89,12 +96,12 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
 }
 
 /// Where the wanted outputs stand among the model's, in the order wanted; all of them if none is named.
-pub(super) fn requested(model: &Metadata, names: &[String]) -> Result<Vec<usize>, Failure> {
-    if names.is_empty() {
+pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, Failure> {
+    if wanted.is_empty() {
         return Ok((0..model.outputs.len()).collect());
     }
     let mut indices = Vec::new();
-    for name in names {
+    for WantedOutput { name, .. } in wanted {
         let Some(index) = model.outputs.iter().position(|spec| spec.name == *name) else {
             return Err(unexpected("output", name, model, &model.outputs));
         };

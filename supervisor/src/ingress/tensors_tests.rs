@@ -141,7 +141,8 @@ fn rows_are_equal_and_fit_into_a_batch() {
 
 #[test]
 fn outputs_are_picked_in_the_order_wanted() {
-    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let output = |name: &&str| WantedOutput { name: name.to_string(), place: None };
+    let names = |names: &[&str]| names.iter().map(output).collect::<Vec<_>>();
     assert_eq!(requested(&model(), &[]), Ok(vec![0, 1]));
     assert_eq!(requested(&model(), &names(&["z", "y"])), Ok(vec![1, 0]));
     assert_eq!(requested(&model(), &names(&["z"])), Ok(vec![1]));
