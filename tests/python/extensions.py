@@ -60,6 +60,8 @@ class Emulated(Server):
             "  metrics: []",
             f"limits: {{request_bytes: {REQUEST_BYTES}, shared_memory: true}}",
             "gpus: [{device: emulated, sms: 132}]",
+            # Others turn away at the door what their timeouts say will come too late.
+            "controller: {policy: static}",
             "models:",
             f"  - {{name: quick, engine: emulated, profile: quick.yaml, slo: 1s, {tensors}, batch: {{max: 4}}}}",
             f"  - {{name: slow, engine: emulated, profile: slow.yaml, slo: 10s, {tensors}, batch: {{max: 1}}}}",
@@ -236,6 +238,7 @@ class Terms(unittest.TestCase):
         self.client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
         self.addCleanup(self.client.close)
         self.done = queue.SimpleQueue()
+        self.until("it is idle", lambda model: model["in_flight"] + model["queue"] == 0)
 
     def status(self):
         models = json.loads(SERVER.command("status", "--json"))["models"]
