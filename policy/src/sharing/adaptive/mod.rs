@@ -109,7 +109,7 @@ impl Adaptive {
     fn overloaded(&self, terms: &[Terms], gpus: &[Sms]) -> Vec<bool> {
         let mut loads = vec![0.0; gpus.len()];
         for (model, terms) in self.models.iter().zip(terms) {
-            loads[terms.gpu] += model.load(terms).unwrap_or(0.0);
+            loads[terms.gpu] += model.load().unwrap_or(0.0);
         }
         loads.iter().zip(gpus).map(|(load, sms)| *load > outlook::FULL * f64::from(sms.0)).collect()
     }
@@ -129,7 +129,7 @@ impl Adaptive {
     /// Looks how well a GPU's caps do, and lays them out anew.
     fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
         let here = outlook::on(gpu, terms);
-        let loads = here.iter().map(|&model| self.models[model].load_undisturbed(&terms[model]));
+        let loads = here.iter().map(|&model| self.models[model].load_undisturbed());
         let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
         let settled = here.iter().all(|&model| {
             let live = &facts.models[model];

@@ -35,9 +35,11 @@ pub(super) struct Model {
     pub(super) demand: Demand,
     gpu: f64,
     capacity: Capacity,
+    /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
+    cheapest: Option<f64>,
     /// Where its slack last ran out.
     pressed: Option<Pressed>,
-    /// The time of a row on the whole GPU, in seconds, for which that was worked out.
+    /// The time of a row on the whole GPU, in seconds, for which capacity and cost were worked out.
     capacity_of: f64,
 }
 
@@ -46,7 +48,10 @@ impl Model {
         let execution = terms.profile.as_ref().map(|profile| &profile.execution);
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
-        Self { curve, demand, gpu: f64::from(gpu.0), capacity, pressed: None, capacity_of: 0.0 }
+        let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
+        let mut new = Self { curve, demand, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
+        new.work_out_capacity(terms);
+        new
     }
 
     /// Learns from what was seen, about execution only if it had about `sms` SMs all the time.
@@ -72,6 +77,8 @@ impl Model {
         let row = if self.curve.known() { self.curve.time(1.0, self.gpu) } else { return };
         if (row / self.capacity_of.max(1e-12) - 1.0).abs() > MOVED {
             self.capacity = Capacity::of(terms, &self.curve, Sms(self.gpu as u32));
+            let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
+            self.cheapest = costs.reduce(f64::min);
             self.capacity_of = row;
         }
     }
@@ -100,17 +107,13 @@ impl Model {
 
     /// The SMs that its demand takes at least, in full batches that keep its SLO; nothing where none does, or
     /// where nothing is known.
-    pub(super) fn load(&self, terms: &Terms) -> Option<f64> {
-        if !self.curve.known() {
-            return None;
-        }
-        let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
-        costs.reduce(f64::min).map(|cost| self.demand.rate() * cost)
+    pub(super) fn load(&self) -> Option<f64> {
+        self.cheapest.map(|cost| self.demand.rate() * cost)
     }
 
     /// The same, if what batches take longer than its profile says is the neighbours' fault.
-    pub(super) fn load_undisturbed(&self, terms: &Terms) -> f64 {
-        self.load(terms).unwrap_or(0.0) / self.curve.scale().max(1.0)
+    pub(super) fn load_undisturbed(&self) -> f64 {
+        self.load().unwrap_or(0.0) / self.curve.scale().max(1.0)
     }
 
     /// Whether it cannot keep its SLO even with the whole GPU to itself.

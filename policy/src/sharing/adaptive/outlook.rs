@@ -116,7 +116,7 @@ fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) ->
     }
     let mut loads: BTreeMap<u32, f64> = BTreeMap::new();
     for &model in here {
-        *loads.entry(terms[model].priority).or_default() += models[model].load(&terms[model]).unwrap_or(0.0);
+        *loads.entry(terms[model].priority).or_default() += models[model].load().unwrap_or(0.0);
     }
     let mut parts: BTreeMap<u32, f64> = BTreeMap::new();
     for (&priority, &load) in &loads {
