@@ -11,6 +11,7 @@ use crate::control::HandoverReport;
 use crate::doctor;
 use crate::errors;
 use crate::exit::{self, fail};
+use crate::models::{ModelChange, Report};
 use crate::profile;
 use crate::serve;
 use crate::simulate;
@@ -67,6 +68,17 @@ enum Command {
         /// The share of the GPU's SMs, e.g. 30%.
         #[arg(value_parser = share_percent)]
         share: u32,
+        /// As JSON, for scripts.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Go by the configuration's file as it is now: models are added, removed and changed while all serve.
+    ///
+    /// A file with faults (exit code 78) changes nothing, nor does one that asks for what takes a restart. SIGHUP does
+    /// the same.
+    Reload {
         /// As JSON, for scripts.
         #[arg(long)]
         json: bool,
@@ -143,6 +155,7 @@ pub fn run() -> ExitCode {
         Command::Resize { model, share, json, at } => {
             resize(Ask::Resize { model, share_percent: share }, json, at)
         }
+        Command::Reload { json, at } => reload(json, at),
         Command::Hold { model, at } => hold(model, true, at),
         Command::Release { model, at } => hold(model, false, at),
         Command::Plan { json, at } => plan(json, at),
@@ -195,6 +208,43 @@ fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     }
 }
 
+fn reload(json: bool, at: RunDir) -> u8 {
+    match ask(&Ask::Reload, at) {
+        Ok(Answer::Reloaded(report)) => {
+            print(&if json { as_json(&report) } else { reloaded(&report) });
+            let failed = report.models.iter().filter(|model| model.why.is_some()).count();
+            match failed {
+                0 => 0,
+                failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
+            }
+        }
+        Ok(Answer::Faulty(faults)) => {
+            say(&faults);
+            fail("the configuration has faults; nothing was changed", exit::CONFIG)
+        }
+        Ok(Answer::Refused(why)) => fail(&why, exit::REFUSED),
+        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
+        Err(code) => code,
+    }
+}
+
+/// What became of a configuration: a line a model that it changes.
+fn reloaded(report: &Report) -> String {
+    let line = |model: &ModelChange| {
+        let ModelChange { name, change, keys, why } = model;
+        let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
+        let how = why.as_ref().map(|why| format!(", but not in force: {why}")).unwrap_or_default();
+        format!("{name}: {}{keys}{how}\n", change.name())
+    };
+    let lines: String = report.models.iter().map(line).collect();
+    format!(
+        "{lines}{}: {} changed, {} unchanged",
+        report.file.display(),
+        report.models.len(),
+        report.unchanged
+    )
+}
+
 fn hold(model: String, held: bool, at: RunDir) -> u8 {
     match ask(&Ask::Hold { model: model.clone(), held }, at) {
         Ok(Answer::Held { held, news }) => {
@@ -228,6 +278,12 @@ fn in_words(report: &HandoverReport) -> String {
 
 fn as_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
+}
+
+/// Writes to stderr, as `check` does.
+#[expect(clippy::print_stderr, reason = "the command line's own output")]
+fn say(text: &str) {
+    eprintln!("{text}");
 }
 
 /// Writes to stdout; a reader that went away is no fault of ours.

@@ -1,36 +1,137 @@
 //! The models by name: where ingress finds the pipeline of a request.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::ops::Deref;
 use std::sync::Arc;
+
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, watch};
 
 use crate::pipeline::Pipeline;
 
-/// All models of this supervisor.
-#[derive(Debug)]
+/// The models that requests can reach now. Models come and go: [`Router::set`] changes all at once.
+#[derive(Debug, Default)]
 pub struct Router {
-    models: HashMap<String, Arc<Pipeline>>,
+    models: RwLock<HashMap<String, Route>>,
+    changed: watch::Sender<()>,
+}
+
+/// The way to one model.
+#[derive(Debug, Clone)]
+pub struct Route {
+    pipeline: Arc<Pipeline>,
+    /// Held, not used: its end tells.
+    _guests: mpsc::Sender<Infallible>,
+}
+
+/// Says when nobody is on a model's way any more.
+#[derive(Debug)]
+pub struct Guests(mpsc::Receiver<Infallible>);
+
+/// A request's hold on a model, from before it is checked until it is answered: a model that has been
+/// taken off the router serves on for as long as somebody has one.
+#[derive(Debug)]
+pub struct Guest(Route);
+
+impl Route {
+    /// The way to this pipeline, and what tells when the last copy of it has gone.
+    pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
+        let (guests, gone) = mpsc::channel(1);
+        (Self { pipeline, _guests: guests }, Guests(gone))
+    }
+}
+
+impl Guests {
+    /// Waits until the route, every copy of it and every guest have gone.
+    pub async fn gone(&mut self) {
+        // Nothing is ever sent: this is the end of the last sender.
+        self.0.recv().await;
+    }
+}
+
+impl Deref for Guest {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.0.pipeline
+    }
 }
 
 impl Router {
-    /// A router of these models.
-    pub fn new(models: HashMap<String, Arc<Pipeline>>) -> Self {
-        Self { models }
+    /// From now on these are the models.
+    pub fn set(&self, models: HashMap<String, Route>) {
+        let before = std::mem::replace(&mut *self.models.write(), models);
+        // Not under the lock.
+        drop(before);
+        self.changed.send_replace(());
     }
 
     /// The model of that name.
-    pub fn model(&self, name: &str) -> Option<&Arc<Pipeline>> {
-        self.models.get(name)
+    pub fn model(&self, name: &str) -> Option<Guest> {
+        self.models.read().get(name).cloned().map(Guest)
     }
 
     /// All of them with their names, which stand in order.
-    pub fn models(&self) -> Vec<(&str, &Arc<Pipeline>)> {
-        let mut models: Vec<_> = self.models.iter().map(|(name, model)| (name.as_str(), model)).collect();
-        models.sort_unstable_by_key(|model| model.0);
+    pub fn models(&self) -> Vec<(String, Guest)> {
+        let models = self.models.read();
+        let mut models: Vec<_> =
+            models.iter().map(|(name, route)| (name.clone(), Guest(route.clone()))).collect();
+        models.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         models
+    }
+
+    /// Changes whenever there are other models.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// Whether every model is ready.
     pub fn ready(&self) -> bool {
-        self.models.values().all(|model| model.ready().is_ok())
+        self.models.read().values().all(|model| model.pipeline.ready().is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::pipeline::{Settings, Slo};
+
+    fn pipeline() -> Arc<Pipeline> {
+        let settings = Settings {
+            name: "m".to_owned(),
+            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            max_requests: 1,
+            memory: 4096,
+            max_delay: Duration::ZERO,
+            reject_late: false,
+            profile: None,
+            bell: None,
+        };
+        Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
+    }
+
+    async fn have_gone(guests: &mut Guests) -> bool {
+        tokio::select! {
+            biased;
+            () = guests.gone() => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_model_has_gone_when_its_last_request_has() {
+        let router = Router::default();
+        let (route, mut guests) = Route::to(pipeline());
+        router.set(HashMap::from([("m".to_owned(), route)]));
+        let guest = router.model("m").unwrap();
+        router.set(HashMap::new());
+        assert!(router.model("m").is_none());
+        assert!(!have_gone(&mut guests).await, "a request is under way");
+        drop(guest);
+        assert!(have_gone(&mut guests).await);
     }
 }

@@ -6,27 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use shadowslice_shared::units::Percent;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::admin::{Admin, Administered, Reach};
+use crate::admin::{Admin, Reach};
 use crate::clock::Clock;
-use crate::config::{self, Config, Model, OnLate, Start};
-use crate::control::{
-    Context, Controller, EVENTS, Inbox, MemoryLedger, ModelState, ORDERS, Order, Parts, Planned, Planner,
-    Sharer, first_shares,
-};
+use crate::config::{self, Config, ModelControl, Start};
+use crate::control::{Context, ControlThread, MemoryLedger, ModelState, Planned, Planner};
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::ingress::{Ingress, MetricsListeners, Render};
 use crate::machine::Machine;
 use crate::metrics;
+use crate::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
 use crate::nvml::Watch;
-use crate::partition::{Gpus, Partition};
-use crate::pipeline::{Bell, FACTS, PRESSURES, Pipeline, Settings, Slo};
-use crate::process::{ReferenceFile, may_raise_priority};
+use crate::partition::Gpus;
+use crate::pipeline::PRESSURES;
+use crate::process::may_raise_priority;
+use crate::repository::{Asked, Repository};
 use crate::router::Router;
 
 /// Beyond the stop timeout, how long the controllers' end is waited for.
@@ -42,7 +40,7 @@ pub fn run(path: &Path) -> u8 {
     for note in &config.notes {
         tracing::warn!("{note}");
     }
-    match start(&config) {
+    match start(path, &config) {
         Ok(code) => code,
         Err(error) => fail(&errors::chain(&*error), error.code()),
     }
@@ -60,10 +58,8 @@ enum ServeError {
     Listen(#[from] crate::ingress::BindError),
     #[error("the control socket cannot be listened on")]
     Control(#[from] crate::admin::BindError),
-    #[error("shared memory cannot be had")]
-    Memory(#[from] shadowslice_shared::slab::SlabError),
-    #[error("reference answers cannot be kept")]
-    Reference(#[from] crate::process::ReferenceError),
+    #[error("a model cannot be made")]
+    Model(#[from] crate::models::MakeError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
     #[error("signals cannot be heard")]
@@ -91,7 +87,7 @@ where
     Box::new(ServeError::from(error))
 }
 
-fn start(config: &Config) -> Result<u8, Failed> {
+fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
     let library = host::onnxruntime_library(config).map_err(failed)?;
     let program = host::worker_program().map_err(failed)?;
     let run_dir = RunDir::take(&config.run_dir).map_err(failed)?;
@@ -118,7 +114,7 @@ fn start(config: &Config) -> Result<u8, Failed> {
         policy_acts: config.controller.acts().is_some(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
-    let code = runtime.block_on(serve(config, &run_dir, context, &gpus));
+    let code = runtime.block_on(serve(file, config, &run_dir, context, &gpus));
     // By now the workers have gone, or everything is to end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -129,128 +125,107 @@ fn start(config: &Config) -> Result<u8, Failed> {
 
 /// What the models need of each GPU's memory.
 fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
-    let of = |gpu| config.models.iter().filter(move |model| model.gpu == gpu);
-    let ledger = |gpu| Arc::new(MemoryLedger::new(of(gpu), config.controller.standby_memory));
-    (0..config.gpus.len()).map(ledger).collect()
+    let ledger = |_| Arc::new(MemoryLedger::new(config.controller.standby_memory));
+    config.gpus.iter().map(ledger).collect()
 }
 
-/// A model's parts, before its controller runs.
-struct Wired {
-    administered: Administered,
-    controller: Controller,
-    inbox: Inbox,
+/// The models and who runs them, and the ways to both.
+struct Running {
+    keeper: Keeper,
+    control: ControlThread,
+    router: Arc<Router>,
+    roster: watch::Receiver<Arc<Roster>>,
+    planned: Option<watch::Receiver<Planned>>,
 }
 
-fn wire(
-    model: &Model,
-    share: Percent,
-    context: &Context,
-    gpus: &[Arc<dyn Partition>],
-    bell: Option<Bell>,
-) -> Result<Wired, Failed> {
-    let (facts, heard) = mpsc::channel(FACTS);
-    let (orders, ordered) = mpsc::channel(ORDERS);
-    let (events, happened) = mpsc::channel(EVENTS);
-    let gpu = Arc::clone(&gpus[model.gpu]);
-    let settings = Settings {
-        name: model.name.clone(),
-        slo: Slo { latency: model.slo.latency, percentile: model.slo.percentile },
-        max_requests: model.queue.max_requests,
-        memory: model.queue.memory,
-        max_delay: model.batch.max_delay,
-        reject_late: model.queue.on_late == OnLate::Reject,
-        profile: model.profile.clone(),
-        bell,
-    };
-    let pipeline = Arc::new(Pipeline::new(settings, context.clock, facts).map_err(failed)?);
-    let model = Arc::new(model.clone());
-    let (controller, standing) = Controller::new(Parts {
+/// Makes the models, whose workers begin to start.
+async fn run_models(file: &Path, config: &Config, context: &Context, gpus: &Gpus) -> Result<Running, Failed> {
+    let (bells, pressed) = mpsc::channel(PRESSURES);
+    let (sharers, shared) = watch::channel(Vec::new());
+    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared, pressed).unzip();
+    let started = ControlThread::start(planner);
+    let (control, hire) = started.map_err(|error| Box::new(ServeError::Runtime(error)))?;
+    let (router, (roster, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
+    let workshop = Workshop {
         context: context.clone(),
-        model: Arc::clone(&model),
-        share,
-        gpu,
-        pipeline: Arc::clone(&pipeline),
-        reference: ReferenceFile::create(&model.name).map_err(failed)?,
-        events,
-    });
-    let calls = context.memory[model.gpu].calls();
-    let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls };
-    Ok(Wired { administered: Administered { model, pipeline, standing, orders }, controller, inbox })
+        gpus: gpus.clone(),
+        hire,
+        pressed: config.controller.acts().map(|_| bells),
+        next: 0,
+    };
+    let shown = Shown { router: Arc::clone(&router), roster, sharers };
+    let keeper = Keeper::start(file, config, workshop, shown).await.map_err(failed)?;
+    Ok(Running { keeper, control, router, roster: seen, planned })
 }
 
-/// A model, as the planner reaches it.
-fn sharer(model: &Administered, gpus: &Gpus) -> Sharer {
-    Sharer {
-        model: Arc::clone(&model.model),
-        gpu: Arc::clone(&gpus[model.model.gpu]),
-        pipeline: Arc::clone(&model.pipeline),
-        standing: model.standing.clone(),
-        orders: model.orders.clone(),
-    }
+/// What clients may know and want of the models.
+fn repository(
+    config: &Config,
+    roster: &watch::Receiver<Arc<Roster>>,
+    wishes: mpsc::Sender<Asked>,
+) -> Arc<Repository> {
+    let roster = roster.clone();
+    let heard = config.model_control == ModelControl::Explicit;
+    Arc::new(Repository::new(move || roster.borrow().listed(), heard.then_some(wishes)))
 }
 
-async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus) -> Result<u8, Failed> {
+async fn serve(
+    file: &Path,
+    config: &Config,
+    run_dir: &RunDir,
+    context: Context,
+    gpus: &Gpus,
+) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
+    let hangup = hear(SignalKind::hangup())?;
     let ingress =
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
     let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
-    let mut administered = Vec::new();
-    let mut controllers = Vec::new();
-    let shares = first_shares(&config.controller, gpus, &config.models);
-    let (bells, pressed) = mpsc::channel(PRESSURES);
-    for (index, (model, share)) in config.models.iter().zip(shares).enumerate() {
-        let bell = config.controller.acts().map(|_| Bell { model: index, to: bells.clone() });
-        let wired = wire(model, share, &context, gpus, bell)?;
-        administered.push(wired.administered);
-        controllers.push((wired.controller, wired.inbox));
-    }
-    let models = Arc::new(administered);
-    for model in models.iter() {
-        let pipeline = Arc::clone(&model.pipeline);
-        tokio::spawn(async move { pipeline.watch().await });
-    }
-    let sharers = models.iter().map(|model| sharer(model, gpus)).collect();
-    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, sharers, pressed).unzip();
+    let Running { keeper, mut control, router, roster, planned } =
+        run_models(file, config, &context, gpus).await?;
+    let (reloads, to_reload) = mpsc::channel(COMMANDS);
+    let (wishes, wished) = mpsc::channel(COMMANDS);
+    let repository = repository(config, &roster, wishes);
     let reach = Arc::new(Reach {
-        models: Arc::clone(&models),
+        roster: roster.clone(),
+        reloads: reloads.clone(),
         gpus: gpus.clone(),
         readings: context.readings,
         controller: config.controller,
         planned,
     });
-    let mut control = ControlThread::start(controllers, planner)?;
-    let pipelines = models.iter().map(|model| (model.model.name.clone(), Arc::clone(&model.pipeline)));
-    let router = Arc::new(Router::new(pipelines.collect::<HashMap<_, _>>()));
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
-    let metrics = tokio::spawn(
-        metrics_listeners.run(rendering(Arc::clone(&reach), Machine::new(context.clock)), ending),
-    );
+    let machine = Machine::new(context.clock);
+    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach), machine), ending));
 
     let served = async {
         if config.start == Start::Strict {
             let mut stopped = stopping.clone();
+            let models = Arc::clone(&roster.borrow());
             tokio::select! {
-                ready = all_ready(&models) => ready?,
+                ready = all_ready(&models.served) => ready?,
                 // An error means that nobody is left to say stop, which is the end, too.
                 _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             }
         }
-        tracing::info!(models = models.len(), run_dir = %run_dir.path().display(), "serving");
-        ingress.run(router, stopping).await;
+        tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
+        ingress.run(router, repository, stopping).await;
         Ok::<(), Failed>(())
     };
     let conversation = async {
         tokio::select! {
             served = served => served,
             () = admin.run(reach) => Ok(()),
+            () = keeper.run(to_reload, wished) => Ok(()),
+            () = reload_on(hangup, reloads) => Ok(()),
             () = control.ended() => Err(Box::new(ServeError::ControlEnded)),
         }
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
-    let code = finish(outcome, &models, &mut control, &mut signals, limit).await;
+    let code = finish(outcome, &mut control, &mut signals, limit).await;
     // Metrics are told until all the rest has ended.
     end.send_replace(true);
     if let Err(error) = metrics.await {
@@ -259,21 +234,34 @@ async fn serve(config: &Config, run_dir: &RunDir, context: Context, gpus: &Gpus)
     code
 }
 
+/// Has the configuration read again at each SIGHUP, for ever.
+async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
+    while hangup.recv().await.is_some() {
+        // The log says how it went. Where many reloads wait, the last of them reads what this one would.
+        reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();
+    }
+    std::future::pending().await
+}
+
 /// Writes the metrics of models, policy, GPUs and machine.
 fn rendering(reach: Arc<Reach>, machine: Machine) -> Render {
     Arc::new(move || {
         let status = reach.status();
-        let models = status.models.into_iter().zip(reach.models.iter());
-        let told = |(status, model): (_, &Administered)| metrics::Model {
-            status,
-            totals: model.pipeline.totals(),
-            changes: model.standing.borrow().changes.clone(),
+        let mut statuses: HashMap<_, _> =
+            status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
+        let roster = reach.roster();
+        let told = |model: &Served| {
+            Some(metrics::Model {
+                status: statuses.remove(&model.model.name)?,
+                totals: model.pipeline.totals(),
+                changes: model.standing.borrow().changes.clone(),
+            })
         };
+        let models: Vec<_> = roster.served.iter().filter_map(told).collect();
         let policy = reach.planned.as_ref().map(|planned| {
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }
         });
-        let models: Vec<_> = models.map(told).collect();
         metrics::render(&models, policy.as_ref(), &status.gpus, machine.usage())
     })
 }
@@ -299,20 +287,16 @@ async fn until_stopped(
 /// Ends the workers, and says how all went.
 async fn finish(
     outcome: Option<Result<(), Failed>>,
-    models: &[Administered],
     control: &mut ControlThread,
     signals: &mut Signals,
     limit: Duration,
 ) -> Result<u8, Failed> {
-    let Some(outcome) = outcome else { return Ok(control.cut()) };
-    for model in models {
-        // A full queue of orders is emptied by the controller; a closed one means that it has ended.
-        model.orders.send(Order::Stop).await.ok();
-    }
+    let Some(outcome) = outcome else { return Ok(cut(control)) };
+    control.stop();
     tokio::select! {
         () = control.ended() => {}
         () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
-        () = signals.next() => return Ok(control.cut()),
+        () = signals.next() => return Ok(cut(control)),
     }
     outcome.map(|()| {
         tracing::info!("stopped");
@@ -321,7 +305,7 @@ async fn finish(
 }
 
 /// Waits until every model is ready; an error names the first that never will be.
-async fn all_ready(models: &[Administered]) -> Result<(), Failed> {
+async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
         let mut standing = model.standing.clone();
         let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready(_));
@@ -335,6 +319,10 @@ async fn all_ready(models: &[Administered]) -> Result<(), Failed> {
     Ok(())
 }
 
+fn hear(kind: SignalKind) -> Result<Signal, Failed> {
+    signal(kind).map_err(|error| Box::new(ServeError::Signals(error)))
+}
+
 /// SIGTERM and SIGINT.
 struct Signals {
     terminate: Signal,
@@ -343,7 +331,6 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Failed> {
-        let hear = |kind| signal(kind).map_err(|error| Box::new(ServeError::Signals(error)));
         Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
     }
 
@@ -355,63 +342,9 @@ impl Signals {
     }
 }
 
-/// The thread on which the controllers run, and the planner.
-struct ControlThread {
-    cut: Option<oneshot::Sender<()>>,
-    ended: oneshot::Receiver<()>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl ControlThread {
-    fn start(controllers: Vec<(Controller, Inbox)>, planner: Option<Planner>) -> Result<Self, Failed> {
-        let failed = |error| Box::new(ServeError::Runtime(error));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let (cut, cut_short) = oneshot::channel();
-        let (end, ended) = oneshot::channel();
-        let work = move || {
-            runtime.block_on(async {
-                let mut tasks = tokio::task::JoinSet::new();
-                for (controller, inbox) in controllers {
-                    tasks.spawn(controller.run(inbox));
-                }
-                let planning = async {
-                    match planner {
-                        Some(planner) => planner.run().await,
-                        None => std::future::pending().await,
-                    }
-                };
-                tokio::select! {
-                    _ = tasks.join_all() => {}
-                    _ = cut_short => {}
-                    () = planning => {}
-                }
-            });
-            // Processes that are still there are killed as the runtime drops them.
-            drop(runtime);
-            // Nobody waits for the end if it was cut short.
-            end.send(()).ok();
-        };
-        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(work).map_err(failed)?;
-        Ok(Self { cut: Some(cut), ended, thread: Some(thread) })
-    }
-
-    async fn ended(&mut self) {
-        // An error means that the thread is gone, which is an end, too.
-        if !self.ended.is_terminated() {
-            (&mut self.ended).await.ok();
-        }
-    }
-
-    /// Kills all workers and ends at once.
-    fn cut(&mut self) -> u8 {
-        tracing::warn!("second signal: ending at once");
-        if let Some(cut) = self.cut.take() {
-            // The thread may have ended already.
-            cut.send(()).ok();
-        }
-        if let Some(thread) = self.thread.take() {
-            thread.join().ok();
-        }
-        exit::FORCED
-    }
+/// Kills all workers and ends at once.
+fn cut(control: &mut ControlThread) -> u8 {
+    tracing::warn!("second signal: ending at once");
+    control.cut();
+    exit::FORCED
 }

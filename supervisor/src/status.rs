@@ -19,7 +19,7 @@ use crate::pipeline::{Counts, Pipeline, Report};
 /// The whole supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Every model, as the configuration orders them.
+    /// Every model, as the configuration orders them; those last that were unloaded.
     pub models: Vec<ModelStatus>,
     /// Every GPU, as the configuration orders them.
     pub gpus: Vec<GpuStatus>,
@@ -51,7 +51,7 @@ pub struct GpuStatus {
 pub struct ModelStatus {
     /// Its name.
     pub name: String,
-    /// `loading`, `ready`, `restarting`, `unready` or `stopping`.
+    /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
     pub state: String,
     /// Why it is unready, or what keeps its worker from being started.
     pub why: Option<String>,
@@ -175,6 +175,39 @@ pub fn of_model(
         cannot_resize,
         no_standby: standing.no_standby.clone(),
         handovers: standing.handovers.clone(),
+    }
+}
+
+/// The status of a model that was unloaded; `going`: it still answers what it accepted.
+pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
+    ModelStatus {
+        name: model.name.clone(),
+        state: if going { "unloading" } else { "unloaded" }.to_owned(),
+        why: Some(why.to_owned()),
+        gpu: model.gpu,
+        share_percent: 0,
+        sms: 0,
+        held: false,
+        wanted_percent: None,
+        verdict: None,
+        queue: 0,
+        in_flight: 0,
+        workers: Vec::new(),
+        worker_deaths: 0,
+        worker_restarts: 0,
+        requests: Counts::default(),
+        batches: 0,
+        execution_ms: BTreeMap::new(),
+        latency_ms: Latency { p50: 0.0, p99: 0.0 },
+        slo: SloStatus {
+            latency_ms: model.slo.latency.as_secs_f64() * 1e3,
+            percentile: model.slo.percentile,
+            attainment: 1.0,
+            slack: None,
+        },
+        cannot_resize: None,
+        no_standby: None,
+        handovers: Handovers::default(),
     }
 }
 

@@ -5,11 +5,12 @@ mod client;
 mod server;
 
 pub use client::{AskError, ask};
-pub use server::{Admin, Administered, BindError, Reach};
+pub use server::{Admin, BindError, Reach};
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::{HandoverReport, PlanReport};
+use crate::models::Report;
 use crate::status::Status;
 
 /// The socket's name in the run directory.
@@ -43,6 +44,8 @@ pub enum Ask {
     },
     /// What the policy would do now.
     Plan,
+    /// That the configuration's file is read again.
+    Reload,
 }
 
 /// What it answers.
@@ -67,6 +70,10 @@ pub enum Answer {
     },
     /// What the policy would do now.
     Plan(PlanReport),
+    /// What became of the configuration.
+    Reloaded(Report),
+    /// The configuration has faults, each a line.
+    Faulty(String),
     /// Nothing had to be done, and why.
     Unchanged(String),
     /// It was not done, and why.

@@ -12,11 +12,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
-use crate::config::{Controller, Model};
-use crate::control::{Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, Standing};
+use crate::config::Controller;
+use crate::control::{Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerStanding};
+use crate::models::{Reload, ReloadRefused, Roster, Served};
 use crate::nvml::{Readings, Watched};
 use crate::partition::Partition;
-use crate::pipeline::Pipeline;
 use crate::status::{self, ModelStatus, Status};
 
 /// Conversations at a time.
@@ -28,31 +28,13 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to read its answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A model, as the control socket reaches it.
-#[derive(Debug)]
-pub struct Administered {
-    /// Its configuration.
-    pub model: Arc<Model>,
-    /// Its pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// How its controller sees it.
-    pub standing: watch::Receiver<Standing>,
-    /// Its controller.
-    pub orders: mpsc::Sender<Order>,
-}
-
-impl Administered {
-    /// How it stands on these GPUs, and what was last decided about it.
-    pub fn status(&self, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
-        status::of_model(&self.model, &self.pipeline, &self.standing.borrow(), gpus, plan)
-    }
-}
-
 /// What the control socket reaches.
 #[derive(Debug)]
 pub struct Reach {
-    /// The models, as the configuration orders them.
-    pub models: Arc<Vec<Administered>>,
+    /// The models that there are now.
+    pub roster: watch::Receiver<Arc<Roster>>,
+    /// Who changes which there are.
+    pub reloads: mpsc::Sender<Reload>,
     /// The GPUs, as the configuration orders them.
     pub gpus: Vec<Arc<dyn Partition>>,
     /// What NVML says of the GPUs.
@@ -64,6 +46,11 @@ pub struct Reach {
 }
 
 impl Reach {
+    /// The models that there are now.
+    pub fn roster(&self) -> Arc<Roster> {
+        Arc::clone(&self.roster.borrow())
+    }
+
     /// What the policy would do now.
     pub fn plan(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
@@ -75,12 +62,30 @@ impl Reach {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.plan();
-        let models = self.models.iter().enumerate();
+        let roster = self.roster();
+        let served = roster.served.iter().map(|model| {
+            let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
+            of_served(model, &watched, plan)
+        });
+        let unloaded = roster.unloaded.iter();
+        let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.is_going()));
         Status {
-            models: models.map(|(index, model)| model.status(&watched, plan.models.get(index))).collect(),
+            models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
     }
+}
+
+/// How a model stands on these GPUs, and what was last decided about it.
+fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
+    let mut standing = served.standing.borrow().clone();
+    // Who is to take over is a shadow to people, be it one with a queue of its own.
+    let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
+    standing.workers.extend(successor.map(|worker| match worker.role.as_str() {
+        "incumbent" => WorkerStanding { role: "shadow".to_owned(), ..worker },
+        _ => worker,
+    }));
+    status::of_model(&served.model, &served.pipeline, &standing, gpus, plan)
 }
 
 /// The control socket cannot be had.
@@ -182,29 +187,31 @@ async fn answer(ask: Ask, reach: &Reach) -> Answer {
     match ask {
         Ask::Status => Answer::Status(reach.status()),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
-        Ask::Hold { model, held } => hold(&model, held, &reach.models).await,
+        Ask::Hold { model, held } => hold(&model, held, reach).await,
         Ask::Plan => Answer::Plan(reach.plan()),
+        Ask::Reload => reload(reach).await,
     }
 }
 
 /// The model of that name; else which there are.
-fn named<'a>(name: &str, models: &'a [Administered]) -> Result<&'a Administered, String> {
-    models.iter().find(|model| model.model.name == name).ok_or_else(|| {
-        let names: Vec<_> = models.iter().map(|model| model.model.name.as_str()).collect();
+fn named(name: &str, reach: &Reach) -> Result<Served, String> {
+    let roster = reach.roster();
+    roster.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
+        let names: Vec<_> = roster.served.iter().map(|model| model.model.name.as_str()).collect();
         format!("there is no model '{name}'; there are: {}", names.join(", "))
     })
 }
 
 /// Gives a model's controller an order, if it has room for one.
-fn order(model: &Administered, order: Order) -> Result<(), String> {
+fn order(model: &Served, order: Order) -> Result<(), String> {
     let name = &model.model.name;
     let full = || format!("too many orders wait for model '{name}'; ask again later");
     model.orders.try_send(order).map_err(|_| full())
 }
 
-async fn hold(name: &str, held: bool, models: &[Administered]) -> Answer {
+async fn hold(name: &str, held: bool, reach: &Reach) -> Answer {
     let (reply, outcome) = oneshot::channel();
-    let ordered = named(name, models).and_then(|model| order(model, Order::Hold { held, reply }));
+    let ordered = named(name, reach).and_then(|model| order(&model, Order::Hold { held, reply }));
     match ordered {
         Ok(()) => match outcome.await {
             Ok(news) => Answer::Held { held, news },
@@ -221,7 +228,7 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
     };
     let (reply, outcome) = oneshot::channel();
     let resize = Order::Resize { share, cause: Cause::Hand, onset: None, reply };
-    if let Err(why) = named(name, &reach.models).and_then(|model| order(model, resize)) {
+    if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
         return Answer::Refused(why);
     }
     match outcome.await {
@@ -229,5 +236,20 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
         Ok(Err(refused @ ResizeRefused::InForce { .. })) => Answer::Unchanged(refused.to_string()),
         Ok(Err(refused)) => Answer::Refused(refused.to_string()),
         Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+    }
+}
+
+async fn reload(reach: &Reach) -> Answer {
+    let (reply, outcome) = oneshot::channel();
+    if reach.reloads.try_send(Reload { reply }).is_err() {
+        return Answer::Refused(
+            "too many reloads wait, or the server is stopping; try again later".to_owned(),
+        );
+    }
+    match outcome.await {
+        Ok(Ok(report)) => Answer::Reloaded(report),
+        Ok(Err(ReloadRefused::Faulty(faults))) => Answer::Faulty(faults),
+        Ok(Err(refused)) => Answer::Refused(refused.to_string()),
+        Err(_) => Answer::Refused("the server is stopping".to_owned()),
     }
 }

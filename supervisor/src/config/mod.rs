@@ -2,6 +2,7 @@
 //! All faults are found at once, each with its place.
 
 mod batch;
+mod changed;
 pub mod check;
 mod engine;
 mod faults;
@@ -24,6 +25,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use changed::changed_model;
 pub use faults::{ConfigError, Fault, Listing, Position};
 pub use render::render;
 pub use types::*;
@@ -114,8 +116,18 @@ pub fn default_run_dir() -> Option<PathBuf> {
     settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
-const KEYS: &[&str] =
-    &["run_dir", "listen", "gpus", "models", "controller", "limits", "timeouts", "start", "onnxruntime"];
+const KEYS: &[&str] = &[
+    "run_dir",
+    "listen",
+    "gpus",
+    "models",
+    "model_control",
+    "controller",
+    "limits",
+    "timeouts",
+    "start",
+    "onnxruntime",
+];
 
 /// Reads the whole document. Where there are faults, defaults stand in.
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
@@ -132,6 +144,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         listen,
         gpus,
         models,
+        model_control: settings::model_control(&fields),
         controller,
         limits,
         timeouts: settings::timeouts(&fields),

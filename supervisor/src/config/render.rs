@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use super::types::{
-    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
-    Partitioning, Provider, Queue, Share, Standby, Start, Timeouts,
+    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, ModelControl,
+    OnLate, Partitioning, Provider, Queue, Share, Standby, Start, Timeouts,
 };
 use super::units::{show_duration, show_size};
 
@@ -31,6 +31,11 @@ impl fmt::Display for Document<'_> {
         config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
         writeln!(f, "models:")?;
         config.models.iter().try_for_each(|one| model(f, one))?;
+        let control = match config.model_control {
+            ModelControl::None => "none",
+            ModelControl::Explicit => "explicit",
+        };
+        writeln!(f, "model_control: {control}")?;
         let policy = config.controller.policy;
         let interval = show_duration(config.controller.interval);
         let standby_memory = config.controller.standby_memory.map(show_size);

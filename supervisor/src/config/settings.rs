@@ -7,7 +7,7 @@ use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::Kind;
 
-use super::types::{Choice, Controller, Limits, OnnxRuntime, Start, Timeouts};
+use super::types::{Choice, Controller, Limits, ModelControl, OnnxRuntime, Start, Timeouts};
 use super::{Context, Environment, absolute, units};
 
 /// The socket that `status` and `resize` talk to, in the run directory.
@@ -105,6 +105,12 @@ pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
 pub(super) fn start(root: &Fields<'_>) -> Start {
     let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
     root.or("start", Start::Lenient, |value| value.one_of(&words))
+}
+
+/// Whether clients load and unload models.
+pub(super) fn model_control(root: &Fields<'_>) -> ModelControl {
+    let words = [("none", ModelControl::None), ("explicit", ModelControl::Explicit)];
+    root.or("model_control", ModelControl::None, |value| value.one_of(&words))
 }
 
 /// Where ONNX Runtime is.

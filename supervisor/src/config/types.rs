@@ -25,6 +25,8 @@ pub struct Config {
     pub gpus: Vec<Gpu>,
     /// The models; never empty, names differ.
     pub models: Vec<Model>,
+    /// Whether clients load and unload models.
+    pub model_control: ModelControl,
     /// How shares are decided.
     pub controller: Controller,
     /// Bounds on what clients may ask for.
@@ -308,6 +310,15 @@ pub struct Limits {
     pub connections: usize,
     /// Whether clients may have tensors in their shared memory read and written.
     pub shared_memory: bool,
+}
+
+/// Whether clients load and unload models, in Triton's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelControl {
+    /// They do not.
+    None,
+    /// They do.
+    Explicit,
 }
 
 /// What to do about models that cannot be started.

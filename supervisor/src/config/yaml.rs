@@ -57,6 +57,81 @@ impl Node {
     }
 }
 
+/// Trees made of others. What they stand for is bounded by what those do.
+impl Node {
+    /// Whether it is a single text or number.
+    pub(super) fn is_scalar(&self) -> bool {
+        matches!(self.content, Content::Scalar { .. })
+    }
+
+    /// What a map has under `key`.
+    pub(super) fn get(&self, key: &str) -> Option<&Rc<Self>> {
+        let Content::Map(entries) = &self.content else { return None };
+        entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+    }
+
+    /// A map of one key.
+    pub(super) fn map_of(key: &str, node: &Rc<Self>) -> Rc<Self> {
+        let entry = Entry { key: key.to_owned(), at: node.at, node: Rc::clone(node) };
+        Rc::new(Self { at: node.at, content: Content::Map(vec![entry]), values: node.values + 1 })
+    }
+
+    /// The same map without this key.
+    pub(super) fn without(&self, key: &str) -> Rc<Self> {
+        let Content::Map(entries) = &self.content else { return self.copy() };
+        let stays = entries.iter().filter(|entry| entry.key != key);
+        let copy =
+            |Entry { key, at, node }: &Entry| Entry { key: key.clone(), at: *at, node: Rc::clone(node) };
+        let content = Content::Map(stays.map(copy).collect());
+        Rc::new(Self { at: self.at, content, values: self.values })
+    }
+
+    /// The same map with another value under `key`, if it is there.
+    pub(super) fn with(&self, key: &str, value: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
+        let Content::Map(entries) = &self.content else { return self.copy() };
+        let entry = |entry: &Entry| {
+            let node = if entry.key == key { value(&entry.node) } else { Rc::clone(&entry.node) };
+            Entry { key: entry.key.clone(), at: entry.at, node }
+        };
+        let content = Content::Map(entries.iter().map(entry).collect());
+        Rc::new(Self { at: self.at, content, values: self.values })
+    }
+
+    /// The same list with another item at `place`.
+    pub(super) fn with_item(&self, place: usize, item: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
+        let Content::List(items) = &self.content else { return self.copy() };
+        let items = items.iter().enumerate();
+        let items = items.map(|(at, node)| if at == place { item(node) } else { Rc::clone(node) });
+        Rc::new(Self { at: self.at, content: Content::List(items.collect()), values: self.values })
+    }
+
+    /// What `over` says, and beside it what it does not: maps are merged, everything else is replaced.
+    pub(super) fn merged(&self, over: &Rc<Self>) -> Rc<Self> {
+        let (Content::Map(entries), Content::Map(changes)) = (&self.content, &over.content) else {
+            return Rc::clone(over);
+        };
+        let stays = entries.iter().filter(|entry| over.get(&entry.key).is_none());
+        let stays = stays.map(|entry| (entry, Rc::clone(&entry.node)));
+        let changes = changes.iter().map(|change| {
+            let before = self.get(&change.key);
+            let node = before.map_or_else(|| Rc::clone(&change.node), |before| before.merged(&change.node));
+            (change, node)
+        });
+        let entry = |(entry, node): (&Entry, Rc<Self>)| Entry { key: entry.key.clone(), at: entry.at, node };
+        let content = Content::Map(stays.chain(changes).map(entry).collect());
+        Rc::new(Self { at: self.at, content, values: self.values + over.values })
+    }
+
+    fn copy(&self) -> Rc<Self> {
+        let content = match &self.content {
+            Content::Scalar { text, plain } => Content::Scalar { text: text.clone(), plain: *plain },
+            Content::List(items) => Content::List(items.clone()),
+            Content::Map(_) => return self.with("", Rc::clone),
+        };
+        Rc::new(Self { at: self.at, content, values: self.values })
+    }
+}
+
 /// Reads the text of a configuration file; one that is too large or no text is a fault, and `None`.
 pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();

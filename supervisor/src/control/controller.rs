@@ -133,6 +133,8 @@ pub struct Parts {
     pub model: Arc<Model>,
     /// The share that its first worker gets.
     pub share: Percent,
+    /// Whether people hold that share.
+    pub held: bool,
     /// Its GPU.
     pub gpu: Arc<dyn Partition>,
     /// Its pipeline.
@@ -158,7 +160,7 @@ impl Controller {
             memory_need: None,
             standby_wish: None,
             no_standby: None,
-            held: false,
+            held: parts.held,
             workers: Vec::new(),
             worker_deaths: 0,
             worker_restarts: 0,
@@ -166,6 +168,7 @@ impl Controller {
             changes: Changes::default(),
         });
         let ledger = Arc::clone(&parts.context.memory[parts.model.gpu]);
+        ledger.enter(&parts.model);
         let controller = Self {
             context: parts.context,
             model: parts.model,
@@ -191,7 +194,7 @@ impl Controller {
             last_words: String::new(),
             handovers: Handovers::default(),
             changes: Changes::default(),
-            held: false,
+            held: parts.held,
             stopping: None,
             events: parts.events,
             standing,
@@ -210,6 +213,7 @@ impl Controller {
             self.tend_relief();
             self.publish();
         }
+        self.leave_ledger();
     }
 
     /// The next thing that happens. Every receiver is cancel-safe.
@@ -240,6 +244,10 @@ impl Controller {
                 self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) });
             }
             Heard::Order(Order::Standby { share }) => self.standby.wish = share,
+            Heard::Order(Order::Configure { model }) => {
+                self.ledger.tell(&model);
+                self.model = model;
+            }
             Heard::Order(Order::Hold { held, reply }) => {
                 let news = std::mem::replace(&mut self.held, held) != held;
                 // Whoever asked may have gone away.

@@ -37,6 +37,8 @@ struct Book {
 /// One model. Memory is in bytes.
 #[derive(Debug, Default)]
 struct Row {
+    /// Its controllers: two while one replaces the other.
+    controllers: usize,
     /// What its profile says that a worker takes.
     told: Option<u64>,
     /// What a worker of it was seen to have.
@@ -90,18 +92,38 @@ pub(super) enum NoRoom {
 }
 
 impl MemoryLedger {
-    /// Of these models, which share a GPU; `limit` in bytes is for all their standing workers.
-    pub fn new<'m>(models: impl Iterator<Item = &'m Model>, limit: Option<u64>) -> Self {
-        let row = |model: &Model| {
-            let memory = model.profile.as_ref().map(|profile| profile.memory);
-            let sum =
-                memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
-            let has_shadows = model.handover == HandoverMode::Shadow;
-            let row = Row { told: sum.filter(|bytes| *bytes > 0), has_shadows, ..Row::default() };
-            (model.name.clone(), row)
-        };
-        let book = Book { rows: models.map(row).collect(), ..Book::default() };
-        Self { limit, book: Mutex::new(book), called: watch::Sender::new(()) }
+    /// Of a GPU's models, none so far; `limit` in bytes is for all their standing workers.
+    pub fn new(limit: Option<u64>) -> Self {
+        Self { limit, book: Mutex::default(), called: watch::Sender::new(()) }
+    }
+
+    /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
+    /// known.
+    pub(super) fn enter(&self, model: &Model) {
+        self.tell(model);
+        if let Some(row) = self.book.lock().rows.get_mut(&model.name) {
+            row.controllers += 1;
+        }
+    }
+
+    /// This is how the model is configured now.
+    pub(super) fn tell(&self, model: &Model) {
+        let memory = model.profile.as_ref().map(|profile| profile.memory);
+        let sum =
+            memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
+        let mut book = self.book.lock();
+        let row = book.rows.entry(model.name.clone()).or_default();
+        row.told = sum.filter(|bytes| *bytes > 0);
+        row.has_shadows = model.handover == HandoverMode::Shadow;
+    }
+
+    /// A controller has ended. With a model's last one goes what would be kept for its shadows.
+    fn leave(&self, model: &str) {
+        let mut book = self.book.lock();
+        if let Some(row) = book.rows.get_mut(model) {
+            row.controllers = row.controllers.saturating_sub(1);
+        }
+        book.rows.retain(|name, row| name != model || row.controllers > 0);
     }
 
     /// Changes whenever standing workers are called in.
@@ -221,6 +243,11 @@ impl Controller {
         self.ledger.may_stand(&self.model.name, self.memory(), there, self.now())
     }
 
+    /// The last thing that a controller does.
+    pub(super) fn leave_ledger(&self) {
+        self.ledger.leave(&self.model.name);
+    }
+
     pub(super) fn note_standing(&self, stands: bool) {
         self.ledger.stands(&self.model.name, stands);
     }
@@ -319,6 +346,24 @@ mod tests {
         ledger.warmed(at(10));
         assert_eq!(ledger.may_stand("a", real(80, 80), false, at(11)), Err(NoRoom::Lag));
         assert_eq!(ledger.may_stand("a", real(80, 80), false, at(12)), Ok(()));
+    }
+
+    #[test]
+    fn a_model_is_kept_room_for_until_its_last_controller_ends() {
+        let ledger = ledger(None);
+        let room = || ledger.may_stand("a", real(5, 20), false, at(0));
+        ledger.book.lock().rows.get_mut("b").unwrap().controllers = 2;
+        ledger.leave("b");
+        assert_eq!(ledger.need("b"), Some(3 * GIB));
+        assert_eq!(room(), Ok(()), "2 for it, and 3 for the largest shadow");
+        ledger.leave("b");
+        ledger.leave("b");
+        assert_eq!(ledger.need("b"), None);
+        assert_eq!(
+            ledger.may_stand("a", real(4, 20), false, at(0)),
+            Ok(()),
+            "its own shadow is the largest now"
+        );
     }
 
     #[test]

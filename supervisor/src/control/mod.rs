@@ -24,6 +24,7 @@ mod resize;
 mod standby;
 mod standing;
 mod swap;
+mod thread;
 
 pub use changes::{Cause, Changes, Outcomes};
 pub use controller::{Context, Controller, Inbox, Parts};
@@ -32,9 +33,14 @@ pub use loaded::warm_up;
 pub use memory::MemoryLedger;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
+pub use thread::{ControlThread, Hired};
+
+use std::sync::Arc;
 
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
+
+use crate::config::Model;
 
 /// Orders that may wait for a controller.
 pub const ORDERS: usize = 16;
@@ -67,6 +73,12 @@ pub enum Order {
         held: bool,
         /// Hears whether that is news.
         reply: oneshot::Sender<bool>,
+    },
+    /// Go by this configuration from now on: the same model, with other bounds on its share, another priority, and
+    /// other ways of handing over and standing by. What its workers were started with does not differ.
+    Configure {
+        /// The configuration.
+        model: Arc<Model>,
     },
     /// End all workers, and then itself. The door is shut first.
     Stop,
@@ -112,7 +124,9 @@ pub enum ResizeRefused {
         /// Why it does not.
         why: String,
     },
-    /// The supervisor ends.
-    #[error("the server is stopping")]
+    /// The supervisor ends, or the model's workers do.
+    #[error(
+        "the workers of this model are told to end: the server is stopping, or the model is unloaded or replaced"
+    )]
     Stopping,
 }

@@ -13,7 +13,8 @@ pub(super) const SERVER: &str = "shadowslice";
 /// The server's version.
 pub(super) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The protocol's extensions that are always served.
-const EXTENSIONS: [&str; 4] = ["binary_tensor_data", "model_configuration", "schedule_policy", "statistics"];
+const EXTENSIONS: [&str; 5] =
+    ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
 
 /// The protocol's extensions that are served.
 pub(super) fn extensions(shared_memory: bool) -> impl Iterator<Item = &'static str> {

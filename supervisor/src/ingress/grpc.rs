@@ -27,16 +27,19 @@ use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::proto::{
     ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
     ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
-    ModelStatisticsResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest,
-    SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse,
-    SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
+    ModelStatisticsResponse, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
+    RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
+    ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
+    ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
+    SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
+    SystemSharedMemoryUnregisterResponse,
 };
 use super::refusal::Refusal;
 use super::shared_memory::Registered;
 use super::stop::Stop;
-use super::{Frontend, contents, describe, envelope, model, statistics};
-use crate::pipeline::{Metadata, Pipeline};
+use super::{Frontend, contents, describe, envelope, model, repository, statistics};
+use crate::pipeline::Metadata;
+use crate::router::Guest;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -163,16 +166,16 @@ struct Service(Arc<Frontend>);
 
 impl Service {
     fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, Refusal> {
-        model::metadata(model::find(&self.0.router, name, version)?, name)
+        model::metadata(&*model::find(&self.0.router, name, version)?, name)
     }
 
     async fn infer(&self, request: ModelInferRequest) -> Result<ModelInferResponse, Refusal> {
         let name = request.model_name.clone();
         let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
-        let metadata = model::metadata(pipeline, &name)?;
+        let metadata = model::metadata(&pipeline, &name)?;
         let request = contents::request(request)?;
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, pipeline, &metadata, request).await?;
+        let outputs = model::infer(&self.0, &pipeline, &metadata, request).await?;
         let mut response = ModelInferResponse {
             model_name: name,
             model_version: model::VERSION.to_owned(),
@@ -291,9 +294,32 @@ impl GrpcInferenceService for Service {
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let models = match name.as_str() {
             "" => self.0.router.models(),
-            name => vec![(name, model::find(&self.0.router, name, &version)?)],
+            name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (&str, &Arc<Pipeline>)| statistics::model(name, &pipeline.timings());
+        let model = |(name, pipeline): (String, Guest)| statistics::model(&name, &pipeline.timings());
         Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        Ok(Response::new(repository::index(&self.0.repository, &request.into_inner())?))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        repository::load(&self.0.repository, request.into_inner()).await?;
+        Ok(Response::new(RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        repository::unload(&self.0.repository, request.into_inner()).await?;
+        Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 }

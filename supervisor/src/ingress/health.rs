@@ -61,15 +61,14 @@ impl HealthService for Health {
             room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} others watch already")))?;
         let known = SERVICES.contains(&request.into_inner().service.as_str());
         let (tell, told) = mpsc::channel(1);
-        let readiness = self.front.router.models().into_iter().map(|(_, model)| model.readiness());
-        tokio::spawn(follow(readiness.collect(), known, tell, self.stop.clone(), room));
+        tokio::spawn(follow(Arc::clone(&self.front), known, tell, self.stop.clone(), room));
         Ok(Response::new(ReceiverStream::new(told)))
     }
 }
 
 /// Tells how things are, and again whenever that changes, until the watcher is gone or serving ends.
 async fn follow(
-    mut readiness: Vec<watch::Receiver<bool>>,
+    front: Arc<Frontend>,
     known: bool,
     tell: mpsc::Sender<Result<HealthCheckResponse, Status>>,
     stop: Stop,
@@ -77,6 +76,8 @@ async fn follow(
 ) {
     let mut stop = std::pin::pin!(stop.begun());
     let mut last = None;
+    let mut others = front.router.changes();
+    let mut readiness = readinesses(&front);
     loop {
         // All are looked at, for who is not would be new again at once.
         let mut ready = true;
@@ -92,6 +93,7 @@ async fn follow(
         }
         tokio::select! {
             () = changed(&mut readiness) => {}
+            Ok(()) = others.changed() => readiness = readinesses(&front),
             () = tell.closed() => return,
             () = &mut stop => break,
         }
@@ -102,13 +104,18 @@ async fn follow(
     }
 }
 
+/// Whether each of the models that there are now is ready. No model is kept by being watched.
+fn readinesses(front: &Frontend) -> Vec<watch::Receiver<bool>> {
+    front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
+}
+
 /// Waits until one of the models became ready, or ceased to be.
 async fn changed(readiness: &mut [watch::Receiver<bool>]) {
     let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
         Box::pin(async { model.changed().await.is_ok() })
     });
     let changes: Vec<_> = changes.collect();
-    // Models outlive connections; without any there is no change, either.
+    // Without any there is no change; one that is gone is news of the router.
     if changes.is_empty() || !select_all(changes).await.0 {
         pending::<()>().await;
     }

@@ -29,6 +29,7 @@ mod memory;
 mod metrics;
 mod model;
 mod refusal;
+mod repository;
 mod routes;
 mod shared_memory;
 mod statistics;
@@ -43,6 +44,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use crate::config::{Limits, Listener};
 use crate::pipeline::Failure;
+use crate::repository::Repository;
 use crate::router::Router;
 
 pub use listen::BindError;
@@ -85,11 +87,12 @@ impl Ingress {
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
     /// sockets are removed, idle connections are closed, and requests under way are answered; returns
     /// when the last connection has ended, at most 30 s later.
-    pub async fn run(self, router: Arc<Router>, stop: watch::Receiver<bool>) {
+    pub async fn run(self, router: Arc<Router>, repository: Arc<Repository>, stop: watch::Receiver<bool>) {
         let front = Arc::new(Frontend {
             router,
             regions: shared_memory::Regions::new(self.limits.shared_memory),
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
+            repository,
             in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
@@ -103,6 +106,7 @@ impl Ingress {
 #[derive(Debug)]
 struct Frontend {
     router: Arc<Router>,
+    repository: Arc<Repository>,
     in_flight: Semaphore,
     watchers: Arc<Semaphore>,
     regions: shared_memory::Regions,

@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 use super::shared_memory::{Found, Place};
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use crate::pipeline::{Failure, Metadata, Output, Pipeline};
-use crate::router::Router;
+use crate::router::{Guest, Router};
 
 /// The one version that every model has.
 pub(super) const VERSION: &str = "1";
@@ -30,8 +30,8 @@ pub(super) struct Answered {
     pub(super) place: Option<Place>,
 }
 
-/// The pipeline of that name and version; an empty version is the one there is.
-pub(super) fn find<'a>(router: &'a Router, name: &str, version: &str) -> Result<&'a Arc<Pipeline>, Refusal> {
+/// The model of that name and version; an empty version is the one there is.
+pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Guest, Refusal> {
     let pipeline = router.model(name).ok_or_else(|| {
         Refusal::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
     })?;

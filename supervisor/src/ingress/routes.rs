@@ -16,8 +16,9 @@ use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, memory, model, statistics};
-use crate::pipeline::{Failure, Metadata, Pipeline};
+use super::{Frontend, answer, describe, memory, model, repository, statistics};
+use crate::pipeline::{Failure, Metadata};
+use crate::router::Guest;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -36,6 +37,7 @@ enum Route {
     Server,
     /// The statistics of all models.
     Statistics,
+    Repository(repository::Route),
     Model {
         name: String,
         version: String,
@@ -78,6 +80,13 @@ impl Route {
             ["systemsharedmemory", what] => return Self::memory("", what),
             ["systemsharedmemory", "region", name, what] => return Self::memory(name, what),
             ["models", "stats"] => return Some(Self::Statistics),
+            ["repository", "index"] => return Some(Self::Repository(repository::Route::Index)),
+            ["repository", "models", model, "load"] => {
+                return Some(Self::Repository(repository::Route::Load(decoded(model)?)));
+            }
+            ["repository", "models", model, "unload"] => {
+                return Some(Self::Repository(repository::Route::Unload(decoded(model)?)));
+            }
             ["models", model] => (model, "", ""),
             ["models", model, "versions", version] => (model, version, ""),
             ["models", model, what] => (model, "", what),
@@ -108,7 +117,7 @@ impl Route {
     fn method(&self) -> Method {
         match self {
             Self::Memory { what: OfMemory::Register | OfMemory::Unregister, .. } => Method::POST,
-            Self::Model { what: What::Infer, .. } => Method::POST,
+            Self::Model { what: What::Infer, .. } | Self::Repository(_) => Method::POST,
             _ => Method::GET,
         }
     }
@@ -143,6 +152,9 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Bytes) -> Respo
             let models = front.router.models();
             document(StatusCode::OK, &statistics(models.into_iter()))
         }
+        Route::Repository(route) => repository::answer(&front.repository, route, &body)
+            .await
+            .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
         Route::Model { name, version, what } => of_model(front, &name, &version, what, head, body)
             .await
             .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
@@ -165,9 +177,9 @@ async fn of_model(
         });
     }
     if what == What::Statistics {
-        return Ok(document(StatusCode::OK, &statistics([(name, pipeline)].into_iter())));
+        return Ok(document(StatusCode::OK, &statistics([(name.to_owned(), pipeline)].into_iter())));
     }
-    let metadata = model::metadata(pipeline, name)?;
+    let metadata = model::metadata(&pipeline, name)?;
     match what {
         What::Config => Ok(document(StatusCode::OK, &describe::config_json(&metadata))),
         What::Metadata | What::Ready | What::Statistics => {
@@ -183,14 +195,14 @@ async fn of_model(
                 &form,
             )?;
             let id = request.id.clone();
-            let outputs = model::infer(front, pipeline, &metadata, request).await?;
+            let outputs = model::infer(front, &pipeline, &metadata, request).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }
 }
 
-fn statistics<'a>(models: impl Iterator<Item = (&'a str, &'a Arc<Pipeline>)>) -> Value {
-    let models = models.map(|(name, pipeline)| statistics::model_json(name, &pipeline.timings()));
+fn statistics(models: impl Iterator<Item = (String, Guest)>) -> Value {
+    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
     json!({"model_stats": models.collect::<Vec<_>>()})
 }
 
@@ -297,6 +309,8 @@ mod tests {
         assert_eq!(Route::parse("/v2/models/stats"), Some(Route::Statistics));
         assert_eq!(Route::parse("/v2/models/m/versions/1/stats"), model("m", "1", What::Statistics));
         assert_eq!(Route::parse("/v2/models/m/versions/1/infer"), model("m", "1", What::Infer));
+        let load = repository::Route::Load("m".into());
+        assert_eq!(Route::parse("/v2/repository/models/m/load"), Some(Route::Repository(load)));
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
     }
 

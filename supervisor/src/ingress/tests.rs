@@ -4,7 +4,6 @@ mod grpc;
 mod http;
 mod metrics;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,7 +38,8 @@ impl Server {
             |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
         let (stop, stopped) = watch::channel(false);
-        let running = tokio::spawn(ingress.run(Arc::new(Router::new(HashMap::new())), stopped));
+        let running =
+            tokio::spawn(ingress.run(Arc::default(), Arc::new(Repository::new(Vec::new, None)), stopped));
         Self { dir, stop, running }
     }
 

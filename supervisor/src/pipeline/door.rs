@@ -41,6 +41,12 @@ impl Doorkeeper {
         self.door = door;
     }
 
+    /// The configuration says otherwise.
+    pub(crate) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
+        self.most.max_delay = max_delay;
+        self.serves_late = serves_late;
+    }
+
     /// The model has been found to allow these batches.
     pub(crate) fn found(&mut self, max_rows: u32, max_requests: usize) {
         self.most = Limits { max_rows, max_requests, ..self.most };

@@ -99,11 +99,21 @@ pub struct Settings {
     pub bell: Option<Bell>,
 }
 
+/// What of a pipeline can change while it serves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rules {
+    /// The model's SLO; its latency is every request's deadline.
+    pub slo: Slo,
+    /// How long an incomplete batch waits for company.
+    pub max_delay: Duration,
+    /// Whether late requests are refused under overload.
+    pub reject_late: bool,
+}
+
 /// The pipeline of one model.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
-    slo: Duration,
     profile: Option<Profile>,
     clock: Clock,
     memory: Arc<RequestMemory>,
@@ -121,6 +131,7 @@ impl Pipeline {
         let most = Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay };
         let state = State {
             name: Arc::clone(&name),
+            slo: settings.slo.latency,
             gate: Gate::Shut("the model is being loaded".to_owned()),
             door: Doorkeeper::new(most, !settings.reject_late),
             queue: Queues::new(settings.max_requests),
@@ -135,7 +146,6 @@ impl Pipeline {
         };
         Ok(Self {
             name,
-            slo: settings.slo.latency,
             profile: settings.profile,
             clock,
             memory,
@@ -177,11 +187,11 @@ impl Pipeline {
         let stored = self.clock.now();
         let (reply, answer) = oneshot::channel();
         let claim = Claim::default();
-        let entry = Entry {
+        let mut entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
             rows: metadata.rows(&inputs),
             arrived,
-            deadline: arrived + terms.timeout.map_or(self.slo, |timeout| timeout.min(self.slo)),
+            deadline: arrived,
             alone: false,
             item: Ticket {
                 memory: Arc::new(memory),
@@ -193,7 +203,11 @@ impl Pipeline {
             },
         };
         drop(inputs);
-        self.change(|state| state.accept(entry, stored))?;
+        self.change(|state| {
+            // The objective may change.
+            entry.deadline = arrived + terms.timeout.map_or(state.slo, |timeout| timeout.min(state.slo));
+            state.accept(entry, stored)
+        })?;
         Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }
 
@@ -312,6 +326,12 @@ impl Pipeline {
         let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
         state.door.found(found.max_batch, max_requests);
         Ok(Arc::clone(known))
+    }
+
+    /// From now on these rules hold for requests that come, and for what waits where they say when it is sent.
+    pub fn set_rules(&self, rules: Rules) {
+        let now = self.clock.now();
+        self.change(|state| state.set_rules(rules, now));
     }
 
     /// Takes requests from now on.

@@ -12,6 +12,7 @@ use shadowslice_policy::late::Lateness;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
+use super::Rules;
 use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
@@ -47,6 +48,8 @@ enum Left {
 pub(crate) struct State {
     /// The model's name.
     pub(crate) name: Arc<str>,
+    /// Every request's deadline, from its arrival.
+    pub(crate) slo: Duration,
     pub(crate) gate: Gate,
     pub(crate) door: Doorkeeper,
     pub(crate) queue: Queues,
@@ -98,6 +101,18 @@ impl State {
     /// The policy opens or narrows the door.
     pub(crate) fn set_door(&mut self, door: Door, now: Moment) {
         self.door.set(door);
+        self.dispatch(now);
+    }
+
+    /// The configuration has changed. What was queued keeps its deadline.
+    pub(crate) fn set_rules(&mut self, rules: Rules, now: Moment) {
+        let Rules { slo, max_delay, reject_late } = rules;
+        let before = std::mem::replace(&mut self.slo, slo.latency);
+        self.stats.set_slo(slo);
+        if before != slo.latency || self.lateness.is_some() != reject_late {
+            self.lateness = reject_late.then(|| Lateness::new(slo.latency));
+        }
+        self.door.configure(max_delay, !reject_late);
         self.dispatch(now);
     }
 

@@ -92,6 +92,11 @@ impl Stats {
         }
     }
 
+    /// From now on the objective is another.
+    pub(crate) fn set_slo(&mut self, slo: Slo) {
+        self.slo = slo;
+    }
+
     /// A request was answered.
     pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
         let latency = spent.latency;

@@ -55,10 +55,43 @@ pub(crate) const ROWS: &[Row] = &[
     // The supervisor's data path: from a socket to a lane. It never waits for control, so it cannot name it.
     Row {
         part: "supervisor/src/ingress",
-        may: &["crate::config", "crate::pipeline", "crate::router", "shadowslice_shared::tensor"],
+        may: &[
+            "crate::config",
+            "crate::pipeline",
+            "crate::repository",
+            "crate::router",
+            "shadowslice_shared::tensor",
+        ],
         never: NO_GPU,
     },
     Row { part: "supervisor/src/router.rs", may: &["crate::pipeline::Pipeline"], never: NO_GPU },
+    // What clients may know of the models and want of them. It names neither side.
+    Row { part: "supervisor/src/repository.rs", may: &[], never: NO_GPU },
+    // Which models there are: it makes them from the parts, shows them to both sides, and serves nothing itself.
+    Row {
+        part: "supervisor/src/models",
+        may: &[
+            "crate::config",
+            "crate::control",
+            "crate::errors",
+            "crate::host::onnxruntime_library",
+            "crate::models",
+            "crate::partition::Gpus",
+            "crate::pipeline",
+            "crate::process::ReferenceError",
+            "crate::process::ReferenceFile",
+            "crate::repository",
+            "crate::router",
+            "shadowslice_shared::slab::SlabError",
+            "shadowslice_shared::units",
+        ],
+        never: &["ort", "cudarc", "nvml_wrapper", "hyper", "tonic", "ipc_channel"],
+    },
+    Row {
+        part: "supervisor/src/models/plan.rs",
+        may: &["crate::config", "shadowslice_shared::units"],
+        never: PURE,
+    },
     Row {
         part: "supervisor/src/pipeline",
         may: &[
@@ -140,7 +173,6 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/src/admin",
         may: &[
             "crate::config::Controller",
-            "crate::config::Model",
             "crate::control::Cause",
             "crate::control::HandoverReport",
             "crate::control::ModelPlan",
@@ -148,11 +180,11 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control::PlanReport",
             "crate::control::Planned",
             "crate::control::ResizeRefused",
-            "crate::control::Standing",
+            "crate::control::WorkerStanding",
+            "crate::models",
             "crate::nvml::Readings",
             "crate::nvml::Watched",
             "crate::partition::Partition",
-            "crate::pipeline::Pipeline",
             "crate::status",
             "shadowslice_shared::units",
         ],
@@ -216,6 +248,8 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::doctor",
             "crate::errors",
             "crate::exit",
+            "crate::models::ModelChange",
+            "crate::models::Report",
             "crate::profile",
             "crate::serve",
             "crate::simulate",

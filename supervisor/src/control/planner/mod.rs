@@ -32,8 +32,10 @@ use orders::Orders;
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
 /// A model, as the planner reaches it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sharer {
+    /// Its number, under which it says that its slack runs out; no two models ever have the same.
+    pub id: usize,
     /// Its configuration.
     pub model: Arc<Model>,
     /// Its GPU.
@@ -66,13 +68,19 @@ pub struct Planner {
     terms: Vec<Terms>,
     policy: Policy,
     models: Vec<(Sharer, Orders)>,
+    sharers: watch::Receiver<Vec<Sharer>>,
     pressed: mpsc::Receiver<Pressed>,
     planned: watch::Sender<Planned>,
 }
 
 impl Sharer {
+    /// As far as they are known: how it batches, it says when it is loaded.
     fn terms(&self) -> Terms {
-        self.model.terms(|share| self.gpu.sms(share))
+        let terms = self.model.terms(|share| self.gpu.sms(share));
+        match self.pipeline.metadata() {
+            Some(metadata) => Terms { max_batch: metadata.max_batch.max(1), ..terms },
+            None => terms,
+        }
     }
 
     /// The smallest share that comes to these SMs; the one `at` hand if that does.
@@ -108,32 +116,48 @@ fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
 }
 
 impl Planner {
-    /// A planner for these models, and what it decided last; `None` where nothing is decided. Models whose slack
-    /// runs out are in `pressed`, by their places in `sharers`.
+    /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
+    /// Models whose slack runs out are in `pressed`, by their numbers.
     pub fn new(
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn Partition>],
-        sharers: Vec<Sharer>,
+        sharers: watch::Receiver<Vec<Sharer>>,
         pressed: mpsc::Receiver<Pressed>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
-        let terms: Vec<Terms> = sharers.iter().map(Sharer::terms).collect();
-        let policy = choice.policy(&gpus, &terms);
+        let policy = choice.policy(&gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
-        let models = sharers.into_iter().map(|sharer| (sharer, Orders::default())).collect();
         let Settings { act, interval, .. } = *settings;
-        Some((Self { choice, act, interval, clock, gpus, terms, policy, models, pressed, planned }, seen))
+        let (terms, models) = (Vec::new(), Vec::new());
+        let mut planner =
+            Self { choice, act, interval, clock, gpus, terms, policy, models, sharers, pressed, planned };
+        planner.meet();
+        Some((planner, seen))
     }
 
-    /// Decides once an interval, and when a model's slack runs out, for ever.
+    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
+    fn meet(&mut self) {
+        let sharers = self.sharers.borrow_and_update().clone();
+        let mut known = std::mem::take(&mut self.models);
+        let orders = |sharer: &Sharer| {
+            let place = known.iter().position(|(other, _)| other.id == sharer.id);
+            place.map(|place| known.swap_remove(place).1).unwrap_or_default()
+        };
+        let orders: Vec<_> = sharers.iter().map(orders).collect();
+        self.models = sharers.into_iter().zip(orders).collect();
+        self.learn_terms();
+    }
+
+    /// Decides once an interval, and when a model's slack runs out, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
         let mut tick = tokio::time::interval(self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                Ok(()) = self.sharers.changed() => self.meet(),
                 _ = tick.tick() => self.decide(),
                 Some(first) = self.pressed.recv() => self.relieve(first),
             }
@@ -141,7 +165,10 @@ impl Planner {
     }
 
     fn decide(&mut self) {
-        self.learn_batches();
+        if self.models.is_empty() {
+            return;
+        }
+        self.learn_terms();
         let now = self.clock.now();
         let facts = self.facts(now, Pipeline::observe);
         let began = self.clock.now();
@@ -182,7 +209,10 @@ impl Planner {
         let now = self.clock.now();
         let facts = self.facts(now, Pipeline::peek);
         for Pressed { model, arrived } in notices {
-            let Some(change) = self.policy.pressure(model, arrived, &facts) else { continue };
+            // One that has gone gives no more notice.
+            let place = self.models.iter().position(|(sharer, _)| sharer.id == model);
+            let change = place.and_then(|place| self.policy.pressure(place, arrived, &facts));
+            let Some(change) = change else { continue };
             let Some(live) = facts.models.get(change.model) else { continue };
             let why = "slack runs out";
             if let Err(why) = self.order(&change, Cause::Pressure, live, why, now) {
@@ -258,16 +288,13 @@ impl Planner {
         Ok(())
     }
 
-    /// A model says when it is loaded whether it can be batched. A policy that was told otherwise starts anew.
-    fn learn_batches(&mut self) {
-        let mut changed = false;
-        for ((sharer, _), terms) in self.models.iter().zip(&mut self.terms) {
-            let Some(metadata) = sharer.pipeline.metadata() else { continue };
-            let max_batch = metadata.max_batch.max(1);
-            changed |= std::mem::replace(&mut terms.max_batch, max_batch) != max_batch;
-        }
-        if changed {
-            self.policy = self.choice.policy(&self.gpus, &self.terms);
+    /// Goes by what is known of the models now: a model says when it is loaded whether it can be batched, and models
+    /// and their configurations change. A policy that was told otherwise starts anew.
+    fn learn_terms(&mut self) {
+        let terms: Vec<Terms> = self.models.iter().map(|(sharer, _)| sharer.terms()).collect();
+        if terms != self.terms {
+            self.policy = self.choice.policy(&self.gpus, &terms);
+            self.terms = terms;
         }
     }
 }

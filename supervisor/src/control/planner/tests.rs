@@ -82,6 +82,7 @@ impl Rig {
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
             sharers.push(Sharer {
+                id: sharers.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
                 pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
@@ -91,7 +92,8 @@ impl Rig {
             standings.push(told);
             ordered.push(to_controller);
         }
-        let (planner, planned) = Planner::new(&config.controller, clock, &[gpu], sharers, silence()).unwrap();
+        let (planner, planned) =
+            Planner::new(&config.controller, clock, &[gpu], watch::channel(sharers).1, silence()).unwrap();
         Self { planner, planned, standings, ordered }
     }
 
@@ -281,4 +283,33 @@ fn a_standing_worker_is_named_while_that_is_news() {
     assert_eq!(named(&mut rig, Some(Sms(132))), Some(Some(60)), "bounds");
     assert_eq!(named(&mut rig, None), Some(None));
     assert!(rig.ordered[1].try_recv().is_err());
+}
+
+#[test]
+fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
+    let mut rig = Rig::new("policy: equal");
+    let sharers = rig.planner.sharers.borrow().clone();
+    let (told, seen) = watch::channel(sharers.clone());
+    rig.planner.sharers = seen;
+    rig.decide();
+    assert!(rig.ordered(0).is_some_and(|(share, _reply)| share == 50));
+    told.send_replace(sharers[..1].to_vec());
+    rig.planner.meet();
+    assert_eq!(rig.decide().len(), 1);
+    told.send_replace(Vec::new());
+    rig.planner.meet();
+    rig.decide();
+    told.send_replace(sharers);
+    rig.planner.meet();
+    assert_eq!(rig.decide().len(), 2);
+}
+
+#[test]
+fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
+    for kind in shadowslice_policy::sharing::Kind::ALL {
+        let mut rig = Rig::new(&format!("policy: {kind}, act: false").replace("static", "equal"));
+        rig.planner.sharers = watch::channel(Vec::new()).1;
+        rig.planner.meet();
+        rig.decide();
+    }
 }

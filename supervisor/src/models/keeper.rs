@@ -1,0 +1,303 @@
+//! The keeper: it alone changes which models there are, one command after the other.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::units::Percent;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::instance::{Instance, MakeError, Workshop, resize, serving};
+use super::plan::{self, Change};
+use super::{Kind, ModelChange, Reload, Roster, Unloaded};
+use crate::config::{Config, Model};
+use crate::control::{ModelState, Order, Sharer, Standing, first_shares};
+use crate::errors;
+use crate::repository::Asked;
+use crate::router::Router;
+
+/// Where others see the models.
+#[derive(Debug)]
+pub struct Shown {
+    /// What requests reach.
+    pub router: Arc<Router>,
+    /// What status, metrics and orders reach.
+    pub roster: watch::Sender<Arc<Roster>>,
+    /// What the planner decides about.
+    pub sharers: watch::Sender<Vec<Sharer>>,
+}
+
+/// Keeps the models.
+#[derive(Debug)]
+pub struct Keeper {
+    /// The configuration's file.
+    pub(super) file: PathBuf,
+    /// The configuration in force, but for the models.
+    config: Config,
+    entries: Vec<Entry>,
+    pub(super) workshop: Workshop,
+    shown: Shown,
+}
+
+/// A model of the configuration.
+#[derive(Debug)]
+struct Entry {
+    model: Arc<Model>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It runs.
+    Loaded {
+        now: Box<Instance>,
+        /// What is being started to take its place.
+        next: Option<Box<Instance>>,
+    },
+    /// It does not, and this is why; who ran it last may still answer what it accepted.
+    Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
+}
+
+/// What is waited for, by its row in a report.
+pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
+
+impl Keeper {
+    /// Makes the models of a configuration, which was read from `file`.
+    pub async fn start(
+        file: &Path,
+        config: &Config,
+        workshop: Workshop,
+        shown: Shown,
+    ) -> Result<Self, MakeError> {
+        let shares = first_shares(&config.controller, &workshop.gpus, &config.models);
+        let (file, entries) = (file.to_owned(), Vec::new());
+        let mut keeper = Self { file, config: config.clone(), entries, workshop, shown };
+        for (model, share) in config.models.iter().zip(shares) {
+            let model = Arc::new(model.clone());
+            let now = Box::new(keeper.workshop.make(Arc::clone(&model), share, false).await?);
+            keeper.entries.push(Entry { model, state: State::Loaded { now, next: None } });
+        }
+        keeper.publish();
+        Ok(keeper)
+    }
+
+    /// Does what it is told, for ever.
+    pub async fn run(mut self, mut reloads: mpsc::Receiver<Reload>, mut wishes: mpsc::Receiver<Asked>) {
+        loop {
+            // Whoever asked may have gone away.
+            tokio::select! {
+                Some(Reload { reply }) = reloads.recv() => {
+                    let outcome = self.reload().await;
+                    reply.send(outcome).ok();
+                }
+                Some(Asked { wish, reply }) = wishes.recv() => {
+                    let outcome = self.grant(wish).await;
+                    reply.send(outcome).ok();
+                }
+                else => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> Config {
+        let models = self.entries.iter().map(|entry| (*entry.model).clone()).collect();
+        Config { models, ..self.config.clone() }
+    }
+
+    /// The configuration of that model.
+    pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {
+        self.entries.iter().find(|entry| entry.model.name == name).map(|entry| Arc::clone(&entry.model))
+    }
+
+    /// Whether it runs.
+    pub(super) fn is_loaded(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name);
+        entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
+    }
+
+    fn entry(&mut self, name: &str) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.model.name == name)
+    }
+
+    /// Shows which models there are now.
+    pub(super) fn publish(&self) {
+        let (mut roster, mut routes, mut sharers) = (Roster::default(), HashMap::new(), Vec::new());
+        for Entry { model, state } in &self.entries {
+            match state {
+                State::Loaded { now, next } => {
+                    roster.served.push(now.served(next.as_deref()));
+                    routes.insert(model.name.clone(), now.route.clone());
+                    sharers.push(self.workshop.sharer(now));
+                }
+                State::Unloaded { why, last } => {
+                    let (model, why, last) = (Arc::clone(model), why.clone(), last.clone());
+                    roster.unloaded.push(Unloaded { model, why, last });
+                }
+            }
+        }
+        self.shown.router.set(routes);
+        self.shown.roster.send_replace(Arc::new(roster));
+        self.shown.sharers.send_replace(sharers);
+    }
+
+    /// Has the models stand in this order.
+    pub(super) fn order_by(&mut self, models: &[Model]) {
+        let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
+        self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
+    }
+
+    /// Takes a model away: nothing new reaches it once that is published.
+    pub(super) fn remove(&mut self, name: &str) {
+        let Some(place) = self.entries.iter().position(|entry| entry.model.name == name) else { return };
+        self.unload(name, "the model is removed");
+        self.entries.remove(place);
+    }
+
+    /// Has a model end that stays in the configuration.
+    pub(super) fn unload(&mut self, name: &str, why: &'static str) {
+        let Some(entry) = self.entry(name) else { return };
+        let State::Loaded { now, next } = &mut entry.state else { return };
+        let state = State::Unloaded { why: why.to_owned(), last: Some(now.orders.clone()) };
+        if let Some(next) = next.take() {
+            next.retire(why);
+        }
+        if let State::Loaded { now, .. } = std::mem::replace(&mut entry.state, state) {
+            // The router's copy of the way to it goes with the next publication.
+            now.retire(why);
+        }
+    }
+
+    /// Starts a model that does not run; row `row` of the report waits for it.
+    pub(super) async fn load(&mut self, model: Model, row: usize, waits: &mut Waits) -> Result<(), String> {
+        let (model, patience) = (Arc::new(model), self.workshop.patience());
+        let share = self.first_share(&model);
+        let made = self.workshop.make(Arc::clone(&model), share, false).await;
+        let (state, outcome) = match made {
+            Ok(now) => {
+                let standing = now.standing.clone();
+                waits.spawn(async move { (row, serving(standing, patience).await) });
+                (State::Loaded { now: Box::new(now), next: None }, Ok(()))
+            }
+            Err(error) => {
+                let why = errors::chain(&error);
+                (State::Unloaded { why: why.clone(), last: None }, Err(why))
+            }
+        };
+        match self.entry(&model.name) {
+            Some(entry) => *entry = Entry { model, state },
+            None => self.entries.push(Entry { model, state }),
+        }
+        outcome
+    }
+
+    /// The share that the first worker of a new model gets, among those that there are.
+    fn first_share(&self, model: &Model) -> Percent {
+        let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
+        let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
+        models.push(model.clone());
+        let shares = first_shares(&self.config.controller, &self.workshop.gpus, &models);
+        shares.last().copied().unwrap_or(model.share.initial)
+    }
+
+    /// Has a model go by another configuration, in place where that can be and there are workers that serve; row `row`
+    /// of the report waits until it is in force.
+    pub(super) async fn change(
+        &mut self,
+        change: &Change,
+        row: usize,
+        waits: &mut Waits,
+    ) -> (Kind, Result<(), String>) {
+        let acts = self.config.controller.acts().is_some();
+        let new = Arc::new(change.model.clone());
+        let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
+            return (Kind::Changed, Err("the configuration names no such model".to_owned()));
+        };
+        let Entry { model, state } = &mut self.entries[place];
+        let State::Loaded { now, .. } = state else {
+            *model = new;
+            return (Kind::Changed, Ok(()));
+        };
+        let standing = now.standing.borrow().clone();
+        let wanted = match acts {
+            // Its next decision keeps the new bounds.
+            true => standing.share.clamp(new.share.min, new.share.max),
+            false => plan::share(standing.share, &model.share, &new.share),
+        };
+        if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
+            return (Kind::Replaced, self.replace(place, new, (wanted, standing.held), row, waits).await);
+        }
+        if let Err(why) = now.configure(Arc::clone(&new)).await {
+            return (Kind::Changed, Err(why));
+        }
+        *model = new;
+        if !acts && wanted != standing.share {
+            let (orders, standing, patience) =
+                (now.orders.clone(), now.standing.clone(), self.workshop.patience());
+            waits.spawn(async move { (row, resized(orders, standing, wanted, patience).await) });
+        }
+        (Kind::Changed, Ok(()))
+    }
+
+    /// Starts who is to take a model's place.
+    async fn replace(
+        &mut self,
+        place: usize,
+        model: Arc<Model>,
+        (share, held): (Percent, bool),
+        row: usize,
+        waits: &mut Waits,
+    ) -> Result<(), String> {
+        let made = self.workshop.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
+        let (standing, patience) = (made.standing.clone(), self.workshop.patience());
+        if let State::Loaded { next, .. } = &mut self.entries[place].state {
+            *next = Some(Box::new(made));
+        }
+        waits.spawn(async move { (row, serving(standing, patience).await) });
+        Ok(())
+    }
+
+    /// What was waited for has happened, or will not: who was to take a model's place does, or goes.
+    pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
+        let Some(entry) = self.entry(name) else { return };
+        let State::Loaded { now, next } = &mut entry.state else { return };
+        let Some(next) = next.take() else { return };
+        match outcome {
+            Ok(()) => {
+                tracing::info!(model = name, "new workers take over");
+                entry.model = Arc::clone(&next.model);
+                std::mem::replace(now, next).retire("the model's workers have been replaced");
+            }
+            Err(why) => {
+                tracing::error!(model = name, why, "the new workers do not serve; the old ones go on");
+                next.retire("the model's new workers do not serve");
+            }
+        }
+        self.publish();
+    }
+
+    /// Waits for all that is waited for, and has each model's new workers take over as soon as they are ready.
+    pub(super) async fn settle_all(&mut self, rows: &mut [ModelChange], mut waits: Waits) {
+        while let Some(ended) = waits.join_next().await {
+            let Ok((row, outcome)) = ended else { continue };
+            let row = &mut rows[row];
+            if row.change == Kind::Replaced {
+                self.settle(&row.name, &outcome);
+            }
+            row.why = outcome.err();
+        }
+    }
+}
+
+/// Brings a share in force, for `patience` at most.
+async fn resized(
+    orders: mpsc::Sender<Order>,
+    standing: watch::Receiver<Standing>,
+    share: Percent,
+    patience: Duration,
+) -> Result<(), String> {
+    let resized = tokio::time::timeout(patience, resize(orders, standing, share)).await;
+    resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
+}

@@ -1,0 +1,111 @@
+//! What clients may know of the models and want of them: the protocol's model repository.
+//!
+//! Ingress speaks to it and knows nobody behind it.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+/// How long a command may wait for its turn: another one may start models.
+const TURN_WITHIN: Duration = Duration::from_secs(5);
+
+/// What a client wants of one model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// That it serves, with its files read anew; in `config` are keys of its configuration that are to differ, as
+    /// JSON.
+    Load {
+        /// The model.
+        model: String,
+        /// What is to differ.
+        config: Option<String>,
+    },
+    /// That it answers what it accepted, and ends.
+    Unload {
+        /// The model.
+        model: String,
+    },
+}
+
+/// A wish, and who hears what became of it.
+#[derive(Debug)]
+pub struct Asked {
+    /// What is wanted.
+    pub wish: Wish,
+    /// Hears when it is so.
+    pub reply: oneshot::Sender<Result<(), WishRefused>>,
+}
+
+/// Why it is not so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WishRefused {
+    /// The operator has not allowed it.
+    #[error(
+        "explicit model load / unload is not allowed; `model_control: explicit` in the configuration allows it"
+    )]
+    NotAllowed,
+    /// There is no such model.
+    #[error("failed to {0} '{1}': the configuration names no such model")]
+    Unknown(&'static str, String),
+    /// What the client sent is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// It was tried and did not come about. What was before is still so.
+    #[error("failed to load '{0}': {1}")]
+    Failed(String, String),
+    /// Others are before it, or all ends.
+    #[error("the server is busy with other models, or stopping; try again later")]
+    Busy,
+}
+
+/// A model as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
+    pub state: &'static str,
+    /// Why, where there is more to say.
+    pub reason: String,
+}
+
+/// Tells the models.
+type List = Box<dyn Fn() -> Vec<Listed> + Send + Sync>;
+
+/// The model repository.
+pub struct Repository {
+    list: List,
+    wishes: Option<mpsc::Sender<Asked>>,
+}
+
+impl fmt::Debug for Repository {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Repository").field("wishes", &self.wishes).finish_non_exhaustive()
+    }
+}
+
+impl Repository {
+    /// A repository whose models `list` tells. Wishes go to `wishes`; without it, none is heard.
+    pub fn new(
+        list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
+        wishes: Option<mpsc::Sender<Asked>>,
+    ) -> Self {
+        Self { list: Box::new(list), wishes }
+    }
+
+    /// Every model of the configuration.
+    pub fn list(&self) -> Vec<Listed> {
+        (self.list)()
+    }
+
+    /// Waits until it is so, or cannot be.
+    pub async fn wish(&self, wish: Wish) -> Result<(), WishRefused> {
+        let wishes = self.wishes.as_ref().ok_or(WishRefused::NotAllowed)?;
+        let (reply, outcome) = oneshot::channel();
+        let sent = tokio::time::timeout(TURN_WITHIN, wishes.send(Asked { wish, reply })).await;
+        sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
+        // The keeper bounds what it does; without a word it has ended.
+        outcome.await.unwrap_or(Err(WishRefused::Busy))
+    }
+}
