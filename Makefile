@@ -64,6 +64,7 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 
 .PHONY: soak
 soak: build ## A thousand hand-overs with a twin run, two hundred kills (seven minutes)

@@ -40,7 +40,7 @@ class Emulated(Server):
     """`quick` answers at once; `slow` takes its time, one request a batch."""
 
     def __init__(self, binary, wait=True):
-        super().__init__(binary, self.profiles, wait)
+        super().__init__(binary, self.profiles, wait=wait)
 
     def profiles(self, folder):
         for name, ms in (("quick", 0.1), ("slow", SLOW * 1000)):

@@ -19,9 +19,11 @@ STOPPED_WITHIN = 30  # seconds
 
 
 class Server:
-    """Runs until `stop`. `make` writes the models into a folder and says what to configure of each."""
+    """Runs until `stop`. `make` writes the models into a folder and says what to configure of each; `more` are lines
+    of the configuration."""
 
-    def __init__(self, binary, make, wait=True):
+    def __init__(self, binary, make, more="", wait=True):
+        self.more = more
         self.binary = os.path.abspath(binary)
         self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.run_dir = self.folder / "run"
@@ -44,6 +46,7 @@ class Server:
                  f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
                  "  metrics: []",
                  "gpus: [{device: emulated, sms: 132}]",
+                 self.more,
                  "models:"]
         lines += [f"  - {{path: {name}.onnx, slo: 100ms, {rest}}}" for name, rest in models.items()]
         return "\n".join(lines) + "\n"
@@ -87,6 +90,14 @@ class Server:
             raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.said()}")
         self.log.close()
         shutil.rmtree(self.folder)
+
+
+def wait_until(happened):
+    deadline = time.monotonic() + READY_WITHIN
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it did not happen within {READY_WITHIN} s")
+        time.sleep(0.02)
 
 
 def free_port():

@@ -12,7 +12,11 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::proto::model_infer_request::InferInputTensor;
-use crate::proto::{ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ServerReadyRequest};
+use crate::proto::model_repository_parameter::ParameterChoice;
+use crate::proto::{
+    ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelRepositoryParameter,
+    RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest,
+};
 
 /// The largest answer taken, in bytes.
 const MAX_ANSWER: usize = 256 << 20;
@@ -50,6 +54,35 @@ impl Client {
     pub async fn model_ready(&mut self, model: &str) -> Result<bool, Status> {
         let request = ModelReadyRequest { name: model.into(), version: String::new() };
         Ok(self.grpc.model_ready(request).await?.into_inner().ready)
+    }
+
+    /// Name, state and reason of every model, or of those that are ready.
+    pub async fn repository_index(&mut self, ready: bool) -> Result<Vec<(String, String, String)>, Status> {
+        let request = RepositoryIndexRequest { repository_name: String::new(), ready };
+        let listed = self.grpc.repository_index(request).await?.into_inner().models;
+        Ok(listed.into_iter().map(|model| (model.name, model.state, model.reason)).collect())
+    }
+
+    /// Has a model loaded, with a configuration that differs by this JSON.
+    pub async fn load(&mut self, model: &str, config: Option<&str>) -> Result<(), Status> {
+        let text = |json: &str| ModelRepositoryParameter {
+            parameter_choice: Some(ParameterChoice::StringParam(json.to_owned())),
+        };
+        let request = RepositoryModelLoadRequest {
+            model_name: model.into(),
+            parameters: config.map(|json| ("config".to_owned(), text(json))).into_iter().collect(),
+            ..RepositoryModelLoadRequest::default()
+        };
+        self.grpc.repository_model_load(request).await.map(drop)
+    }
+
+    /// Has a model unloaded.
+    pub async fn unload(&mut self, model: &str) -> Result<(), Status> {
+        let request = RepositoryModelUnloadRequest {
+            model_name: model.into(),
+            ..RepositoryModelUnloadRequest::default()
+        };
+        self.grpc.repository_model_unload(request).await.map(drop)
     }
 
     /// The model's inputs: name, datatype and shape of each, -1 for an axis of any size.

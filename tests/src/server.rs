@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval, timeout};
 use crate::client::Client;
 use crate::home::{Error, Home, left_behind};
 use crate::process::{Process, descendants};
-use crate::status::{Handover, Model, Status};
+use crate::status::{Handover, Model, Reloaded, Status};
 
 /// How often a condition is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -114,6 +114,17 @@ impl Server {
         }
     }
 
+    /// Waits until it has so many workers, and whatever else it starts.
+    pub async fn wait_children(&self, wanted: usize) -> Result<(), Error> {
+        let mut look = interval(LOOK_EVERY);
+        let happening = async {
+            while self.children().len() != wanted {
+                look.tick().await;
+            }
+        };
+        timeout(self.home.patience(), happening).await.map_err(|_| self.too_late("its workers' number"))
+    }
+
     async fn wait(&mut self, what: &str, happened: impl AsyncFn() -> bool) -> Result<(), Error> {
         let mut look = interval(LOOK_EVERY);
         let happening = async {
@@ -150,6 +161,11 @@ impl Server {
     /// Sets a model's share by hand, and waits for the end of the hand-over.
     pub async fn resize(&self, model: &str, percent: u32) -> Result<Handover, Error> {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
+    }
+
+    /// What `shadowslice reload --json` says.
+    pub async fn reload(&self) -> Result<Reloaded, Error> {
+        self.json(&["reload", "--json"]).await
     }
 
     /// What `shadowslice plan --json` says.

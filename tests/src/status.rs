@@ -133,6 +133,35 @@ pub struct Handover {
     pub settle_ms: Option<f64>,
 }
 
+/// What became of a configuration that was read again.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Reloaded {
+    /// Every model that it changed.
+    pub models: Vec<Change>,
+    /// Models that were not touched.
+    pub unchanged: usize,
+}
+
+/// What became of one model.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Change {
+    /// Its name.
+    pub name: String,
+    /// `added`, `removed`, `changed` or `replaced`.
+    pub change: String,
+    /// The keys that differ.
+    pub keys: Vec<String>,
+    /// Why that is not in force.
+    pub why: Option<String>,
+}
+
+impl Reloaded {
+    /// Name and kind of every change.
+    pub fn changes(&self) -> Vec<(&str, &str)> {
+        self.models.iter().map(|model| (model.name.as_str(), model.change.as_str())).collect()
+    }
+}
+
 impl Status {
     /// The model of that name.
     pub fn model(&self, name: &str) -> Option<&Model> {

@@ -11,6 +11,8 @@ mod metrics;
 mod modes;
 mod mps;
 mod profile;
+mod reload;
+mod repository;
 mod resize;
 mod scene;
 mod soak;

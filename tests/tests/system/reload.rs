@@ -1,0 +1,407 @@
+//! A configuration that changes while clients are served.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::cases::{Case, Tensor};
+use shadowslice_tests::client::Client;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+use tokio::task::JoinSet;
+
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+
+const CLIENTS: u16 = 8;
+
+/// Keys of a model that takes 2 ms a batch, and is patient on a busy machine.
+const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
+
+/// Writes a configuration of these models, with more keys for all.
+fn write(home: &Home, models: &[String], more: &str) -> Result<(), Error> {
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    home.write("config.yaml", format!("{EMULATED}{more}models:\n{models}")).map(drop)
+}
+
+fn quick(name: &str, more: &str) -> String {
+    let base = if more.contains("queue:") { "profile: profile.yaml" } else { QUICK };
+    echo(name, &format!("{base}, {more}"))
+}
+
+/// A server with these models, ready.
+async fn serving(models: &[String]) -> Result<Server, Error> {
+    let home = Home::new()?;
+    home.write("profile.yaml", profile(2.0))?;
+    write(&home, models, "timeouts: {dwell: 100ms}\n")?;
+    Server::ready(home).await
+}
+
+fn rewrite(server: &Server, models: &[String]) -> Result<(), Error> {
+    write(server.home(), models, "timeouts: {dwell: 100ms}\n")
+}
+
+/// Connections that each send one request after the other until they are told to stop.
+struct Clients {
+    stop: Arc<AtomicBool>,
+    asking: JoinSet<(u64, Vec<Outcome>)>,
+}
+
+impl Clients {
+    fn start(server: &Server, model: &'static str) -> Self {
+        let (stop, mut asking) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+        for client in 0..CLIENTS {
+            asking.spawn(ask_on(server.client(), model, client, Arc::clone(&stop)));
+        }
+        Self { stop, asking }
+    }
+
+    /// Every request must have been answered rightly.
+    async fn end(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.asking.join_all().await;
+        let wrong: Vec<_> = ended.iter().flat_map(|(_, wrong)| wrong).collect();
+        assert!(wrong.is_empty(), "{} requests were lost: {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
+        ended.iter().map(|(right, _)| right).sum()
+    }
+}
+
+async fn ask_on(
+    client: Client,
+    model: &'static str,
+    seed: u16,
+    stop: Arc<AtomicBool>,
+) -> (u64, Vec<Outcome>) {
+    let (mut right, mut wrong) = (0, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        let case = echo_case(seed * 1000 + u16::try_from(right % 1000).unwrap_or(0));
+        match ask(client.clone(), model, &case, 0.0).await {
+            Outcome::Right => right += 1,
+            other => wrong.push(other),
+        }
+    }
+    (right, wrong)
+}
+
+/// Sends one request after the other: how many were answered rightly before the first that was not, and what became
+/// of that.
+async fn ask_until_refused(client: Client, seed: u16) -> (u64, String) {
+    let mut right = 0;
+    loop {
+        match ask(client.clone(), "m", &echo_case(seed), 0.0).await {
+            Outcome::Right => right += 1,
+            Outcome::Wrong(how) => return (right, how),
+            Outcome::Failed(why) => return (right, why),
+        }
+    }
+}
+
+/// The process of the worker that serves a model.
+async fn incumbent(server: &Server, model: &str) -> Result<i32, Error> {
+    let serving = |model: &Model| {
+        let worker = model.workers.iter().find(|worker| worker.role == "incumbent");
+        worker.map(|worker| worker.pid)
+    };
+    let seen = server.wait_status(model, "an incumbent", |model| serving(model).is_some()).await?;
+    Ok(serving(&seen).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn changes_of_every_kind_lose_nothing() {
+    let server =
+        serving(&[quick("m", "share: {initial: 50%}"), quick("n", "share: {initial: 30%}")]).await.unwrap();
+    let neighbour = incumbent(&server, "n").await.unwrap();
+    let clients = Clients::start(&server, "m");
+    let beside = Clients::start(&server, "n");
+    let steps = [
+        ("share: {initial: 30%}", "changed", vec!["share.initial"]),
+        ("share: {initial: 30%}, priority: 2", "changed", vec!["priority"]),
+        (
+            "share: {initial: 30%, min: 20%, max: 60%}, standby: always",
+            "changed",
+            vec!["share.min", "standby"],
+        ),
+        ("share: {initial: 30%}, batch: {max: 8}", "replaced", vec!["batch.max"]),
+        ("share: {initial: 30%}, batch: {max: 8, max_delay: 1ms}", "changed", vec!["batch.max_delay"]),
+        (
+            "share: {initial: 40%}, queue: {on_late: serve, max_requests: 100}",
+            "replaced",
+            vec!["queue.max_requests"],
+        ),
+        ("share: {initial: 40%}, cpus: [0]", "replaced", vec!["cpus"]),
+        ("share: {initial: 60%}, handover: never, cpus: [0]", "replaced", vec!["share.initial"]),
+        ("share: {initial: 60%}, handover: restart, cpus: [0]", "changed", vec!["handover"]),
+    ];
+    for (keys, kind, named) in steps {
+        rewrite(&server, &[quick("m", keys), quick("n", "share: {initial: 30%}")]).unwrap();
+        let report = server.reload().await.unwrap();
+        assert_eq!(report.changes(), [("m", kind)], "{keys}");
+        assert!(named.iter().all(|key| report.models[0].keys.iter().any(|k| k == key)), "{keys}: {report:?}");
+        assert_eq!(report.unchanged, 1);
+    }
+    assert_eq!(server.model("m").await.unwrap().share_percent, 60);
+    assert!(clients.end().await > 100);
+    assert!(beside.end().await > 100);
+    assert_eq!(incumbent(&server, "n").await.unwrap(), neighbour, "who is unchanged is not touched");
+    let alone = |model: &Model| model.workers.len() == 1;
+    server.wait_status("m", "one worker", alone).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn models_come_and_go_and_come_again() {
+    let (m, n) = (quick("m", "share: {initial: 40%}"), quick("n", "share: {initial: 40%}"));
+    let mut server = serving(std::slice::from_ref(&m)).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    for round in 0..3 {
+        rewrite(&server, &[n.clone(), m.clone()]).unwrap();
+        assert_eq!(server.reload().await.unwrap().changes(), [("n", "added")], "round {round}");
+        server.wait_model_ready("n").await.unwrap();
+        assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, Outcome::Right);
+        let names: Vec<_> =
+            server.status().await.unwrap().models.into_iter().map(|model| model.name).collect();
+        assert_eq!(names, ["n", "m"], "as the configuration orders them");
+        let last = load(&server, "n", 200.0, Duration::from_millis(200));
+        assert_nothing_lost(&last.await.unwrap());
+        rewrite(&server, std::slice::from_ref(&m)).unwrap();
+        assert_eq!(server.reload().await.unwrap().changes(), [("n", "removed")]);
+        let gone = ask(server.client(), "n", &echo_case(1), 0.0).await;
+        assert!(matches!(&gone, Outcome::Failed(why) if why.contains("unknown model: 'n'")), "{gone:?}");
+        assert!(server.model("n").await.is_err());
+    }
+    clients.end().await;
+    server.wait_children(1).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_removed_model_answers_what_it_accepted() {
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0)).unwrap();
+    home.write("slow.yaml", profile(300.0)).unwrap();
+    let slow = echo("slow", "profile: slow.yaml, batch: {max: 1}, queue: {on_late: serve}");
+    write(&home, &[slow, quick("m", "share: {initial: 30%}")], "").unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let mut asking = JoinSet::new();
+    for n in 0..8 {
+        let client = server.client();
+        asking.spawn(async move { ask(client, "slow", &echo_case(n), 0.0).await });
+    }
+    server.wait_status("slow", "8 requests accepted", |model| model.requests.accepted == 8).await.unwrap();
+    write(server.home(), &[quick("m", "share: {initial: 30%}")], "").unwrap();
+    server.reload().await.unwrap();
+    assert_eq!(asking.join_all().await, vec![Outcome::Right; 8]);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn other_inputs_meet_other_workers() {
+    let tensors = |shape: u32| {
+        format!(
+            "{{name: m, engine: emulated, slo: 200ms, {QUICK}, batch: {{max: 1}}, \
+             tensors: [{{input: x, output: y, datatype: FP32, shape: [{shape}]}}]}}"
+        )
+    };
+    let server = serving(&[tensors(16)]).await.unwrap();
+    let mut asking = JoinSet::new();
+    for client in 0..CLIENTS {
+        asking.spawn(ask_until_refused(server.client(), client));
+    }
+    server.wait_status("m", "requests", |model| model.requests.succeeded > 50).await.unwrap();
+    rewrite(&server, &[tensors(4)]).unwrap();
+    let report = server.reload().await.unwrap();
+    assert_eq!(
+        (report.changes(), &report.models[0].keys),
+        (vec![("m", "replaced")], &vec!["tensors".to_owned()])
+    );
+    let four = |name| Tensor::fp32(name, &[1, 4], &[7.0; 4]);
+    let case = Case { inputs: vec![four("x")], outputs: vec![four("y")], truth: None };
+    assert_eq!(ask(server.client(), "m", &case, 0.0).await, Outcome::Right);
+    for (right, refused) in asking.join_all().await {
+        assert!(right > 0 && refused.starts_with("InvalidArgument"), "after {right}: {refused}");
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
+    let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
+    let before = incumbent(&server, "m").await.unwrap();
+    let clients = Clients::start(&server, "m");
+    let bad = [
+        quick("m", "share: {initial: 20%}, priority: 0"),
+        quick("n", "nonsense: 1"),
+        "{path: missing.onnx, slo: 50ms}".to_owned(),
+    ];
+    rewrite(&server, &bad).unwrap();
+    let output = server.home().run(&["reload"]).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(78), "{said}");
+    for fault in ["models[0].priority", "models[1].nonsense", "missing.onnx", "config.yaml:7:"] {
+        assert!(said.contains(fault), "{fault} is not in {said}");
+    }
+    for (more, key) in [("run_dir: elsewhere\n", "run_dir"), ("limits: {in_flight: 7}\n", "limits")] {
+        write(
+            server.home(),
+            &[quick("m", "share: {initial: 20%}")],
+            &format!("timeouts: {{dwell: 100ms}}\n{more}"),
+        )
+        .unwrap();
+        let output = server.home().run(&["reload"]).await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(key) && said.contains("restart"), "{said}");
+    }
+    std::fs::remove_file(server.home().path().join("config.yaml")).unwrap();
+    assert_eq!(server.home().run(&["reload"]).await.unwrap().status.code(), Some(78));
+    clients.end().await;
+    let model = server.model("m").await.unwrap();
+    assert_eq!((model.share_percent, incumbent(&server, "m").await.unwrap()), (50, before));
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn reloads_at_once_come_one_after_the_other() {
+    let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    rewrite(
+        &server,
+        &[quick("m", "share: {initial: 50%}, batch: {max: 4}"), quick("n", "share: {initial: 20%}")],
+    )
+    .unwrap();
+    let (first, second) = tokio::join!(server.reload(), server.reload());
+    let mut changes = [first.unwrap().models.len(), second.unwrap().models.len()];
+    changes.sort_unstable();
+    assert_eq!(changes, [0, 2], "one carries it out, the other finds it done");
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hangup_during_a_hand_over_waits_for_it() {
+    let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    rewrite(&server, &[quick("m", "share: {initial: 70%}")]).unwrap();
+    let (resized, ()) = tokio::join!(server.resize("m", 20), async {
+        let coming = |model: &Model| model.workers.len() == 2;
+        server.wait_status("m", "a shadow", coming).await.unwrap();
+        server.signal(Signal::SIGHUP).unwrap();
+    });
+    assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
+    server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
+    // So does new workers' taking over.
+    rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
+    let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
+    assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
+    // It was carried out, or went with the workers that it was meant for.
+    drop(resized);
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn killed_workers_do_not_stop_a_reload() {
+    let home = Home::new().unwrap();
+    // Slow to load, so that there is time to kill what loads.
+    home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
+    write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    let old = incumbent(&server, "m").await.unwrap();
+    rewrite(&server, &[quick("m", "share: {initial: 50%}, batch: {max: 4}")]).unwrap();
+    let (reloaded, ()) = tokio::join!(server.reload(), async {
+        let mut killed = 0;
+        for _ in 0..2 {
+            let shadow = |model: &Model| {
+                let shadow =
+                    model.workers.iter().find(|worker| worker.role == "shadow" && worker.pid != killed);
+                shadow.map(|worker| worker.pid)
+            };
+            let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
+            killed = shadow(&seen).unwrap();
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(killed), Signal::SIGKILL).unwrap();
+        }
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(old), Signal::SIGKILL).unwrap();
+    });
+    assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn new_workers_that_do_not_serve_leave_the_old_ones() {
+    let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
+    let before = incumbent(&server, "m").await.unwrap();
+    let clients = Clients::start(&server, "m");
+    server.home().write("nonsense.onnx", "this is no model").unwrap();
+    let nonsense = "{name: m, path: nonsense.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
+    rewrite(&server, &[nonsense]).unwrap();
+    let output = server.home().run(&["reload", "--json"]).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Or there is no ONNX Runtime here, and that is said.
+    assert!(printed.contains("\"why\":\"") || said.contains("ONNX Runtime"), "{printed} {said}");
+    clients.end().await;
+    assert_eq!(incumbent(&server, "m").await.unwrap(), before);
+    // The file can be mended.
+    rewrite(&server, &[quick("m", "share: {initial: 50%}")]).unwrap();
+    assert_eq!(server.reload().await.unwrap().changes(), []);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_policy_goes_by_the_models_that_there_are() {
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0)).unwrap();
+    let yaml = |models: &[&str]| {
+        let models: String =
+            models.iter().map(|name| format!("  - {}\n", quick(name, "standby: off"))).collect();
+        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 50ms");
+        format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n{models}")
+    };
+    home.write("config.yaml", yaml(&["m"])).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    assert_eq!(server.model("m").await.unwrap().share_percent, 100);
+    server.home().write("config.yaml", yaml(&["m", "n"])).unwrap();
+    assert_eq!(server.reload().await.unwrap().changes()[..], [("m", "changed"), ("n", "added")]);
+    for model in ["m", "n"] {
+        server.wait_status(model, "half", |model| model.share_percent == 50).await.unwrap();
+    }
+    server.home().write("config.yaml", yaml(&["m"])).unwrap();
+    server.reload().await.unwrap();
+    server.wait_status("m", "all", |model| model.share_percent == 100).await.unwrap();
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn many_reloads_leave_nothing_open() {
+    let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
+    let change = async |n: u32| {
+        rewrite(&server, &[quick("m", &format!("share: {{initial: 50%}}, batch: {{max: {}}}", 2 + n % 3))])
+            .unwrap();
+        assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);
+    };
+    change(0).await;
+    server.wait_children(1).await.unwrap();
+    let before = server.process().open_files();
+    for n in 1..13 {
+        change(n).await;
+    }
+    server.wait_children(1).await.unwrap();
+    // Twelve that leak would leave a dozen at least; the last one to go may still be closing its own.
+    let closed = async {
+        let mut look = tokio::time::interval(Duration::from_millis(20));
+        while server.process().open_files() > before + 3 {
+            look.tick().await;
+        }
+    };
+    let closed = tokio::time::timeout(server.home().patience(), closed).await;
+    let after = server.process().open_files();
+    assert!(closed.is_ok(), "{before} files were open before twelve reloads, and {after} after");
+    server.stop().await.unwrap();
+}

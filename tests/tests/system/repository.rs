@@ -1,0 +1,104 @@
+//! The protocol's model repository: what clients see of the models, load and unload.
+
+use std::time::Duration;
+
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+use tonic::{Code, Status};
+
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+
+/// A server with two models, whose clients may load and unload them.
+async fn explicit() -> Result<Server, Error> {
+    let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
+    let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
+    let home = Home::with_config(&format!("{EMULATED}model_control: explicit\nmodels:\n{models}"))?;
+    home.write("profile.yaml", profile(2.0))?;
+    Server::ready(home).await
+}
+
+/// Name and state of every model.
+async fn index(server: &Server, ready: bool) -> Result<Vec<(String, String)>, Status> {
+    let listed = server.client().repository_index(ready).await?;
+    Ok(listed.into_iter().map(|(name, state, _)| (name, state)).collect())
+}
+
+fn states(rows: &[(&str, &str)]) -> Vec<(String, String)> {
+    rows.iter().map(|(name, state)| ((*name).to_owned(), (*state).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn an_unloaded_model_is_gone_and_comes_back() {
+    let server = explicit().await.unwrap();
+    assert_eq!(index(&server, false).await.unwrap(), states(&[("m", "READY"), ("n", "READY")]));
+    let beside = load(&server, "n", 100.0, Duration::from_secs(2));
+    server.client().unload("m").await.unwrap();
+    let gone = ask(server.client(), "m", &echo_case(1), 0.0).await;
+    assert!(matches!(&gone, Outcome::Failed(why) if why.starts_with("NotFound")), "{gone:?}");
+    server.wait_status("m", "unloaded", |model| model.state == "unloaded").await.unwrap();
+    assert_eq!(index(&server, false).await.unwrap(), states(&[("n", "READY"), ("m", "UNAVAILABLE")]));
+    assert_eq!(index(&server, true).await.unwrap(), states(&[("n", "READY")]));
+    server.client().unload("m").await.unwrap();
+    server.wait_children(1).await.unwrap();
+    server.client().load("m", None).await.unwrap();
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_nothing_lost(&beside.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_load_with_another_configuration_hands_over() {
+    let server = explicit().await.unwrap();
+    let loading = load(&server, "m", 100.0, Duration::from_secs(4));
+    server.client().load("m", Some(r#"{"share": "60%"}"#)).await.unwrap();
+    assert_eq!(server.model("m").await.unwrap().share_percent, 60);
+    server.client().load("m", Some(r#"{"batch": {"max": 4}, "slo": "90ms"}"#)).await.unwrap();
+    let model = server.model("m").await.unwrap();
+    assert_eq!((model.share_percent, model.slo.latency_ms), (60, 90.0));
+    // Without anything that differs its files are read again, by new workers.
+    let before = model.workers.iter().find(|worker| worker.role == "incumbent").unwrap().pid;
+    server.client().load("m", None).await.unwrap();
+    let other = |model: &Model| model.workers.iter().all(|worker| worker.pid != before);
+    server.wait_status("m", "other workers", other).await.unwrap();
+    // What the file says comes back with the next reload.
+    server.reload().await.unwrap();
+    let model = server.model("m").await.unwrap();
+    assert_eq!((model.share_percent, model.slo.latency_ms), (40, 200.0));
+    assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn wishes_that_cannot_be_granted_change_nothing() {
+    let server = explicit().await.unwrap();
+    for (model, config, code, words) in [
+        ("x", None, Code::NotFound, "'x'"),
+        ("m", Some(r#"{"path": "/etc/passwd"}"#), Code::InvalidArgument, "path"),
+        ("m", Some(r#"{"share": "400%", "slo": 0}"#), Code::InvalidArgument, "slo"),
+        ("m", Some("garbage"), Code::InvalidArgument, "map"),
+    ] {
+        let refused = server.client().load(model, config).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{config:?}: {refused}");
+        assert!(refused.message().contains(words), "{config:?}: {refused}");
+    }
+    assert_eq!(server.client().unload("x").await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(index(&server, true).await.unwrap().len(), 2);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn clients_are_no_operators_unless_they_are_made_so() {
+    let home = Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("m", "share: {initial: 40%}")))
+        .unwrap();
+    let server = Server::ready(home).await.unwrap();
+    for refused in [server.client().unload("m").await, server.client().load("m", None).await] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable);
+        assert!(refused.message().contains("model_control: explicit"), "{refused}");
+    }
+    assert_eq!(index(&server, false).await.unwrap(), states(&[("m", "READY")]));
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
