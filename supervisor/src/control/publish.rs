@@ -21,7 +21,7 @@ impl Controller {
             standby_wish: self.standby.wish,
             no_standby: self.standby_obstacle(),
             held: self.held,
-            workers: self.workers.values().map(|worker| self.worker_standing(worker)).collect(),
+            workers: self.worker_standings(),
             worker_deaths: self.all_deaths,
             worker_restarts: self.all_restarts,
             handovers: self.handovers.clone(),
@@ -32,6 +32,13 @@ impl Controller {
             *seen = standing;
             changed
         });
+    }
+
+    /// All workers, the one that serves first.
+    fn worker_standings(&self) -> Vec<WorkerStanding> {
+        let mut all: Vec<_> = self.workers.values().map(|worker| self.worker_standing(worker)).collect();
+        all.sort_by_key(|worker| worker.role != "incumbent");
+        all
     }
 
     fn worker_standing(&self, worker: &Worker) -> WorkerStanding {

@@ -18,6 +18,9 @@ const BAND: f64 = 1.5;
 /// idle model is to answer fast when it is asked.
 const LEAST: f64 = 0.25;
 
+/// A model to which less comes, in requests a second of late, is idle.
+const IDLE: f64 = 0.01;
+
 /// Shares do not shrink before the demand has been observed for so long, in seconds.
 const OBSERVED_S: f64 = 5.0;
 
@@ -32,6 +35,8 @@ pub(super) struct Sizing {
     high: Sms,
     /// The most that it should ever have.
     level: Sms,
+    /// Whether nothing has come to it for long.
+    idle: bool,
 }
 
 impl Sizing {
@@ -45,10 +50,11 @@ impl Sizing {
             share.map_or(level, |share| share.max(least).min(level))
         };
         let low = carries(HEADROOM / BAND);
+        let idle = model.demand.peak() < IDLE;
         if model.demand.observed() < OBSERVED_S {
-            return Self { target: level, low, high: level, level };
+            return Self { target: level, low, high: level, level, idle };
         }
-        Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level }
+        Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level, idle }
     }
 
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
@@ -59,7 +65,9 @@ impl Sizing {
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.
     pub(super) fn standby(&self, live: &Live) -> Option<Sms> {
         let share = live.coming.unwrap_or(live.share);
-        (share < self.level && !near(share, self.level)).then_some(self.level)
+        // Who is held would not be moved there, and who is idle does not need it soon.
+        let wanted = !live.held && !self.idle && share < self.level && !near(share, self.level);
+        wanted.then_some(self.level)
     }
 }
 
@@ -137,7 +145,10 @@ mod tests {
         let sizing = sizing(&[60; 12], true);
         assert_eq!(sizing.standby(&live(sizing.target)), Some(LEVEL));
         assert_eq!(sizing.standby(&live(LEVEL)), None);
+        assert_eq!(sizing.standby(&Live { held: true, ..live(sizing.target) }), None);
         let coming = Live { coming: Some(LEVEL), ..live(sizing.target) };
         assert_eq!(sizing.standby(&coming), None);
+        let idle = super::tests::sizing(&[0; 12], true);
+        assert_eq!(idle.standby(&live(idle.target)), None);
     }
 }
