@@ -168,7 +168,7 @@ impl Adaptive {
             return None;
         }
         let to = standing.unwrap_or(level);
-        self.models[model].press(live.share);
+        self.models[model].press();
         Some(Change { model, from: live.share, to, at_once: standing.is_some(), onset })
     }
 }

@@ -15,18 +15,19 @@ const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 /// A curve that has moved by more than this part since its capacity was worked out has another one.
 const MOVED: f64 = 0.02;
 
-/// A share that was too little for a demand.
+/// A demand for which less than the level was too little. What it was shows in some intervals afterwards.
 #[derive(Debug, Clone, Copy)]
 struct Pressed {
-    share: Sms,
+    /// Requests a second.
     rate: f64,
+    intervals: u32,
 }
 
-/// A demand of at least this part of one that a share was too little for is as large.
-const AS_LARGE: f64 = 0.6;
+/// Intervals in which it shows how large a demand is for which slack ran out.
+const SHOWN_IN: u32 = 4;
 
-/// A share this many times one that was too little may be enough.
-const MORE: f64 = 1.5;
+/// A demand of at least this part of one for which less than the level was too little is as large.
+const AS_LARGE: f64 = 0.6;
 
 /// One model.
 #[derive(Debug, Clone)]
@@ -37,7 +38,7 @@ pub(super) struct Model {
     capacity: Capacity,
     /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
     cheapest: Option<f64>,
-    /// Where its slack last ran out.
+    /// The demand at which its slack last ran out.
     pressed: Option<Pressed>,
     /// The time of a row on the whole GPU, in seconds, for which capacity and cost were worked out.
     capacity_of: f64,
@@ -60,6 +61,10 @@ impl Model {
             return;
         }
         self.demand.observe(&live.seen);
+        if let Some(pressed) = self.pressed.as_mut().filter(|pressed| pressed.intervals < SHOWN_IN) {
+            pressed.intervals += 1;
+            pressed.rate = pressed.rate.max(self.demand.rate());
+        }
         if let Some(sms) = sms {
             let sample = |executed: &Executed| Sample {
                 rows: f64::from(executed.rows),
@@ -83,15 +88,14 @@ impl Model {
         }
     }
 
-    /// Slack ran out at this share.
-    pub(super) fn press(&mut self, share: Sms) {
-        self.pressed = Some(Pressed { share, rate: self.demand.rate() });
+    /// Slack ran out with less than the level.
+    pub(super) fn press(&mut self) {
+        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0 });
     }
 
-    /// The least that it should have, as it was pressed with less by as large a demand.
-    pub(super) fn least(&self) -> Option<Sms> {
-        let pressed = self.pressed.filter(|pressed| self.demand.rate() >= AS_LARGE * pressed.rate)?;
-        Some(Sms(((f64::from(pressed.share.0) * MORE) as u32).next_multiple_of(Sms::STEP)))
+    /// Whether less than the level was too little for as large a demand.
+    pub(super) fn was_pressed(&self) -> bool {
+        self.pressed.is_some_and(|pressed| self.demand.rate() >= AS_LARGE * pressed.rate)
     }
 
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while

@@ -43,8 +43,7 @@ impl Sizing {
     pub(super) fn of(model: &Model, terms: &Terms, level: Sms) -> Self {
         let part = Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP));
         let chosen = if terms.initial_given { terms.initial } else { terms.min };
-        let pressed = model.least().unwrap_or(terms.min);
-        let least = terms.within(part.max(chosen).max(pressed)).min(level);
+        let least = if model.was_pressed() { level } else { terms.within(part.max(chosen)).min(level) };
         let carries = |headroom: f64| {
             let share = model.share_for(model.demand.peak() * headroom);
             share.map_or(level, |share| share.max(least).min(level))

@@ -131,8 +131,14 @@ fn a_share_that_was_too_little_is_not_come_back_to() {
         let Some(change) = policy.pressure(0, facts.now, &facts) else { break };
         (facts.models[0].share, facts.models[0].standing) = (change.to, None);
     }
-    assert!(shrunk.len() <= 4 && shrunk.is_sorted_by(|a, b| a < b), "{shrunk:?}");
+    assert_eq!(shrunk.len(), 1, "{shrunk:?}");
     assert!(!pass(&mut policy, &mut facts, &[5], 60).is_empty(), "less demand needs less");
+    // A burst shows how large it was only after slack ran out.
+    facts.models[0].standing = Some(GPU);
+    assert!(policy.pressure(0, facts.now, &facts).is_some());
+    (facts.models[0].share, facts.models[0].standing) = (GPU, None);
+    assert_eq!(pass(&mut policy, &mut facts, &[50], 20), []);
+    assert!(!pass(&mut policy, &mut facts, &[5], 60).is_empty(), "the burst is over");
 }
 
 #[test]
