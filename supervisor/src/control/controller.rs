@@ -315,7 +315,9 @@ impl Controller {
         if let Some(worker) = self.workers.get(&worker) {
             worker.kill();
         }
-        self.relieve(worker, why);
+        if self.stopping.is_none() {
+            self.relieve(worker, why);
+        }
     }
 
     fn on_worker(&mut self, worker: WorkerId, said: WorkerSaid) {

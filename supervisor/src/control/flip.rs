@@ -94,11 +94,21 @@ impl Controller {
         }
     }
 
-    /// The lane of `worker` ended. If it is the one that serves, and somebody can serve in its place, that need
-    /// not wait until the process has ended, which takes a while on a GPU.
+    /// The lane of `worker` ended, and its process will, which takes a while on a GPU. If it is the one that serves, and
+    /// somebody can serve in its place, that need not wait so long; if it stands ready, it does no more.
     pub(super) fn lane_gone(&mut self, worker: WorkerId) {
-        if self.stopping.is_none() && self.serves(worker) && self.has_relief(worker) {
-            self.abandon(worker, "its socket ended");
+        if self.stopping.is_some() {
+            return;
+        }
+        if self.serves(worker) {
+            if self.has_relief(worker) {
+                self.abandon(worker, "its socket ended");
+            }
+        } else if self.standby.ready() == Some(worker) {
+            self.lose_standby();
+        } else if self.swap.as_ref().and_then(Swap::parked) == Some(worker) {
+            self.leaving.insert(worker, self.after(self.context.timeouts.stop));
+            self.swap_exited(worker);
         }
     }
 
@@ -163,6 +173,7 @@ impl Controller {
         self.handovers.failovers += 1;
         let report = self.report_of("taken over", Some(why.to_owned()), (from, share));
         self.reported(report);
+        self.replacing_failed("its worker died, and the standing one serves in its place");
         true
     }
 }

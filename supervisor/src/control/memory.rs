@@ -245,6 +245,9 @@ impl Controller {
 
     /// The last thing that a controller does.
     pub(super) fn leave_ledger(&self) {
+        if self.standby.worker().is_some() {
+            self.note_standing(false);
+        }
         self.ledger.leave(&self.model.name);
     }
 

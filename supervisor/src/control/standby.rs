@@ -65,7 +65,7 @@ impl Standby {
         Self { state, wish: None, pause: FIRST_PAUSE, obstacle: None }
     }
 
-    fn worker(&self) -> Option<WorkerId> {
+    pub(super) fn worker(&self) -> Option<WorkerId> {
         match self.state {
             State::None { .. } => None,
             State::Starting { worker, .. } | State::Ready { worker, .. } | State::Leaving { worker, .. } => {
@@ -259,6 +259,11 @@ impl Controller {
     /// Has the standing worker go for a while: others need its memory.
     pub(super) fn rest_standby(&mut self) {
         self.dismiss_for(REST);
+    }
+
+    /// The standing worker is as good as dead.
+    pub(super) fn lose_standby(&mut self) {
+        self.dismiss_for(FIRST_PAUSE);
     }
 
     fn dismiss_for(&mut self, rest: Duration) {

@@ -114,6 +114,9 @@ async fn over(called: &AtomicBool, stop: Stop) {
     }
 }
 
+/// What a compressed message may come to that is no inference, in bytes.
+const SHORT: usize = 256 << 10;
+
 /// What a connection may call.
 #[derive(Clone)]
 struct Servers {
@@ -142,6 +145,8 @@ impl Servers {
         request: HttpRequest<Incoming>,
     ) -> Result<HttpResponse<tonic::body::Body>, Status> {
         let health = request.uri().path().starts_with(HEALTH);
+        // Only inferences are admitted one by one; what else there is to call has short messages.
+        let limit = if request.uri().path() == INFER { self.limit } else { self.limit.min(SHORT) };
         let Some(encoding) = envelope::encoding(request.headers())? else {
             let Ok(response) = match health {
                 true => self.health.call(request.map(Impatient::new)).await,
@@ -150,7 +155,7 @@ impl Servers {
             return Ok(response);
         };
         let accepted = envelope::accepts(request.headers(), encoding);
-        let request = envelope::decompressed(request, encoding, self.limit).await?;
+        let request = envelope::decompressed(request, encoding, limit).await?;
         if health {
             // It may be a stream, so that it has no end to wait for.
             let Ok(response) = self.health.call(request).await;

@@ -137,14 +137,17 @@ impl Regions {
     /// Forgets a region; one that is not there is no matter. Requests under way keep it until they end.
     pub(super) fn unregister(&self, name: &str) -> Result<(), Refusal> {
         self.check_allowed()?;
-        self.by_name.lock().remove(name);
+        // Dropped after the lock: to close the last descriptor of a region may take long.
+        let gone = self.by_name.lock().remove(name);
+        drop(gone);
         Ok(())
     }
 
     /// Forgets all of them.
     pub(super) fn unregister_all(&self) -> Result<(), Refusal> {
         self.check_allowed()?;
-        self.by_name.lock().clear();
+        let gone = std::mem::take(&mut *self.by_name.lock());
+        drop(gone);
         Ok(())
     }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::instance::{Instance, MakeError, Workshop, resize, serving};
 use super::plan::{self, Change};
 use super::{Kind, ModelChange, Reload, Roster, Unloaded};
 use crate::config::{Config, Model};
-use crate::control::{ModelState, Order, Sharer, Standing, first_shares};
+use crate::control::{Cause, ModelState, Order, Sharer, Standing, first_shares};
 use crate::errors;
 use crate::repository::Asked;
 use crate::router::Router;
@@ -267,6 +267,7 @@ impl Keeper {
         match outcome {
             Ok(()) => {
                 tracing::info!(model = name, "new workers take over");
+                keep_held(&now.standing.borrow(), &next);
                 entry.model = Arc::clone(&next.model);
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
@@ -286,8 +287,45 @@ impl Keeper {
             if row.change == Kind::Replaced {
                 self.settle(&row.name, &outcome);
             }
+            if row.change == Kind::Changed && outcome.is_err() {
+                self.keep_share(&row.name);
+            }
             row.why = outcome.err();
         }
+    }
+
+    /// Has a model that is not loaded go by that configuration when it is.
+    pub(super) fn go_by(&mut self, name: &str, model: &Arc<Model>) {
+        if let Some(entry) = self.entry(name) {
+            entry.model = Arc::clone(model);
+        }
+    }
+
+    /// The share of a model's configuration did not come into force: the one that is stays, so that another reload tries again.
+    fn keep_share(&mut self, name: &str) {
+        let Some(entry) = self.entry(name) else { return };
+        let State::Loaded { now, .. } = &entry.state else { return };
+        let mut model = (*entry.model).clone();
+        model.share.initial = now.standing.borrow().share;
+        entry.model = Arc::new(model);
+    }
+}
+
+/// What people did to a share while its successor booted holds for that too. A successor that is behind with its orders has
+/// just been made, and has room for them.
+fn keep_held(was: &Standing, next: &Instance) {
+    let (held, share) = {
+        let is = next.standing.borrow();
+        (is.held, is.share)
+    };
+    if was.held != held {
+        let (reply, _nobody) = oneshot::channel();
+        next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
+    }
+    if was.held && was.share != share {
+        let (reply, _nobody) = oneshot::channel();
+        let order = Order::Resize { share: was.share, cause: Cause::Hand, onset: None, reply };
+        next.orders.try_send(order).ok();
     }
 }
 

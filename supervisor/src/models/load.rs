@@ -48,6 +48,10 @@ impl Keeper {
         } else {
             (Kind::Added, self.load(new, 0, &mut waits).await)
         };
+        if begun.is_err() && !loaded {
+            self.go_by(name, &old);
+            self.publish();
+        }
         begun.map_err(failed)?;
         self.publish();
         let row = ModelChange { name: name.to_owned(), change: kind, keys: Vec::new(), why: None };
@@ -55,8 +59,10 @@ impl Keeper {
         self.settle_all(&mut rows, waits).await;
         let [ModelChange { why, .. }] = rows;
         why.map_or(Ok(()), |why| {
+            // What was asked for did not do, so it is not what comes next time.
             if !loaded {
                 self.unload(name, "it was loaded and does not serve");
+                self.go_by(name, &old);
                 self.publish();
             }
             Err(failed(why))
