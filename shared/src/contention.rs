@@ -1,4 +1,4 @@
-//! What is left of a cap beside others that execute: one rule for emulation, simulation and policy.
+//! What is left of a cap beside others that execute: the rule of a simulated world in which kernels take turns, as on a real GPU.
 //!
 //! A cap is no reservation. While the caps of those who execute fit onto the GPU together, nobody is slowed down. When
 //! they do not, each kernel of one waits for a **turn** of each of the others: about one of their kernels, as far as those
@@ -69,16 +69,6 @@ impl Occupant {
     fn turn(self) -> u64 {
         // The largest comes to less than 2^64.
         (f64::from(self.turn.min(u16::from(u8::MAX))) / STEPS).exp2().round() as u64
-    }
-
-    /// The same as a word of 32 bits; zero for nobody.
-    pub fn to_word(self) -> u32 {
-        self.cap.0.min(u32::from(u16::MAX)) << 16 | u32::from(self.turn)
-    }
-
-    /// What a word says. Whatever it is, it is some occupant.
-    pub fn from_word(word: u32) -> Self {
-        Self { cap: Sms(word >> 16), turn: (word & u32::from(u16::MAX)) as u16 }
     }
 }
 
@@ -207,13 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn words_say_what_they_were_made_of_and_nonsense_is_survived() {
+    fn who_leaves_leaves_nothing_behind_and_nobody_is_nothing() {
         let occupant = Occupant::of(&profile(3.0), 1, Sms(40), GPU);
-        assert_eq!(Occupant::from_word(occupant.to_word()), occupant);
         let crowd = Crowd::default().with(occupant);
-        assert_eq!(crowd.with(Occupant::from_word(0)), crowd);
+        assert_eq!(crowd.with(Occupant::NOBODY), crowd);
         assert_eq!(crowd.without(occupant), Crowd::default());
-        let absurd = Occupant::from_word(u32::MAX);
-        assert!(crowd.with(absurd).with(absurd).time(&profile(1.0), 1, Sms(0), Sms(0)) > MS);
     }
 }
