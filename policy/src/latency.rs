@@ -28,6 +28,9 @@ const MAX_SURPRISE: f64 = 3.0;
 /// times for one, becomes part of the times per row count.
 const MAX_PACE: f64 = 64.0;
 
+/// What the other row counts' memory gives way with each observation: a hundred batches of whatever size correct it.
+const AGING: f64 = 0.01;
+
 /// An execution is a hang beyond this many times its prediction.
 pub const HANG_FACTOR: u32 = 20;
 
@@ -64,6 +67,25 @@ impl Predictor {
             *mean += OBSERVATION_WEIGHT * (took - *mean);
         } else if self.observed.len() < MAX_ROW_COUNTS {
             self.observed.insert(rows, took);
+        }
+        self.age(rows);
+    }
+
+    /// Moves what is remembered of other row counts towards what this one implies. A memory that keeps batches
+    /// of a size from being tried would never be corrected else.
+    fn age(&mut self, rows: u32) {
+        let Some(&seen) = self.observed.get(&rows) else { return };
+        let sms = self.sms.0.into();
+        let Self { profile, observed, .. } = self;
+        let profiled = |rows: u32| Some(profile.as_ref()?.time(rows, sms).as_secs_f64());
+        let own = profiled(rows);
+        for (&other, mean) in observed.iter_mut().filter(|(other, _)| **other != rows) {
+            let implied = match (own, profiled(other)) {
+                (Some(own), Some(time)) => seen * time / own.max(1e-9),
+                // Without a profile only a bound is known.
+                _ => mean.min(seen * (f64::from(other) / f64::from(rows.max(1))).max(1.0)),
+            };
+            *mean += AGING * (implied - *mean);
         }
     }
 
@@ -191,6 +213,17 @@ mod tests {
         for rows in 1..=8 {
             let off = predictor.predict(rows).unwrap().as_secs_f64() / (0.010 * f64::from(rows)) - 1.0;
             assert!(off.abs() < 0.1, "{rows} rows: {off}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_is_tried_no_more_is_not_held_slow_for_ever() {
+        for profile in [None, Some(profile())] {
+            let mut predictor = Predictor::new(profile.as_ref(), Sms(20));
+            predictor.observe(1, 5 * MS);
+            (0..50).for_each(|_| predictor.observe(8, 900 * MS));
+            (0..500).for_each(|_| predictor.observe(1, 5 * MS));
+            assert!(predictor.predict(8).unwrap() < 50 * MS, "{:?}", predictor.predict(8));
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::batcher::{self, Limits, Next};
-use shadowslice_policy::door::{self, Admission, Ahead};
+use shadowslice_policy::door::{self, Admission, Ahead, Slack};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::{Entry, Queue};
@@ -18,9 +18,6 @@ use super::observe::Observer;
 use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
-
-/// How long a model that runs out of slack is not heard again.
-const PRESSURE_PAUSE: Duration = Duration::from_millis(10);
 
 type Request = Entry<(), ()>;
 
@@ -63,8 +60,7 @@ pub(super) struct Model<'a> {
     admission: Admission,
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
-    /// Until when running out of slack is no news.
-    pressed_until: u64,
+    slack: Slack,
     pub(super) observer: Observer,
     /// The one that serves, and the one that did or is about to.
     pub(super) lanes: [Lane; 2],
@@ -102,7 +98,7 @@ impl<'a> Model<'a> {
             admission: Admission::default(),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
-            pressed_until: 0,
+            slack: Slack::default(),
             observer: Observer::new(),
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
@@ -122,12 +118,12 @@ impl<'a> Model<'a> {
         self.observer.arrived();
         let arrived = moment(now);
         let deadline = arrived + self.served.terms.slo;
-        let relief = now >= self.pressed_until && self.may_have_more();
+        let relief = self.slack.is_heard(arrived) && self.may_have_more();
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
         let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));
         let late = answered.is_some_and(|answered| answered > deadline);
-        let pressed = relief && answered.is_some_and(|answered| door::presses(answered, arrived, deadline));
+        let pressed = relief && self.slack.runs_out(answered, deadline, arrived);
         let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
         let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
@@ -135,9 +131,6 @@ impl<'a> Model<'a> {
             self.observer.refused(1);
         } else {
             self.dispatch(now, stage);
-        }
-        if pressed {
-            self.pressed_until = now + ns(PRESSURE_PAUSE);
         }
         pressed
     }

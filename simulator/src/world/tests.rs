@@ -220,11 +220,11 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
         let due = ask != Ask::Interval || facts.now == moment(500 * MS);
         Decision { plan: due.then(|| Plan { epoch: 1, changes: vec![change] }), ..Decision::default() }
     };
-    // At 25 SMs a request takes 200 ms, so the second one of two is late.
-    let outcome = run(&scenario, &SETTINGS, [at(4_000), at(4_001), at(4_002)], &mut decide);
-    assert_eq!(heard, [moment(4_001 * MS)]);
+    // At 25 SMs a request takes 200 ms, so the second one is late, and all after it.
+    let outcome = run(&scenario, &SETTINGS, (4_000..=4_008).map(at), &mut decide);
+    assert_eq!(heard, [moment(4_008 * MS)], "the eighth that is late");
     assert_eq!(outcome.models[0].repartitions.len(), 2);
-    assert_eq!(outcome.models[0].tally.in_time, 2, "the third one went to the larger worker");
+    assert_eq!(outcome.models[0].tally.in_time, 4, "three more went to the larger worker");
 }
 
 #[test]

@@ -80,15 +80,15 @@ impl Doorkeeper {
         (answered > request.deadline).then_some(Refusal::Late)
     }
 
-    /// Whether slack runs out for a request that comes now, with so many rows before it.
-    pub(crate) fn presses(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> bool {
-        let answered = self.answered_at(request, queued_rows, lane, now);
-        answered.is_some_and(|answered| door::presses(answered, request.arrived, request.deadline))
-    }
-
     /// When a request that comes now should be answered, with so many rows before it. Nobody asks for one that finds
     /// nobody before it: it is tried in any case, or predictions would never be corrected.
-    fn answered_at(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> Option<Moment> {
+    pub(crate) fn answered_at(
+        &self,
+        request: &Waiting,
+        queued_rows: u64,
+        lane: &Lane,
+        now: Moment,
+    ) -> Option<Moment> {
         if queued_rows == 0 && lane.executes_nothing() {
             return None;
         }

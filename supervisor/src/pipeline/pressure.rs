@@ -1,15 +1,11 @@
 //! Pressure: a request comes for which slack runs out, while more SMs may be had.
 
-use std::time::Duration;
-
+use shadowslice_policy::door::Slack;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 
 /// Notices that may wait for who decides.
 pub const PRESSURES: usize = 64;
-
-/// How long a model that has given notice is not heard again.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// A model runs out of slack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,12 +31,12 @@ pub(crate) struct Relief {
     bell: Option<Bell>,
     /// Whether more SMs may be had.
     stands: bool,
-    quiet_until: Moment,
+    slack: Slack,
 }
 
 impl Relief {
     pub(crate) fn new(bell: Option<Bell>) -> Self {
-        Self { bell, stands: false, quiet_until: Moment::default() }
+        Self { bell, stands: false, slack: Slack::default() }
     }
 
     pub(crate) fn set(&mut self, stands: bool) {
@@ -49,12 +45,14 @@ impl Relief {
 
     /// Whether running out of slack is news.
     pub(crate) fn listens(&self, now: Moment) -> bool {
-        self.stands && now >= self.quiet_until && self.bell.is_some()
+        self.stands && self.slack.is_heard(now) && self.bell.is_some()
     }
 
-    /// Slack runs out for a request that came now.
-    pub(crate) fn press(&mut self, now: Moment) {
-        self.quiet_until = now + PAUSE;
+    /// Notes a request that came now and should be answered at that moment, or that is tried at once.
+    pub(crate) fn note(&mut self, answered: Option<Moment>, deadline: Moment, now: Moment) {
+        if !self.slack.runs_out(answered, deadline, now) {
+            return;
+        }
         if let Some(bell) = &self.bell {
             // Who decides is behind, or has ended: the next interval, or nobody, will see to it.
             bell.to.try_send(Pressed { model: bell.model, arrived: now }).ok();

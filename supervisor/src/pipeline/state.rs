@@ -75,9 +75,9 @@ impl State {
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         let before = self.queue.rows_before(request.item.level);
-        if self.relief.listens(now) && lane.is_some_and(|lane| self.door.presses(&request, before, lane, now))
-        {
-            self.relief.press(now);
+        if let Some(lane) = lane.filter(|_| self.relief.listens(now)) {
+            let answered = self.door.answered_at(&request, before, lane, now);
+            self.relief.note(answered, request.deadline, now);
         }
         if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);

@@ -13,7 +13,7 @@ const FULL: f64 = 0.9;
 const STEP: f64 = 1.12;
 
 /// More SMs that carry less than this many times as much are past the knee.
-const KNEE: f64 = 1.03;
+const KNEE: f64 = 1.08;
 
 /// Shares, and what the model carries there in requests a second within its SLO. Both ascend.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -1,15 +1,16 @@
 //! Who may have how many SMs.
 //!
-//! Models of one priority have the same cap where they may, so that those who have more to do than there is room
-//! for share alike; a lower priority has less than the one above it. The level is the highest at which
-//! nobody is crowded out by caps that he may not have himself.
+//! All models have the same cap where they may, so that those who have more to do than there is room for share alike:
+//! who is refused for whom is for the doors to say. The level is the highest at which nobody is crowded out by caps that
+//! he may not have himself. Only where caps must fit onto the GPU together does a lower priority have less than the
+//! one above it.
 
 use shadowslice_shared::units::Sms;
 
 use super::super::Terms;
 use super::regime::Caps;
 
-/// What each priority weighs against the first; lower ones weigh as the last.
+/// What each priority weighs against the first where caps must fit; lower ones weigh as the last.
 const WEIGHTS: [f64; 3] = [1.0, 0.8, 0.65];
 
 /// The part of its fair share that everybody keeps when all execute.
@@ -32,7 +33,7 @@ impl Claim {
 
 /// The most that each model of a GPU should have: generous caps, or such as fit.
 pub(super) fn levels(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Sms> {
-    let claims = claims(here, terms, gpu);
+    let claims = claims(here, terms, gpu, caps);
     let level = match caps {
         Caps::Generous => level(&claims, gpu),
         Caps::Fitting => fitting(&claims, gpu),
@@ -40,14 +41,18 @@ pub(super) fn levels(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> V
     claims.iter().map(|claim| Sms(claim.cap(level))).collect()
 }
 
-fn claims(here: &[usize], terms: &[Terms], gpu: Sms) -> Vec<Claim> {
+fn claims(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Claim> {
     let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
     let claim = |&model: &usize| {
         let Terms { min, max, priority, .. } = terms[model];
         let rank = priorities.partition_point(|&other| other < priority);
-        Claim { weight: WEIGHTS[rank.min(WEIGHTS.len() - 1)], min: min.0, max: max.0.min(gpu.0).max(min.0) }
+        let weight = match caps {
+            Caps::Generous => 1.0,
+            Caps::Fitting => WEIGHTS[rank.min(WEIGHTS.len() - 1)],
+        };
+        Claim { weight, min: min.0, max: max.0.min(gpu.0).max(min.0) }
     };
     here.iter().map(claim).collect()
 }
@@ -120,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn all_may_have_the_whole_gpu_and_lower_priorities_less() {
+    fn all_may_have_the_whole_gpu_whatever_their_priority() {
         assert_eq!(of(&[(1, 132), (1, 132), (1, 132)]), [132, 132, 132]);
-        assert_eq!(of(&[(3, 132), (7, 132), (3, 132), (9, 132), (12, 132)]), [132, 106, 132, 86, 86]);
+        assert_eq!(of(&[(3, 132), (7, 132), (3, 132), (9, 132), (12, 132)]), [132; 5]);
         assert_eq!(of(&[(5, 132)]), [132]);
         assert!(of(&[]).is_empty());
     }
@@ -151,7 +156,8 @@ mod tests {
                 Terms { priority, min: Sms(min), max: Sms(min + more), ..terms("a", 50) }
             };
             let models: Vec<Terms> = models.iter().map(model).collect();
-            let shares = of_all(&models, Caps::Generous);
+            for caps in [Caps::Generous, Caps::Fitting] {
+            let shares = of_all(&models, caps);
             for (one, &share) in models.iter().zip(&shares) {
                 prop_assert!(share >= one.min && share <= one.max);
                 for (other, &others) in models.iter().zip(&shares) {
@@ -159,6 +165,7 @@ mod tests {
                     let as_much = others.0 + Sms::STEP > share.0;
                     prop_assert!(other.priority > one.priority || bound || as_much);
                 }
+            }
             }
         }
     }

@@ -8,8 +8,8 @@
 //! batch that is too small: it pays its fixed part for few requests. Hence:
 //!
 //! 1. [`demand`] says how much comes, [`curve`] what it costs, [`contention`] what neighbours leave, [`capacity`] what a share carries.
-//! 2. [`layout`] gives every model a level: as much as it may have, the same within a priority, and less the lower the
-//!    priority. Where [`regime`] has seen that generous caps do not pay, the levels fit onto the GPU together.
+//! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
+//!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority.
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
 //!    level a second worker should stand ready: when slack runs out, that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded.
@@ -109,7 +109,7 @@ impl Adaptive {
     fn overloaded(&self, terms: &[Terms], gpus: &[Sms]) -> Vec<bool> {
         let mut loads = vec![0.0; gpus.len()];
         for (model, terms) in self.models.iter().zip(terms) {
-            loads[terms.gpu] += model.load().unwrap_or(0.0);
+            loads[terms.gpu] += model.load_undisturbed();
         }
         loads.iter().zip(gpus).map(|(load, sms)| *load > outlook::FULL * f64::from(sms.0)).collect()
     }
@@ -181,7 +181,9 @@ fn settling(live: &Live, now: Moment) -> bool {
 /// What becomes of a model that has another share than it should have.
 fn moved(to: Sms, live: &Live, facts: &Facts) -> Verdict {
     let from = live.share;
-    let to = live.standing.filter(|&standing| near(standing, to)).unwrap_or(to);
+    // Who stands ready with more than is needed brings it now, and a shadow would take its place.
+    let suits = |standing: Sms| near(standing, to) || to > from && standing > to;
+    let to = live.standing.filter(|&standing| suits(standing)).unwrap_or(to);
     match live {
         Live { held: true, .. } => Verdict::Wait { to, waiting: Waiting::Held },
         Live { coming: Some(_), .. } => Verdict::Wait { to, waiting: Waiting::Handover },

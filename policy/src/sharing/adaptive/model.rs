@@ -21,10 +21,20 @@ struct Pressed {
     /// Requests a second.
     rate: f64,
     intervals: u32,
+    /// How often slack ran out so far.
+    times: i32,
+    /// Until when the level is kept whatever comes, in seconds of observation.
+    until: f64,
 }
 
 /// Intervals in which it shows how large a demand is for which slack ran out.
 const SHOWN_IN: u32 = 4;
+
+/// For so many seconds a model whose slack ran out keeps its level, twice as long each time,
+const KEPT_S: f64 = 30.0;
+
+/// up to this: who needs more now and then is to come to rest.
+const MAX_KEPT_S: f64 = 3_600.0;
 
 /// A demand of at least this part of one for which less than the level was too little is as large.
 const AS_LARGE: f64 = 0.6;
@@ -90,12 +100,16 @@ impl Model {
 
     /// Slack ran out with less than the level.
     pub(super) fn press(&mut self) {
-        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0 });
+        let times = self.pressed.map_or(0, |pressed| pressed.times.saturating_add(1));
+        let kept = (KEPT_S * 2_f64.powi(times)).min(MAX_KEPT_S);
+        let until = self.demand.observed() + kept;
+        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0, times, until });
     }
 
-    /// Whether less than the level was too little for as large a demand.
+    /// Whether less than the level was too little for as large a demand, or just now.
     pub(super) fn was_pressed(&self) -> bool {
-        self.pressed.is_some_and(|pressed| self.demand.rate() >= AS_LARGE * pressed.rate)
+        let (rate, now) = (self.demand.rate(), self.demand.observed());
+        self.pressed.is_some_and(|pressed| rate >= AS_LARGE * pressed.rate || now < pressed.until)
     }
 
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while

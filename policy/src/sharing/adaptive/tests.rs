@@ -138,7 +138,8 @@ fn a_share_that_was_too_little_is_not_come_back_to() {
     assert!(policy.pressure(0, facts.now, &facts).is_some());
     (facts.models[0].share, facts.models[0].standing) = (GPU, None);
     assert_eq!(pass(&mut policy, &mut facts, &[50], 20), []);
-    assert!(!pass(&mut policy, &mut facts, &[5], 60).is_empty(), "the burst is over");
+    assert_eq!(pass(&mut policy, &mut facts, &[5], 60), [], "for longer than the first time");
+    assert!(!pass(&mut policy, &mut facts, &[5], 120).is_empty(), "the burst is over");
 }
 
 #[test]

@@ -7,9 +7,23 @@ fn stage(room: usize) -> (Stage, mpsc::Receiver<Pressed>) {
     let (to, pressed) = mpsc::channel(room);
     let stage = Stage::with(|settings| {
         (settings.slo.latency, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
-        settings.bell = Some(Bell { model: 7, to });
+        (settings.bell, settings.max_requests) = (Some(Bell { model: 7, to }), 64);
+        settings.memory = 1 << 20;
     });
     (stage, pressed)
+}
+
+/// Requests that must have no slack before that is news.
+const SHORT: usize = 8;
+
+/// Asks so often while a batch executes and so many wait.
+async fn ask(stage: &Stage, waiting: usize, times: usize) -> Vec<impl Sized> {
+    let mut asked = Vec::new();
+    for more in 0..times {
+        asked.push(stage.ask());
+        stage.until((waiting + more, 2)).await;
+    }
+    asked
 }
 
 /// Asks with one request before the new one.
@@ -28,19 +42,19 @@ async fn notice_is_given_once_in_a_while_and_only_while_a_larger_worker_stands_r
     assert!(pressed.try_recv().is_err(), "nobody stands ready");
     stage.pipeline.set_relief(true);
     let before = stage.pipeline.now();
-    let _c = stage.ask();
+    let _c = ask(&stage, 1, SHORT - 1).await;
+    assert!(pressed.try_recv().is_err(), "a few are no reason");
+    let _d = ask(&stage, SHORT, 1).await;
     let notice = pressed.recv().await.unwrap();
     assert_eq!(notice.model, 7);
     assert!((before..=stage.pipeline.now()).contains(&notice.arrived));
     // The next notice is one of another moment.
-    let _d = stage.ask();
-    stage.until((2, 2)).await;
+    let _e = ask(&stage, SHORT + 1, SHORT).await;
     if let Ok(second) = pressed.try_recv() {
         assert!(second.arrived.since(notice.arrived) >= Duration::from_millis(10));
     }
     stage.pipeline.set_relief(false);
-    let _e = stage.ask();
-    stage.until((3, 2)).await;
+    let _f = ask(&stage, 2 * SHORT + 1, 2 * SHORT).await;
     assert!(pressed.try_recv().is_err());
 }
 
@@ -64,14 +78,13 @@ async fn nobody_waits_for_whoever_does_not_listen() {
     stage.pipeline.set_relief(true);
     let worker = crowd(&stage).await;
     let mut asked = Vec::new();
-    for waiting in 0..3 {
-        asked.push(stage.ask());
-        stage.until((waiting, 2)).await;
+    asked.push(ask(&stage, 0, 1).await);
+    for round in 0..3 {
+        asked.push(ask(&stage, 1 + round * SHORT, SHORT).await);
         tokio::time::sleep(Duration::from_millis(12)).await;
     }
     assert_eq!(pressed.len(), 1);
     drop(pressed);
-    asked.push(stage.ask());
-    stage.until((3, 2)).await;
+    asked.push(ask(&stage, 1 + 3 * SHORT, SHORT).await);
     drop(worker);
 }
