@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use bytes::Bytes;
 use shadowslice_shared::tensor::Datatype;
 
 use super::json::Form;
@@ -10,13 +9,13 @@ use super::model::{Answered, VERSION};
 use super::shared_memory::Place;
 use super::tensors::WantedOutput;
 use super::values;
-use crate::pipeline::{Failure, Metadata};
+use crate::pipeline::{Failure, Metadata, Pieces};
 
 /// A body, and the length of the JSON at its start where binary tensors follow.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Body {
     /// All of it.
-    pub(super) bytes: Bytes,
+    pub(super) bytes: Pieces,
     /// For the header `Inference-Header-Content-Length`.
     pub(super) header_length: Option<usize>,
 }
@@ -60,7 +59,7 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
             );
         } else if form.binary(place) {
             push(&mut json, format_args!(",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len()));
-            binary.push(&output.data);
+            binary.push(output.data.clone());
         } else {
             json.push_str(",\"data\":");
             values::decode(output.datatype, &output.data, &mut json)
@@ -73,10 +72,9 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
         return Ok(Body { bytes: json.into(), header_length: None });
     }
     let header_length = json.len();
-    let mut bytes = json.into_bytes();
-    bytes.reserve_exact(binary.iter().map(|data| data.len()).sum());
-    binary.into_iter().for_each(|data| bytes.extend_from_slice(data));
-    Ok(Body { bytes: bytes.into(), header_length: Some(header_length) })
+    let mut bytes = Pieces::from(json);
+    binary.into_iter().for_each(|data| bytes.push(data));
+    Ok(Body { bytes, header_length: Some(header_length) })
 }
 
 fn head(output: &Answered) -> String {
@@ -116,7 +114,8 @@ mod tests {
         ];
         let body = write("m\"", "42", &outputs, &Form::Each(vec![true, false, true])).unwrap();
         let header = body.header_length.unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&body.bytes[..header]).unwrap();
+        let bytes = body.bytes.into_bytes();
+        let json: serde_json::Value = serde_json::from_slice(&bytes[..header]).unwrap();
         assert_eq!(
             json,
             serde_json::json!({
@@ -127,13 +126,13 @@ mod tests {
                 ]
             })
         );
-        assert_eq!(&body.bytes[header..], &[7, 9, 0, 60]);
+        assert_eq!(&bytes[header..], &[7, 9, 0, 60]);
     }
 
     #[test]
     fn without_an_id_or_binary_outputs_there_is_no_word_of_them() {
         let body = write("m", "", &[], &Form::All(true)).unwrap();
-        assert_eq!(&body.bytes[..], br#"{"model_name":"m","model_version":"1","outputs":[]}"#);
+        assert_eq!(&body.bytes.into_bytes()[..], br#"{"model_name":"m","model_version":"1","outputs":[]}"#);
         assert_eq!(body.header_length, None);
     }
 

@@ -10,8 +10,13 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tonic::Status;
 
+use crate::pipeline::Pieces;
+
 /// How long a peer may be silent in the middle of a body.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
+const SMALL: usize = 4096;
 
 /// Why a body was not read to its end.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub(super) enum Unread {
 }
 
 /// Reads a whole body of at most `limit` bytes; one that announces more is not read at all.
-pub(super) async fn read<B>(mut body: B, limit: usize) -> Result<Bytes, Unread>
+pub(super) async fn read<B>(mut body: B, limit: usize) -> Result<Pieces, Unread>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,
 {
@@ -33,19 +38,22 @@ where
     if announced > limit {
         return Err(Unread::TooLarge);
     }
-    let mut whole = BytesMut::new();
+    let (mut whole, mut small) = (Pieces::default(), BytesMut::new());
     while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| Unread::Stalled)? {
         let Ok(data) = frame.map_err(|why| Unread::Broken(why.to_string()))?.into_data() else { continue };
-        if data.len() > limit - whole.len() {
+        if data.len() > limit - whole.len() - small.len() {
             return Err(Unread::TooLarge);
         }
-        if whole.is_empty() && body.is_end_stream() {
-            return Ok(data);
+        let alone = whole.is_empty() && small.is_empty() && body.is_end_stream();
+        if data.len() < SMALL && !alone {
+            small.extend_from_slice(&data);
+            continue;
         }
-        whole.reserve(announced.saturating_sub(whole.len()).max(data.len()));
-        whole.extend_from_slice(&data);
+        whole.push(small.split().freeze());
+        whole.push(data);
     }
-    Ok(whole.freeze())
+    whole.push(small.freeze());
+    Ok(whole)
 }
 
 /// A gRPC body that fails when its peer falls silent.
@@ -106,8 +114,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_comes_whole() {
-        assert_eq!(read(pieces(&["ab", "", "cde"]), 5).await, Ok(Bytes::from("abcde")));
-        assert_eq!(read(pieces(&[]), 0).await, Ok(Bytes::new()));
+        assert_eq!(read(pieces(&["ab", "", "cde"]), 5).await, Ok(Bytes::from("abcde").into()));
+        assert_eq!(read(pieces(&[]), 0).await, Ok(Pieces::default()));
     }
 
     #[tokio::test]

@@ -79,7 +79,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
         (None, contents) => typed(datatype, contents.unwrap_or_default())
             .map_err(|why| Failure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
     };
-    Ok(NamedTensor { name, datatype, shape, data, place })
+    Ok(NamedTensor { name, datatype, shape, data: data.into(), place })
 }
 
 /// Where a tensor lies in shared memory, if its parameters say so.

@@ -18,15 +18,15 @@ fn infer(inputs: Vec<InferInputTensor>, raw: &[&'static [u8]]) -> Result<InferRe
 }
 
 fn data(datatype: &str, contents: InferTensorContents) -> Result<Bytes, String> {
-    infer(vec![input(datatype, Some(contents))], &[]).map(|mut request| request.inputs.remove(0).data)
+    infer(vec![input(datatype, Some(contents))], &[]).map(|mut request| request.inputs.remove(0).data.into_bytes())
 }
 
 #[test]
 fn raw_contents_go_to_the_inputs_in_order() {
     let request = infer(vec![input("FP16", None), input("BYTES", None)], &[b"ab", b"\0\0\0\0"]).unwrap();
     assert_eq!(request.id, "i");
-    assert_eq!(&request.inputs[0].data[..], b"ab");
-    assert_eq!(&request.inputs[1].data[..], b"\0\0\0\0");
+    assert_eq!(request.inputs[0].data, b"ab".to_vec().into());
+    assert_eq!(request.inputs[1].data, vec![0; 4].into());
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub(super) async fn decompressed(
     let (mut head, body) = request.into_parts();
     head.headers.remove(ENCODING);
     let body = body::read(body, limit.saturating_add(ENVELOPE)).await.map_err(|why| unread(&why, limit))?;
+    let body = body.into_bytes();
     let body = match body.first() {
         Some(1) => {
             let message = message(&body)?;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
@@ -20,6 +19,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use super::body::{self, Unread};
 use super::stop::Stop;
 use super::{Frontend, routes};
+use crate::pipeline::Pieces;
+
+/// An answer, whose body goes out in the pieces that it is made of.
+pub(super) type Answer = Response<Full<Pieces>>;
 
 /// How long a connection may lie idle, or take over the head of a request.
 const IDLE: Duration = Duration::from_secs(75);
@@ -57,7 +60,7 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
 pub(super) async fn speak<I, S>(io: I, service: S, stop: Stop) -> I
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: HttpService<Incoming, ResBody = Full<Bytes>, Error = Infallible> + Unpin,
+    S: HttpService<Incoming, ResBody = Full<Pieces>, Error = Infallible> + Unpin,
     S::Future: Unpin,
 {
     let mut connection = http1::Builder::new()
@@ -95,7 +98,7 @@ async fn answer(
     asked: &AtomicBool,
     refused: &AtomicBool,
     request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Result<Answer, Infallible> {
     let (head, body) = request.into_parts();
     asked.store(false, Ordering::Relaxed);
     let body = body::read(body, front.request_bytes).await;
@@ -110,7 +113,7 @@ async fn answer(
 }
 
 /// The answer to a body that was not read to its end, after which the connection cannot go on.
-fn refuse(unread: Unread, limit: usize) -> Response<Full<Bytes>> {
+fn refuse(unread: Unread, limit: usize) -> Answer {
     let mut response = match unread {
         Unread::TooLarge => error(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -126,14 +129,14 @@ fn refuse(unread: Unread, limit: usize) -> Response<Full<Bytes>> {
 }
 
 /// An answer without a body.
-pub(super) fn empty(status: StatusCode) -> Response<Full<Bytes>> {
+pub(super) fn empty(status: StatusCode) -> Answer {
     let mut response = Response::new(Full::default());
     *response.status_mut() = status;
     response
 }
 
 /// An answer in JSON.
-pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Response<Full<Bytes>> {
+pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Answer {
     let mut response = Response::new(Full::new(json.to_string().into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -141,6 +144,6 @@ pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Response
 }
 
 /// A refusal in the protocol's form.
-pub(super) fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+pub(super) fn error(status: StatusCode, message: &str) -> Answer {
     document(status, &json!({"error": message}))
 }

@@ -1,6 +1,5 @@
 //! Inference requests as HTTP carries them: a JSON header, and after it the binary tensors.
 
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
@@ -8,7 +7,7 @@ use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 use super::shared_memory::Place;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
-use crate::pipeline::{Failure, Metadata, Terms};
+use crate::pipeline::{Failure, Metadata, Pieces, Terms};
 
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
@@ -102,7 +101,7 @@ struct OutputParameters {
 /// Reads a whole body. `header_length` is what the header `Inference-Header-Content-Length` says;
 /// without it everything is JSON, and with 0 everything is the model's only input.
 pub(super) fn parse(
-    body: Bytes,
+    mut body: Pieces,
     header_length: Option<usize>,
     model: &Metadata,
 ) -> Result<HttpRequest, Failure> {
@@ -117,8 +116,8 @@ pub(super) fn parse(
             ));
         }
     };
-    let mut binary = body.clone();
-    let header = binary.split_to(header_length);
+    let header = body.split_to(header_length).into_bytes();
+    let mut binary = body;
     let header: Header<'_> = serde_json::from_slice(&header)
         .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
@@ -140,7 +139,7 @@ pub(super) fn parse(
 }
 
 /// One input, its bytes cut off the binary part of the body or encoded from its JSON values.
-fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Failure> {
+fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Failure> {
     let parameters = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
@@ -151,7 +150,7 @@ fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Fai
         Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
     })?;
     let data = match (parameters.binary_data_size, input.data) {
-        (None, None) if place.is_some() => Bytes::new(),
+        (None, None) if place.is_some() => Pieces::default(),
         (Some(_), _) | (_, Some(_)) if place.is_some() => {
             return invalid(format!("input '{name}' has both data and a shared memory region"));
         }
@@ -168,6 +167,7 @@ fn tensor(input: InputHeader<'_>, binary: &mut Bytes) -> Result<NamedTensor, Fai
         }
         (None, Some(data)) => tensors::count(&input.shape)
             .and_then(|elements| values::encode(datatype, data, elements))
+            .map(Pieces::from)
             .map_err(|why| {
                 Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&input.shape)))
             })?,
@@ -200,7 +200,7 @@ fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutpu
 
 /// A body that is the only input of the model: one row, as large as the body where the model leaves
 /// one axis open; a BYTES tensor of one element. The outputs are binary.
-fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
+fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(
             "a raw binary request is for models with one input, but model '{}' has {}",
@@ -224,7 +224,7 @@ fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
         }
         None => {
             open.iter().for_each(|&axis| shape[axis] = 1);
-            byte_string(&body)?
+            byte_string(&body.into_bytes())?
         }
     };
     if open.len() > 1 && spec.datatype.size().is_some() {
@@ -240,7 +240,7 @@ fn raw(body: Bytes, model: &Metadata) -> Result<HttpRequest, Failure> {
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 
-fn byte_string(body: &[u8]) -> Result<Bytes, Failure> {
+fn byte_string(body: &[u8]) -> Result<Pieces, Failure> {
     let length = u32::try_from(body.len())
         .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
     Ok([&length.to_le_bytes()[..], body].concat().into())

@@ -1,3 +1,4 @@
+use bytes::{Buf, Bytes};
 use shadowslice_shared::tensor::TensorSpec;
 
 use super::*;
@@ -32,7 +33,7 @@ fn json_and_binary_inputs_stand_in_one_request() {
     let HttpRequest { request, form } = parsed(json, &[1, 2, 0, 60]).unwrap();
     let outputs: Vec<&str> = request.outputs.iter().map(|output| &output.name[..]).collect();
     assert_eq!((&request.id[..], &outputs[..]), ("7", &["z", "y"][..]));
-    let data: Vec<&[u8]> = request.inputs.iter().map(|input| &input.data[..]).collect();
+    let data: Vec<Bytes> = request.inputs.iter().map(|input| input.data.clone().into_bytes()).collect();
     assert_eq!(data, [&[1, 2][..], &[0xff, 0xff], &[0, 60]]);
     assert_eq!((form.binary(0), form.binary(1)), (true, false));
 }
@@ -42,8 +43,8 @@ fn binary_inputs_are_slices_of_the_body() {
     let json =
         r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}}]}"#;
     let body = Bytes::from([json.as_bytes(), &[1, 2]].concat());
-    let request = parse(body.clone(), Some(json.len()), &model()).unwrap().request;
-    assert_eq!(request.inputs[0].data.as_ptr(), body[json.len()..].as_ptr());
+    let request = parse(body.clone().into(), Some(json.len()), &model()).unwrap().request;
+    assert_eq!(request.inputs[0].data.chunk().as_ptr(), body[json.len()..].as_ptr());
 }
 
 #[test]
@@ -66,8 +67,8 @@ fn sizes_that_lie_are_refused() {
     ] {
         assert!(parsed(&input(size), binary).is_err(), "{size}");
     }
-    assert!(parse(Bytes::from_static(b"{}"), Some(3), &model()).is_err());
-    assert!(parse(Bytes::from_static(b"{}"), Some(usize::MAX), &model()).is_err());
+    assert!(parse(Pieces::from(b"{}".to_vec()), Some(3), &model()).is_err());
+    assert!(parse(Pieces::from(b"{}".to_vec()), Some(usize::MAX), &model()).is_err());
 }
 
 #[test]
@@ -79,9 +80,9 @@ fn garbage_is_refused_with_its_place() {
         assert!(why.starts_with("failed to parse the request JSON: "), "{json:.40}: {why}");
         assert!(why.len() < 300);
     }
-    assert!(parse(Bytes::from_static(b"{\"inputs\":[],\"id\":\"\xff\"}"), None, &model()).is_err());
-    assert!(parse(Bytes::new(), None, &model()).is_err());
-    assert!(parse(Bytes::from_static(b"\xff\xfe\0\0"), None, &model()).is_err());
+    assert!(parse(Pieces::from(b"{\"inputs\":[],\"id\":\"\xff\"}".to_vec()), None, &model()).is_err());
+    assert!(parse(Pieces::default(), None, &model()).is_err());
+    assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model()).is_err());
 }
 
 #[test]
@@ -119,9 +120,9 @@ fn negative_and_huge_shapes_of_json_data_are_refused_before_anything_is_made_for
 
 #[test]
 fn a_raw_body_is_the_only_input() {
-    let raw = |model: &Metadata, body: &'static [u8]| parse(Bytes::from_static(body), Some(0), model);
+    let raw = |model: &Metadata, body: &'static [u8]| parse(Pieces::from(body.to_vec()), Some(0), model);
     let HttpRequest { request, form } = raw(&model(), &[5, 6]).unwrap();
-    assert_eq!((&request.inputs[0].shape[..], &request.inputs[0].data[..]), (&[1, 2][..], &[5, 6][..]));
+    assert_eq!((&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]), (&[1, 2][..], &[5, 6][..]));
     assert!(form.binary(0));
 
     let mut open = model();
@@ -132,7 +133,7 @@ fn a_raw_body_is_the_only_input() {
     open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Bytes, shape: vec![-1, -1] };
     let request = raw(&open, b"abc").unwrap().request;
     assert_eq!(
-        (&request.inputs[0].shape[..], &request.inputs[0].data[..]),
+        (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
         (&[1, 1][..], &b"\x03\0\0\0abc"[..])
     );
 

@@ -1,12 +1,10 @@
 //! What HTTP's paths of shared memory do.
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::http::{document, empty};
+use super::http::{Answer, document, empty};
 use super::refusal::Refusal;
 use super::routes::OfMemory;
 use super::shared_memory::{Regions, Registered};
@@ -26,7 +24,7 @@ pub(super) fn answer(
     name: String,
     what: OfMemory,
     body: &[u8],
-) -> Result<Response<Full<Bytes>>, Refusal> {
+) -> Result<Answer, Refusal> {
     match what {
         OfMemory::Status => {
             let told = regions.status(&name)?.into_iter().map(|region| {

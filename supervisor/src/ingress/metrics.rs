@@ -5,18 +5,18 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
+use super::http::{self, Answer};
 use super::listen::{self, Bound};
 use super::stop::Stop;
-use super::{BindError, accept, http};
+use super::{BindError, accept};
 use crate::config::Listener;
 
 /// Connections at a time; a scraper needs one.
@@ -59,7 +59,7 @@ where
     let _ = http::speak(io, service, stop).await.shutdown().await;
 }
 
-fn answer(render: &Render, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(render: &Render, request: &Request<Incoming>) -> Answer {
     if request.uri().path() != "/metrics" {
         return plain(
             StatusCode::NOT_FOUND,
@@ -76,7 +76,7 @@ fn answer(render: &Render, request: &Request<Incoming>) -> Response<Full<Bytes>>
     metrics
 }
 
-fn plain(status: StatusCode, text: String) -> Response<Full<Bytes>> {
+fn plain(status: StatusCode, text: String) -> Answer {
     let mut response = http::empty(status);
     *response.body_mut() = Full::new(text.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

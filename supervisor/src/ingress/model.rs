@@ -95,7 +95,7 @@ fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), Refusal> {
             let limit = front.request_bytes;
             Refusal::TooLarge(format!("the request names more than {limit} bytes (limits.request_bytes)"))
         })?;
-        input.data = front.regions.find(place)?.read()?;
+        input.data = front.regions.find(place)?.read()?.into();
     }
     Ok(())
 }

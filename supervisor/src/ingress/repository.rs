@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::http::{document, empty};
+use super::http::{Answer, document, empty};
 use super::model::VERSION;
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::repository_index_response::ModelIndex;
@@ -59,11 +57,7 @@ impl From<WishRefused> for Refusal {
 }
 
 /// Answers one HTTP request.
-pub(super) async fn answer(
-    repository: &Repository,
-    route: Route,
-    body: &[u8],
-) -> Result<Response<Full<Bytes>>, Refusal> {
+pub(super) async fn answer(repository: &Repository, route: Route, body: &[u8]) -> Result<Answer, Refusal> {
     let wish = match route {
         Route::Index => {
             let IndexBody { ready } = read(body)?;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -11,13 +10,13 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::compression::{self, Encoding};
-use super::http::{document, empty, error};
+use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory, model, repository, statistics};
-use crate::pipeline::{Failure, Metadata};
+use crate::pipeline::{Failure, Metadata, Pieces};
 use crate::router::Guest;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -129,7 +128,7 @@ fn decoded(segment: &str) -> Option<String> {
 }
 
 /// Answers one request.
-pub(super) async fn answer(front: &Frontend, head: &Parts, body: Bytes) -> Response<Full<Bytes>> {
+pub(super) async fn answer(front: &Frontend, head: &Parts, body: Pieces) -> Answer {
     let Some(route) = Route::parse(head.uri.path()) else {
         let path = Clipped(head.uri.path());
         return error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
@@ -146,13 +145,13 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Bytes) -> Respo
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
-        Route::Memory { name, what } => memory::answer(&front.regions, name, what, &body)
+        Route::Memory { name, what } => memory::answer(&front.regions, name, what, &body.into_bytes())
             .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
         Route::Statistics => {
             let models = front.router.models();
             document(StatusCode::OK, &statistics(models.into_iter()))
         }
-        Route::Repository(route) => repository::answer(&front.repository, route, &body)
+        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
             .await
             .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
         Route::Model { name, version, what } => of_model(front, &name, &version, what, head, body)
@@ -167,8 +166,8 @@ async fn of_model(
     version: &str,
     what: What,
     head: &Parts,
-    body: Bytes,
-) -> Result<Response<Full<Bytes>>, Refusal> {
+    body: Pieces,
+) -> Result<Answer, Refusal> {
     let pipeline = model::find(&front.router, name, version)?;
     if what == What::Ready {
         return Ok(match pipeline.ready() {
@@ -222,11 +221,11 @@ async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Re
 async fn parse(
     front: &Frontend,
     headers: &HeaderMap,
-    body: Bytes,
+    body: Pieces,
     metadata: &Arc<Metadata>,
 ) -> Result<HttpRequest, Refusal> {
     let body = match content_encoding(headers)? {
-        Some(encoding) => encoding.decompress(body, front.request_bytes).await?,
+        Some(encoding) => encoding.decompress(body.into_bytes(), front.request_bytes).await?.into(),
         None => body,
     };
     let header_length = header_length(headers)?;
@@ -268,11 +267,11 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
 }
 
 /// The answer, compressed where the client would rather have that and there is something to gain.
-async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Response<Full<Bytes>>, Refusal> {
+async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, Refusal> {
     let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
     let bytes = match encoding {
-        Some(encoding) => encoding.compress(body.bytes).await?,
+        Some(encoding) => encoding.compress(body.bytes.into_bytes()).await?.into(),
         None => body.bytes,
     };
     let mut response = Response::new(Full::new(bytes));

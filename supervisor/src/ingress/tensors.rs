@@ -4,11 +4,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use bytes::Bytes;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::shared_memory::Place;
-use crate::pipeline::{Failure, Input, Metadata, Terms};
+use crate::pipeline::{Failure, Input, Metadata, Pieces, Terms};
 
 /// An inference request in the form that both protocols share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +41,7 @@ pub(super) struct NamedTensor {
     /// Its whole shape.
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`Input::data`]; none where they lie in shared memory.
-    pub(super) data: Bytes,
+    pub(super) data: Pieces,
     /// Where in shared memory it lies.
     pub(super) place: Option<Place>,
 }
@@ -168,7 +167,7 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
             ));
         }
     } else {
-        let Some(strings) = count_strings(&tensor.data) else {
+        let Some(strings) = count_strings(&tensor.data.clone().into_bytes()) else {
             return Err(format!(
                 "the {got} bytes are no BYTES elements: each is its length, 4 bytes little-endian, and then that many bytes"
             ));
@@ -179,7 +178,8 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
             ));
         }
     }
-    let no_bool = tensor.data.iter().find(|&&byte| datatype == Datatype::Bool && byte > 1);
+    let mut bytes = tensor.data.iter().filter(|_| datatype == Datatype::Bool).flatten();
+    let no_bool = bytes.find(|&&byte| byte > 1);
     no_bool.map_or(Ok(()), |byte| Err(format!("expected 0 or 1 for each BOOL, got the byte {byte}")))
 }
 

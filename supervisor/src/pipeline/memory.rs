@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use shadowslice_shared::batch::Extent;
 use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 
+use super::pieces::Pieces;
+
 /// The bytes that a tensor of this length takes, its padding included.
 pub(crate) fn taken(len: u64) -> u64 {
     len.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
@@ -70,8 +72,13 @@ impl Reservation {
     }
 
     /// Copies tensor number `index` in; its length is the one that was reserved.
-    pub(crate) fn fill(&self, index: usize, bytes: &[u8]) -> Result<(), OutOfSlab> {
-        self.memory.slab.write(self.tensors[index].offset, bytes)
+    pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
+        let mut offset = self.tensors[index].offset;
+        for piece in data.iter() {
+            self.memory.slab.write(offset, piece)?;
+            offset += piece.len() as u64;
+        }
+        Ok(())
     }
 }
 

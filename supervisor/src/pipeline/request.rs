@@ -5,6 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use shadowslice_shared::tensor::TensorSpec;
 
+use super::pieces::Pieces;
+
 /// What a model is, as its workers found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
@@ -39,7 +41,7 @@ pub struct Input {
     /// Its whole shape.
     pub shape: Vec<i64>,
     /// Its elements, row-major, little-endian; BYTES elements each after their length.
-    pub data: Bytes,
+    pub data: Pieces,
 }
 
 /// One output tensor of an answer.

@@ -131,7 +131,7 @@ impl Stage {
 
     fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
-        let input = Input { shape: vec![1, 1], data };
+        let input = Input { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move { pipeline.infer(vec![input], Terms::default()).await })
     }
 

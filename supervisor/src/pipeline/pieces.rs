@@ -1,0 +1,173 @@
+//! Bytes in pieces, as they came or as they are to go: nothing is copied to make them one.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// Bytes in order, in any number of pieces.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    /// Apart from the others, as there is mostly one, which takes no allocation then. Empty only if all are.
+    first: Bytes,
+    /// None of them empty.
+    rest: VecDeque<Bytes>,
+    len: usize,
+}
+
+impl Pieces {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a piece behind the others.
+    pub fn push(&mut self, piece: Bytes) {
+        self.len += piece.len();
+        if self.first.is_empty() {
+            self.first = piece;
+        } else if !piece.is_empty() {
+            self.rest.push_back(piece);
+        }
+    }
+
+    /// The pieces, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// Takes the first `len` bytes off, or all if there are no more.
+    #[must_use]
+    pub fn split_to(&mut self, len: usize) -> Self {
+        let mut taken = Self::default();
+        while taken.len < len && !self.is_empty() {
+            let part = self.first.split_to(self.first.len().min(len - taken.len));
+            self.len -= part.len();
+            self.next();
+            taken.push(part);
+        }
+        taken
+    }
+
+    /// All in one piece; copied if it was more than one.
+    pub fn into_bytes(self) -> Bytes {
+        if self.rest.is_empty() {
+            return self.first;
+        }
+        let mut whole = BytesMut::with_capacity(self.len);
+        self.iter().for_each(|piece| whole.extend_from_slice(piece));
+        whole.freeze()
+    }
+
+    /// Moves on if the first piece is used up.
+    fn next(&mut self) {
+        if self.first.is_empty() {
+            self.first = self.rest.pop_front().unwrap_or_default();
+        }
+    }
+}
+
+impl From<Bytes> for Pieces {
+    fn from(piece: Bytes) -> Self {
+        Self { len: piece.len(), first: piece, rest: VecDeque::new() }
+    }
+}
+
+impl From<Vec<u8>> for Pieces {
+    fn from(piece: Vec<u8>) -> Self {
+        Bytes::from(piece).into()
+    }
+}
+
+impl From<String> for Pieces {
+    fn from(piece: String) -> Self {
+        Bytes::from(piece).into()
+    }
+}
+
+/// The same bytes, however they are cut.
+impl PartialEq for Pieces {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && self.iter().flatten().eq(other.iter().flatten())
+    }
+}
+
+impl Eq for Pieces {}
+
+/// For writing them with as few system calls as there can be.
+impl Buf for Pieces {
+    fn remaining(&self) -> usize {
+        self.len
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.first
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let pieces = self.iter().filter(|piece| !piece.is_empty());
+        slices.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece)).count()
+    }
+
+    fn advance(&mut self, count: usize) {
+        assert!(count <= self.len, "cannot advance by {count} of {} bytes", self.len);
+        drop(self.split_to(count));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pieces(cut: &[Vec<u8>]) -> Pieces {
+        let mut pieces = Pieces::default();
+        cut.iter().for_each(|piece| pieces.push(piece.clone().into()));
+        pieces
+    }
+
+    #[test]
+    fn one_piece_is_not_copied() {
+        let whole = Bytes::from(vec![1, 2, 3]);
+        let at = whole.as_ptr();
+        let mut pieces = Pieces::from(whole);
+        let first = pieces.split_to(2).into_bytes();
+        assert_eq!((first.as_ptr(), &first[..]), (at, &[1, 2][..]));
+        assert_eq!(pieces.into_bytes(), [3][..]);
+        assert!(Pieces::default().split_to(1).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn however_they_are_cut_they_are_the_same_bytes(
+            cut in prop::collection::vec(prop::collection::vec(0..4_u8, 0..5), 0..6),
+            at in 0..30_usize,
+        ) {
+            let whole = cut.concat();
+            let at = at.min(whole.len());
+            let mut rest = pieces(&cut);
+            prop_assert_eq!(&rest, &Pieces::from(whole.clone()));
+            let taken = rest.split_to(at);
+            prop_assert_eq!((taken.len(), rest.len()), (at, whole.len() - at));
+            prop_assert_eq!(&taken.clone().into_bytes()[..], &whole[..at]);
+            prop_assert_eq!(&rest.clone().into_bytes()[..], &whole[at..]);
+            prop_assert_eq!(taken.is_empty(), at == 0);
+
+            let mut slices = [IoSlice::new(&[]); 8];
+            let written: Vec<u8> = {
+                let count = rest.chunks_vectored(&mut slices);
+                slices[..count].iter().flat_map(|slice| slice.to_vec()).collect()
+            };
+            prop_assert_eq!(&written[..], &whole[at..]);
+            prop_assert_eq!(rest.chunk().is_empty(), rest.remaining() == 0);
+            rest.advance(rest.remaining());
+            prop_assert!(rest.is_empty() && rest.rest.is_empty());
+        }
+    }
+}
