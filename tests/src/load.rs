@@ -1,9 +1,11 @@
-//! Open-loop load: requests leave when their time has come, whether or not earlier ones were
+//! Loads. Open-loop: requests leave when their time has come, whether or not earlier ones were
 //! answered, and latency counts from the scheduled arrival. So a server that stalls is charged for
-//! everything that came while it did.
+//! everything that came while it did. Closed-loop: clients that each send a request as soon as the one before is answered, so
+//! that the server has as much to do as it can carry.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -191,6 +193,33 @@ where
     while in_flight.join_next().await.is_some() {}
 }
 
+/// So many clients send one request after the other, `request(n)` being the n-th one of all, until `work` is done; returns
+/// what that yielded.
+pub async fn closed<F, R, W>(clients: usize, tally: &Arc<Mutex<Tally>>, request: F, work: W) -> W::Output
+where
+    F: Fn(usize) -> R + Send + Sync + 'static,
+    R: Future<Output = Outcome> + Send + 'static,
+    W: Future,
+{
+    let (done, request) = (Arc::new(AtomicBool::new(false)), Arc::new(request));
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut asking = JoinSet::new();
+    for _ in 0..clients {
+        let (done, request, tally, next) = (done.clone(), request.clone(), tally.clone(), next.clone());
+        asking.spawn(async move {
+            while !done.load(Ordering::Relaxed) {
+                tally.lock().offered += 1;
+                let request = request(next.fetch_add(1, Ordering::Relaxed));
+                one(Instant::now(), tally.clone(), request).await;
+            }
+        });
+    }
+    let result = work.await;
+    done.store(true, Ordering::Relaxed);
+    asking.join_all().await;
+    result
+}
+
 async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output = Outcome>) {
     let outcome = timeout(ANSWER_WITHIN, request).await;
     let latency = due.elapsed();
@@ -215,6 +244,32 @@ mod tests {
         assert!((1800..2200).contains(&count), "{count} arrivals instead of about 2000");
         assert!(schedule(1).is_sorted());
         assert_eq!(plan(Arrivals::Uniform, 1).schedule().len(), 1999);
+    }
+
+    #[tokio::test]
+    async fn clients_of_a_closed_loop_wait_for_their_answers() {
+        let tally = Arc::default();
+        let (open, gate) = tokio::sync::watch::channel(false);
+        let request = move |_| {
+            let mut gate = gate.clone();
+            async move {
+                gate.wait_for(|open| *open).await.map_or(Outcome::Wrong(String::new()), |_| Outcome::Right)
+            }
+        };
+        let counted = Arc::clone(&tally);
+        closed(3, &tally, request, async move {
+            while counted.lock().offered < 3 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(counted.lock().right, 0);
+            open.send_replace(true);
+            while counted.lock().offered < 100 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let tally: Tally = tally.lock().clone();
+        assert!(tally.offered >= 100 && tally.right == tally.offered, "{tally:?}");
     }
 
     #[tokio::test]

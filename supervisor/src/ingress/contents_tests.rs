@@ -18,7 +18,8 @@ fn infer(inputs: Vec<InferInputTensor>, raw: &[&'static [u8]]) -> Result<InferRe
 }
 
 fn data(datatype: &str, contents: InferTensorContents) -> Result<Bytes, String> {
-    infer(vec![input(datatype, Some(contents))], &[]).map(|mut request| request.inputs.remove(0).data.into_bytes())
+    infer(vec![input(datatype, Some(contents))], &[])
+        .map(|mut request| request.inputs.remove(0).data.into_bytes())
 }
 
 #[test]

@@ -122,7 +122,10 @@ fn negative_and_huge_shapes_of_json_data_are_refused_before_anything_is_made_for
 fn a_raw_body_is_the_only_input() {
     let raw = |model: &Metadata, body: &'static [u8]| parse(Pieces::from(body.to_vec()), Some(0), model);
     let HttpRequest { request, form } = raw(&model(), &[5, 6]).unwrap();
-    assert_eq!((&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]), (&[1, 2][..], &[5, 6][..]));
+    assert_eq!(
+        (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
+        (&[1, 2][..], &[5, 6][..])
+    );
     assert!(form.binary(0));
 
     let mut open = model();

@@ -1,20 +1,25 @@
-//! Long runs, by `make soak`: a thousand hand-overs beside a twin run without any, a hundred kills without and with
-//! a worker that stands ready.
+//! Long runs, by `make soak`: hand-overs beside a twin run without any, under an open-loop load and under as much as the server carries;
+//! a hundred kills without and with a worker that stands ready.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use shadowslice_tests::home::Error;
-use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use shadowslice_tests::load::{self, Arrivals, Plan, Tally};
 use shadowslice_tests::process::Process;
 use shadowslice_tests::random::SplitMix64;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Handover;
 
-use crate::scene::{assert_nothing_lost, one_echo, planned_load};
+use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, planned_load};
 
 /// Hand-overs of the long run.
 const HANDOVERS: usize = 1000;
+
+/// And of those beside as many clients as there can be.
+const HANDOVERS_CROWDED: usize = 100;
 
 /// Workers killed in the long run.
 const KILLS: usize = 100;
@@ -80,6 +85,54 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     }
     server.stop().await.unwrap();
 
+    report(&handovers, &tally, &twin);
+    assert_nothing_lost(&tally);
+    assert_nothing_lost(&twin);
+    assert!(
+        tally.latency_ms(0.999) <= twin.latency_ms(0.999) + BATCH_MS,
+        "p99.9 is more than one batch higher"
+    );
+}
+
+/// As many clients as that, each with one request after the other, until `work` is done.
+async fn crowded_while<T>(server: &Server, clients: usize, work: impl Future<Output = T>) -> (Tally, T) {
+    let (client, tally) = (server.client(), Arc::<Mutex<Tally>>::default());
+    let request = move |n: usize| {
+        let client = client.clone();
+        async move { ask(client, "echo", &echo_case(u16::try_from(n % 60_000).unwrap_or(0)), 0.0).await }
+    };
+    let done = load::closed(clients, &tally, request, work).await;
+    let tally = tally.lock();
+    (tally.clone(), done)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
+    for (clients, batch_ms) in [(8, BATCH_MS), (64, 5.0)] {
+        let server = one_echo(batch_ms, MODEL).await.unwrap();
+        let began = Instant::now();
+        let (tally, handovers) = crowded_while(&server, clients, hand_over(&server, HANDOVERS_CROWDED)).await;
+        let (handovers, took) = (handovers.unwrap(), began.elapsed());
+        server.stop().await.unwrap();
+
+        let server = one_echo(batch_ms, MODEL).await.unwrap();
+        let (twin, ()) = crowded_while(&server, clients, tokio::time::sleep(took)).await;
+        server.stop().await.unwrap();
+
+        println!("{clients} clients that wait for nothing but their answers, batches of {batch_ms} ms:");
+        report(&handovers, &tally, &twin);
+        assert_nothing_lost(&tally);
+        assert_nothing_lost(&twin);
+        assert!(
+            tally.latency_ms(0.999) <= twin.latency_ms(0.999) + batch_ms,
+            "p99.9 is more than one batch higher"
+        );
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "it is what the run is for")]
+fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
     let stalls = handovers.iter().filter_map(|handover| handover.stall_us);
     let stalled = stalls.clone().filter(|stall| *stall > 0.0).count();
     println!(
@@ -87,7 +140,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
         handovers.len(),
         stalls.fold(0.0, f64::max)
     );
-    for (what, tally) in [("with hand-overs", &tally), ("twin run", &twin)] {
+    for (what, tally) in [("with hand-overs", tally), ("twin run", twin)] {
         let ms = |quantile| tally.latency_ms(quantile);
         println!(
             "{what}: {} requests, {} right; ms: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, longest {:.1}",
@@ -99,12 +152,6 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
             ms(1.0)
         );
     }
-    assert_nothing_lost(&tally);
-    assert_nothing_lost(&twin);
-    assert!(
-        tally.latency_ms(0.999) <= twin.latency_ms(0.999) + BATCH_MS,
-        "p99.9 is more than one batch higher"
-    );
 }
 
 /// Kills workers of every role at random moments while shares change.
