@@ -105,11 +105,6 @@ impl Demand {
         self.peak
     }
 
-    /// The standard deviation of what comes in so many seconds, in requests a second.
-    pub(super) fn deviation(&self, seconds: f64) -> f64 {
-        (self.dispersion * self.peak / seconds.max(1e-6)).sqrt()
-    }
-
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
     pub(super) fn onset(&self, now: Moment) -> Moment {
         let steady = Duration::from_secs_f64(sum(self.window.iter()).1);
@@ -181,9 +176,6 @@ mod tests {
     fn bursts_show_as_dispersion() {
         let bursty: Vec<u64> = (0..60).map(|step| [44, 60, 35, 66, 45][step % 5]).collect();
         assert!(after(&bursty).dispersion > 2.0);
-        // A hundred a second: in a quarter of one 25 come, give or take five, which is twenty a second.
-        let (steady, bursty) = (after(&[50; 60]).deviation(0.25), after(&bursty).deviation(0.25));
-        assert!((steady - 20.0).abs() < 0.1 && bursty > 28.0, "{steady} {bursty}");
     }
 
     #[test]
