@@ -144,6 +144,7 @@ impl Pipeline {
             relief: Relief::new(settings.bell),
             reporter: Reporter::new(facts),
             alarm: None,
+            armed: None,
             next_batch: 0,
         };
         Ok(Self {
@@ -245,12 +246,15 @@ impl Pipeline {
         })
     }
 
-    /// Changes the state, and moves the alarm if it must ring earlier now.
+    /// Changes the state, and moves the alarm if it must ring earlier now. One that may ring later rings in vain, which
+    /// costs less than setting it with each request.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
-        let before = state.alarm;
         let result = change(&mut state);
-        let earlier = state.alarm.is_some_and(|alarm| before.is_none_or(|before| alarm < before));
+        let earlier = state.alarm.is_some_and(|alarm| state.armed.is_none_or(|armed| alarm < armed));
+        if earlier {
+            state.armed = state.alarm;
+        }
         drop(state);
         if earlier {
             self.alarm_moved.notify_one();
@@ -262,7 +266,11 @@ impl Pipeline {
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {
-            let due = self.state.lock().alarm;
+            let due = {
+                let mut state = self.state.lock();
+                state.armed = state.alarm;
+                state.armed
+            };
             let moved = self.alarm_moved.notified();
             let Some(due) = due else {
                 moved.await;

@@ -62,6 +62,8 @@ pub(crate) struct State {
     pub(crate) reporter: Reporter,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
+    /// When somebody looks next, in vain perhaps.
+    pub(crate) armed: Option<Moment>,
     pub(crate) next_batch: u64,
 }
 
