@@ -379,6 +379,34 @@ class Connections(unittest.TestCase):
             self.assertIsNotNone(client.infer("slow", tensor(grpcclient, numbers(2))).as_numpy("y"))
 
 
+class Absent(unittest.TestCase):
+    """What is not served is refused as by a Triton without it, and not said to be served."""
+
+    def test_tracing_and_logging(self):
+        for module, port in ((grpcclient, SERVER.grpc_port), (httpclient, SERVER.http_port)):
+            client = module.InferenceServerClient(f"127.0.0.1:{port}")
+            self.addCleanup(client.close)
+            for ask in (client.get_trace_settings, client.get_log_settings,
+                        lambda: client.get_trace_settings("quick"), lambda: client.update_log_settings({"log_info": True}),
+                        lambda: client.update_trace_settings(settings={"trace_level": ["OFF"]})):
+                with self.assertRaises(InferenceServerException) as raised:
+                    ask()
+                self.assertIn(str(raised.exception.status()), ("503", "StatusCode.UNAVAILABLE"))
+                self.assertIn("does not support", raised.exception.message())
+            metadata = client.get_server_metadata()
+            served = metadata["extensions"] if module is httpclient else metadata.extensions
+            self.assertFalse({"trace", "logging", "cuda_shared_memory", "classification", "sequence"} & set(served))
+
+    def test_unknown_calls(self):
+        channel = grpc.insecure_channel(f"127.0.0.1:{SERVER.grpc_port}")
+        self.addCleanup(channel.close)
+        for call in ("/inference.GRPCInferenceService/ModelStreamInfer", "/no.such.Service/Call"):
+            with self.assertRaises(grpc.RpcError) as raised:
+                channel.unary_unary(call)(b"", timeout=PATIENCE)
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertIn(call, raised.exception.details())
+
+
 class SharedMemory(unittest.TestCase):
     """Tensors in shared memory, over both protocols."""
 
@@ -440,6 +468,16 @@ class SharedMemory(unittest.TestCase):
             self.raises(("404", "StatusCode.NOT_FOUND"), lambda: connection.get_system_shared_memory_status(name))
             self.raises(("404", "StatusCode.NOT_FOUND"),
                         lambda: connection.infer("quick", self.placed(module, name, 400)))
+
+    def test_there_is_no_cuda_shared_memory(self):
+        for _, connection in self.connections:
+            connection.unregister_cuda_shared_memory()
+            connection.unregister_cuda_shared_memory("r")
+            status = connection.get_cuda_shared_memory_status()
+            self.assertEqual(len(getattr(status, "regions", status)), 0)
+            self.raises(("404", "StatusCode.NOT_FOUND"), lambda: connection.get_cuda_shared_memory_status("r"))
+            self.raises(("400", "StatusCode.INVALID_ARGUMENT"),
+                        lambda: connection.register_cuda_shared_memory("r", b"AAAA", 0, 8))
 
     def test_what_is_no_region_or_not_within_it(self):
         invalid = ("400", "StatusCode.INVALID_ARGUMENT")
@@ -516,7 +554,7 @@ class SharedMemory(unittest.TestCase):
         status, answer = unix_http(http_socket(), "POST", "/v2/models/quick/infer",
                                    json.dumps({"inputs": [one], "outputs": out}).encode())
         self.assertEqual(status, 200, answer)
-        self.assertEqual(json.loads(answer)["outputs"][0]["parameters"], place | {"shared_memory_offset": 0})
+        self.assertEqual(set(json.loads(answer)["outputs"][0]), {"name", "datatype", "shape"})
 
     def test_paths_of_http(self):
         for method, path, body, expected in (

@@ -6,7 +6,6 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::json::Form;
 use super::model::{Answered, VERSION};
-use super::shared_memory::Place;
 use super::tensors::WantedOutput;
 use super::values;
 use crate::pipeline::{Failure, Metadata, Pieces};
@@ -49,14 +48,8 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
     for (place, output) in outputs.iter().enumerate() {
         let comma = if place > 0 { "," } else { "" };
         push(&mut json, format_args!("{comma}{}", head(output)));
-        if let Some(Place { region, offset, byte_size }) = &output.place {
-            let region = values::quoted(region);
-            push(
-                &mut json,
-                format_args!(
-                    ",\"parameters\":{{\"shared_memory_region\":{region},\"shared_memory_offset\":{offset},\"shared_memory_byte_size\":{byte_size}}}}}"
-                ),
-            );
+        if output.placed {
+            json.push('}');
         } else if form.binary(place) {
             push(&mut json, format_args!(",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len()));
             binary.push(output.data.clone());
@@ -102,7 +95,13 @@ mod tests {
     use super::*;
 
     fn output(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> Answered {
-        Answered { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into(), place: None }
+        Answered {
+            name: name.into(),
+            datatype,
+            shape: shape.into(),
+            data: data.to_vec().into(),
+            placed: false,
+        }
     }
 
     #[test]
@@ -127,6 +126,19 @@ mod tests {
             })
         );
         assert_eq!(&bytes[header..], &[7, 9, 0, 60]);
+    }
+
+    #[test]
+    fn an_output_in_shared_memory_has_neither_data_nor_parameters() {
+        let placed = Answered { placed: true, ..output("y", Datatype::Fp32, &[1, 16], &[]) };
+        for binary in [true, false] {
+            let body = write("m", "", std::slice::from_ref(&placed), &Form::All(binary)).unwrap();
+            assert_eq!(
+                &body.bytes.into_bytes()[..],
+                br#"{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
+            );
+            assert_eq!(body.header_length, None);
+        }
     }
 
     #[test]

@@ -97,15 +97,6 @@ fn place(
     Place::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
 }
 
-/// The parameters of an output that was put into shared memory.
-pub(super) fn placed(place: Place) -> HashMap<String, InferParameter> {
-    let Place { region, offset, byte_size } = place;
-    let number = |number: u64| ParameterChoice::Int64Param(i64::try_from(number).unwrap_or(i64::MAX));
-    [(REGION, ParameterChoice::StringParam(region)), (OFFSET, number(offset)), (BYTE_SIZE, number(byte_size))]
-        .map(|(name, choice)| (name.to_owned(), InferParameter { parameter_choice: Some(choice) }))
-        .into()
-}
-
 /// Refuses parameters that ask for what is not served; others are hints.
 fn unsupported(kind: &str, name: &str, parameters: &HashMap<String, InferParameter>) -> Result<(), Failure> {
     let name = Clipped(name);

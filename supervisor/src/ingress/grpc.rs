@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
+use super::absent::{self, Extension};
 use super::body::Impatient;
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -25,14 +26,17 @@ use super::proto::health::health_server::HealthServer;
 use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::proto::{
-    ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
-    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
-    ModelStatisticsResponse, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
-    RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
-    ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
-    ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
-    SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
-    SystemSharedMemoryUnregisterResponse,
+    CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
+    CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
+    LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse, ModelInferRequest,
+    ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse,
+    ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest, RepositoryIndexResponse,
+    RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+    RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest,
+    SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse,
+    SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
+    TraceSettingResponse,
 };
 use super::refusal::Refusal;
 use super::shared_memory::Registered;
@@ -132,11 +136,22 @@ async fn call(
     servers: Servers,
     request: HttpRequest<Incoming>,
 ) -> Result<HttpResponse<tonic::body::Body>, Infallible> {
-    let admitted = (request.uri().path() == INFER).then(|| front.admit()).transpose();
-    match admitted {
-        Ok(_admitted) => Ok(servers.call(request).await.unwrap_or_else(Status::into_http)),
-        Err(refused) => Ok(Status::from(Refusal::from(refused)).into_http()),
+    if request.uri().path() == INFER {
+        return Ok(match front.admit() {
+            Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
+            Err(refused) => Status::from(Refusal::from(refused)).into_http(),
+        });
     }
+    let uri = request.uri().clone();
+    let response = servers.call(request).await.unwrap_or_else(Status::into_http);
+    Ok(if unknown(&response) { Status::from(absent::call(uri.path())).into_http() } else { response })
+}
+
+/// Whether no service knew the call; tonic refuses such calls without a word.
+fn unknown(response: &HttpResponse<tonic::body::Body>) -> bool {
+    let said = response.headers();
+    let unimplemented = said.get(Status::GRPC_STATUS).is_some_and(|status| *status == "12");
+    unimplemented && !said.contains_key(Status::GRPC_MESSAGE)
 }
 
 impl Servers {
@@ -192,7 +207,6 @@ impl Service {
                 name: output.name,
                 datatype: output.datatype.name().to_owned(),
                 shape: output.shape,
-                parameters: output.place.map(contents::placed).unwrap_or_default(),
                 ..Default::default()
             });
             response.raw_output_contents.push(output.data);
@@ -290,6 +304,42 @@ impl GrpcInferenceService for Service {
             name => self.0.regions.unregister(name)?,
         }
         Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn cuda_shared_memory_status(
+        &self,
+        request: Request<CudaSharedMemoryStatusRequest>,
+    ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
+        absent::cuda_status(&request.into_inner().name)?;
+        Ok(Response::new(CudaSharedMemoryStatusResponse {}))
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        request: Request<CudaSharedMemoryRegisterRequest>,
+    ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
+        Err(absent::register_cuda(&request.into_inner().name).into())
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
+        Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn trace_setting(
+        &self,
+        _: Request<TraceSettingRequest>,
+    ) -> Result<Response<TraceSettingResponse>, Status> {
+        Err(Refusal::from(Extension::Tracing).into())
+    }
+
+    async fn log_settings(
+        &self,
+        _: Request<LogSettingsRequest>,
+    ) -> Result<Response<LogSettingsResponse>, Status> {
+        Err(Refusal::from(Extension::Logging).into())
     }
 
     async fn model_statistics(

@@ -4,6 +4,7 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::absent;
 use super::http::{Answer, document, empty};
 use super::refusal::Refusal;
 use super::routes::OfMemory;
@@ -42,4 +43,16 @@ pub(super) fn answer(
         OfMemory::Unregister => regions.unregister(&name)?,
     }
     Ok(empty(StatusCode::OK))
+}
+
+/// The same of CUDA memory, of which there is none.
+pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, Refusal> {
+    match what {
+        OfMemory::Status => {
+            absent::cuda_status(name)?;
+            Ok(document(StatusCode::OK, &json!([])))
+        }
+        OfMemory::Register => Err(absent::register_cuda(name)),
+        OfMemory::Unregister => Ok(empty(StatusCode::OK)),
+    }
 }

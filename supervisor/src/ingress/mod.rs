@@ -3,7 +3,7 @@
 //! [`Ingress::bind`] takes the addresses, [`Ingress::run`] serves on them until it is told to stop.
 //! Requests are checked here, so that a pipeline sees only what its model takes. Deviations from the
 //! protocol as Triton speaks it: there is one version of every model, "1"; classification
-//! and sequences are not served, and say so where they would matter; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
+//! and sequences are not served, and say so where they would matter, nor is what [`absent`] names; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
 //!
 //! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while clients
 //! wait, and until the last of them is served.
@@ -11,6 +11,7 @@
 //! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and as much
 //! again where it came compressed; a gRPC request is read only once it is one of the `limits.in_flight`.
 
+mod absent;
 mod accept;
 mod answer;
 mod authority;

@@ -7,7 +7,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::Frontend;
 use super::refusal::Refusal;
-use super::shared_memory::{Found, Place};
+use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use crate::pipeline::{Failure, Metadata, Output, Pipeline};
 use crate::router::{Guest, Router};
@@ -26,8 +26,8 @@ pub(super) struct Answered {
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`crate::pipeline::Output::data`].
     pub(super) data: Bytes,
-    /// Where in shared memory it was put instead.
-    pub(super) place: Option<Place>,
+    /// Whether it was put into shared memory instead.
+    pub(super) placed: bool,
 }
 
 /// The model of that name and version; an empty version is the one there is.
@@ -76,11 +76,16 @@ pub(super) async fn infer(
     for (order, index) in wanted.into_iter().enumerate() {
         let (spec, output) = (&metadata.outputs[index], outputs[index].take());
         let Some(Output { shape, data }) = output else { continue };
-        let (data, place) = match places.get_mut(order).and_then(Option::take) {
-            Some(found) => (Bytes::new(), Some(found.write(&spec.name, &data)?)),
-            None => (data, None),
+        let found = places.get_mut(order).and_then(Option::take);
+        let placed = found.is_some();
+        let data = match found {
+            Some(found) => {
+                found.write(&spec.name, &data)?;
+                Bytes::new()
+            }
+            None => data,
         };
-        answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, place });
+        answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, placed });
     }
     Ok(answered)
 }

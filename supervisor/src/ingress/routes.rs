@@ -9,6 +9,7 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
+use super::absent::Extension;
 use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
@@ -44,9 +45,18 @@ enum Route {
     },
     /// Shared memory: a region's name, or none for all of them.
     Memory {
+        kind: Kind,
         name: String,
         what: OfMemory,
     },
+    Absent(Extension),
+}
+
+/// Whose memory it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    System,
+    Cuda,
 }
 
 /// What of shared memory.
@@ -76,8 +86,14 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
-            ["systemsharedmemory", what] => return Self::memory("", what),
-            ["systemsharedmemory", "region", name, what] => return Self::memory(name, what),
+            ["systemsharedmemory", what] => return Self::memory(Kind::System, "", what),
+            ["systemsharedmemory", "region", name, what] => return Self::memory(Kind::System, name, what),
+            ["cudasharedmemory", what] => return Self::memory(Kind::Cuda, "", what),
+            ["cudasharedmemory", "region", name, what] => return Self::memory(Kind::Cuda, name, what),
+            ["trace", "setting"] | ["models", _, "trace", "setting"] => {
+                return Some(Self::Absent(Extension::Tracing));
+            }
+            ["logging"] => return Some(Self::Absent(Extension::Logging)),
             ["models", "stats"] => return Some(Self::Statistics),
             ["repository", "index"] => return Some(Self::Repository(repository::Route::Index)),
             ["repository", "models", model, "load"] => {
@@ -103,14 +119,14 @@ impl Route {
         Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
     }
 
-    fn memory(name: &str, what: &str) -> Option<Self> {
+    fn memory(kind: Kind, name: &str, what: &str) -> Option<Self> {
         let what = match what {
             "status" => OfMemory::Status,
             "unregister" => OfMemory::Unregister,
             "register" if !name.is_empty() => OfMemory::Register,
             _ => return None,
         };
-        Some(Self::Memory { name: decoded(name)?, what })
+        Some(Self::Memory { kind, name: decoded(name)?, what })
     }
 
     fn method(&self) -> Method {
@@ -119,6 +135,11 @@ impl Route {
             Self::Model { what: What::Infer, .. } | Self::Repository(_) => Method::POST,
             _ => Method::GET,
         }
+    }
+
+    /// What is absent is so by every method.
+    fn takes(&self, method: &Method) -> bool {
+        matches!(self, Self::Absent(_)) || *method == self.method()
     }
 }
 
@@ -133,7 +154,7 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Pieces) -> Answ
         let path = Clipped(head.uri.path());
         return error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
     };
-    if head.method != route.method() {
+    if !route.takes(&head.method) {
         let message = format!("this path takes {}, not {}", route.method(), Clipped(head.method.as_str()));
         let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
         let allow = if route.method() == Method::GET { "GET" } else { "POST" };
@@ -145,19 +166,29 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Pieces) -> Answ
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
-        Route::Memory { name, what } => memory::answer(&front.regions, name, what, &body.into_bytes())
-            .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
+        Route::Memory { kind: Kind::System, name, what } => {
+            memory::answer(&front.regions, name, what, &body.into_bytes())
+                .unwrap_or_else(|refusal| refused(&refusal))
+        }
+        Route::Memory { kind: Kind::Cuda, name, what } => {
+            memory::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
+        }
+        Route::Absent(extension) => refused(&extension.into()),
         Route::Statistics => {
             let models = front.router.models();
             document(StatusCode::OK, &statistics(models.into_iter()))
         }
         Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
             .await
-            .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
+            .unwrap_or_else(|refusal| refused(&refusal)),
         Route::Model { name, version, what } => of_model(front, &name, &version, what, head, body)
             .await
-            .unwrap_or_else(|refusal| error(refusal.status(), &refusal.message())),
+            .unwrap_or_else(|refusal| refused(&refusal)),
     }
+}
+
+fn refused(refusal: &Refusal) -> Answer {
+    error(refusal.status(), &refusal.message())
 }
 
 async fn of_model(
@@ -311,6 +342,10 @@ mod tests {
         let load = repository::Route::Load("m".into());
         assert_eq!(Route::parse("/v2/repository/models/m/load"), Some(Route::Repository(load)));
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
+        let memory = |kind, name: &str, what| Some(Route::Memory { kind, name: name.into(), what });
+        let path = "/v2/systemsharedmemory/region/a%2Fb/register";
+        assert_eq!(Route::parse(path), memory(Kind::System, "a/b", OfMemory::Register));
+        assert_eq!(Route::parse("/v2/cudasharedmemory/status"), memory(Kind::Cuda, "", OfMemory::Status));
     }
 
     #[test]

@@ -207,8 +207,8 @@ impl Found {
         Ok(bytes.into())
     }
 
-    /// Puts bytes there, and says where.
-    pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<Place, Refusal> {
+    /// Puts bytes there.
+    pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), Refusal> {
         let needed = bytes.len() as u64;
         if needed > self.place.byte_size {
             return invalid(format!(
@@ -218,8 +218,7 @@ impl Found {
         }
         // It would grow by writing past its end, which is not ours to do.
         self.check_length(needed)?;
-        self.region.file.write_all_at(bytes, self.start).map_err(|error| self.failed("written", &error))?;
-        Ok(Place { byte_size: needed, ..self.place.clone() })
+        self.region.file.write_all_at(bytes, self.start).map_err(|error| self.failed("written", &error))
     }
 
     fn check_length(&self, bytes: u64) -> Result<(), Refusal> {

@@ -43,7 +43,7 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
         assert!(regions.find(&place(offset, size)).is_err(), "{offset} {size}");
     }
     let found = regions.find(&place(1, 3)).unwrap();
-    assert_eq!(found.write("y", b"ab").unwrap(), place(1, 2));
+    found.write("y", b"ab").unwrap();
     assert!(found.write("y", b"abcd").unwrap_err().to_string().contains("at least 4 bytes"));
     assert_eq!(std::fs::read(&shared.path).unwrap(), b"012ab56789");
     assert_eq!(regions.status("r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);

@@ -97,6 +97,30 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
 }
 
 #[tokio::test]
+async fn calls_that_are_not_served_are_refused_in_words() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    for (method, code, said) in [
+        (
+            "ModelStreamInfer",
+            Code::Unimplemented,
+            "not support /inference.GRPCInferenceService/ModelStreamInfer",
+        ),
+        ("TraceSetting", Code::Unavailable, "not support tracing"),
+        ("LogSettings", Code::Unavailable, "not support dynamic logging"),
+        ("CudaSharedMemoryRegister", Code::InvalidArgument, "CUDA shared memory is not supported"),
+    ] {
+        let (answered, headers, _) = client.call_with(&[], method, message(&ServerMetadataRequest {})).await;
+        let told = String::from_utf8_lossy(headers["grpc-message"].as_bytes()).replace("%20", " ");
+        assert!(answered == code && told.contains(said), "{method}: {answered:?} {told}");
+    }
+    for method in ["CudaSharedMemoryUnregister", "CudaSharedMemoryStatus"] {
+        assert_eq!(client.call(method, message(&ServerMetadataRequest {})).await.0, Code::Ok, "{method}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn requests_over_the_bound_are_refused_until_one_has_ended() {
     let server = Server::start(9).await;
     let mut client = Client::connect(&server).await;
