@@ -28,29 +28,33 @@ const DISTURBED_PERCENT: f64 = 10.0;
 
 /// What one round showed.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Round {
-    pub(crate) requests: u64,
-    pub(crate) requests_per_second: f64,
-    pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
+pub struct Round {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// The same per second.
+    pub requests_per_second: f64,
+    /// Median latency.
+    pub p50_us: f64,
+    /// Latency that one in a hundred exceeds.
+    pub p99_us: f64,
     /// CPU time per request: of the supervisor, or of the bare server.
-    pub(crate) supervisor_cpu_us: f64,
+    pub supervisor_cpu_us: f64,
     /// CPU time per request of all workers.
-    pub(crate) worker_cpu_us: f64,
+    pub worker_cpu_us: f64,
     /// CPU time per request of this program.
-    pub(crate) client_cpu_us: f64,
+    pub client_cpu_us: f64,
     /// What other programs and hosts took of the machine, in percent of all cores.
-    pub(crate) others_percent: f64,
+    pub others_percent: f64,
 }
 
 impl Round {
     /// CPU time per request of all the server's processes.
-    pub(crate) fn server_cpu_us(&self) -> f64 {
+    pub fn server_cpu_us(&self) -> f64 {
         self.supervisor_cpu_us + self.worker_cpu_us
     }
 
     /// Whether it had the machine nearly for itself.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
 }
@@ -62,7 +66,7 @@ struct Shared {
 }
 
 /// Runs all clients for `span`, and measures.
-pub(crate) async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Result<Round, Failure> {
+pub async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Result<Round, Failure> {
     let empty = || Histogram::<u64>::new_with_max(LONGEST_NS, 3).expect("constant bounds that fit");
     let shared = Arc::new(Shared { latency_ns: Mutex::new(empty()), over: AtomicBool::new(false) });
     let mut asking = JoinSet::new();

@@ -1,5 +1,9 @@
 //! Requests, and clients that check each byte of their answers.
 
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
 use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
 
@@ -11,7 +15,7 @@ pub(crate) const TURNS: usize = 2;
 
 /// Why a measurement cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// The connection cannot be made, or broke.
     #[error("a connection failed")]
     Connection(#[source] std::io::Error),
@@ -26,7 +30,12 @@ pub(crate) enum Fault {
     NotHttp(#[source] httparse::Error),
     /// The server refused.
     #[error("the server answered {status}: {body}")]
-    Refused { status: u16, body: String },
+    Refused {
+        /// HTTP's status.
+        status: u16,
+        /// What it said.
+        body: String,
+    },
     /// The server refused a call.
     #[error("the server refused a call")]
     Call(#[source] tonic::Status),
@@ -37,20 +46,51 @@ pub(crate) enum Fault {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// To a path.
     Unix(UnixStream),
+    /// To an address.
     Tcp(TcpStream),
 }
 
+impl Stream {
+    /// A connection to the socket at that path.
+    pub async fn unix(path: &Path) -> Result<Self, Fault> {
+        UnixStream::connect(path).await.map(Self::Unix).map_err(Fault::Connection)
+    }
+
+    /// A connection to that address, which sends at once.
+    pub async fn tcp(address: SocketAddr) -> Result<Self, Fault> {
+        let connected = async {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok::<_, io::Error>(stream)
+        };
+        connected.await.map(Self::Tcp).map_err(Fault::Connection)
+    }
+}
+
 /// A client with a connection of its own.
-pub(crate) enum Client {
+pub enum Client {
+    /// Speaks HTTP/1.1.
     Http(Box<HttpClient>),
+    /// Speaks gRPC.
     Grpc(Box<GrpcClient>),
 }
 
 impl Client {
+    /// The client numbered `connection`, for tensors of so many bytes, over HTTP.
+    pub fn http(stream: Stream, bytes: usize, connection: u16) -> Self {
+        Self::Http(Box::new(HttpClient::new(stream, bytes, connection)))
+    }
+
+    /// The same over gRPC.
+    pub async fn grpc(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
+        Ok(Self::Grpc(Box::new(GrpcClient::new(stream, bytes, connection).await?)))
+    }
+
     /// Sends its request number `turn` and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+    pub async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
         match self {
             Self::Http(client) => client.ask(turn % TURNS).await,
             Self::Grpc(client) => client.ask(turn % TURNS).await,
@@ -59,12 +99,12 @@ impl Client {
 }
 
 /// The model of the server's configuration that takes a tensor of this size.
-pub(crate) fn model(bytes: usize) -> String {
+pub fn model(bytes: usize) -> String {
     format!("echo-{bytes}")
 }
 
 /// FP32 elements in a tensor of this size.
-pub(crate) fn elements(bytes: usize) -> i64 {
+pub fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 

@@ -11,29 +11,27 @@ use shadowslice_tests::proto::grpc_inference_service_client::GrpcInferenceServic
 use shadowslice_tests::proto::model_infer_request::InferInputTensor;
 use shadowslice_tests::proto::model_infer_response::InferOutputTensor;
 use shadowslice_tests::proto::{ModelInferRequest, ModelInferResponse};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 use tower::Service;
 
-use crate::exchange::{Fault, TURNS, elements, model, tensors};
-use crate::plan::Setting;
+use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
 
 /// A client with one connection.
-pub(crate) struct GrpcClient {
+pub struct GrpcClient {
     client: GrpcInferenceServiceClient<Sender>,
     exchanges: [(ModelInferRequest, ModelInferResponse); TURNS],
 }
 
 impl GrpcClient {
-    /// A client for `setting`, the one numbered `connection`.
-    pub(crate) async fn new(stream: UnixStream, setting: &Setting, connection: u16) -> Result<Self, Fault> {
-        let (sender, connected) =
-            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(Fault::Http2)?;
-        // It ends with its sender; what fails about it, the calls say.
-        tokio::spawn(async move { drop(connected.await) });
-        let client =
-            GrpcInferenceServiceClient::with_origin(Sender(sender), Uri::from_static("http://localhost"));
-        let exchanges = tensors(setting.bytes, connection).map(|tensor| exchange(setting.bytes, tensor));
+    /// The client numbered `connection`, for tensors of so many bytes.
+    pub(crate) async fn new(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
+        let sender = match stream {
+            Stream::Unix(stream) => sender(stream).await?,
+            Stream::Tcp(stream) => sender(stream).await?,
+        };
+        let client = GrpcInferenceServiceClient::with_origin(sender, Uri::from_static("http://localhost"));
+        let exchanges = tensors(bytes, connection).map(|tensor| exchange(bytes, tensor));
         Ok(Self { client, exchanges })
     }
 
@@ -47,6 +45,18 @@ impl GrpcClient {
             Err(Fault::Wrong("it is not the tensor that was sent, or named otherwise".into()))
         }
     }
+}
+
+/// An HTTP/2 connection, which is driven until its sender is gone.
+async fn sender<I>(stream: I) -> Result<Sender, Fault>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connected) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(Fault::Http2)?;
+    // What fails about it, the calls say.
+    tokio::spawn(async move { drop(connected.await) });
+    Ok(Sender(sender))
 }
 
 /// A request, and the answer that it must get.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
-use crate::plan::{Server, Setting};
 
 const HEADER_LENGTH: &str = "Inference-Header-Content-Length";
 
@@ -19,7 +18,7 @@ const MAX_HEADERS: usize = 32;
 const READ_BYTES: usize = 16 * 1024;
 
 /// A client with one connection.
-pub(crate) struct HttpClient {
+pub struct HttpClient {
     stream: Stream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
@@ -31,14 +30,19 @@ pub(crate) struct HttpClient {
 }
 
 impl HttpClient {
-    /// A client for `setting`, the one numbered `connection`.
-    pub(crate) fn new(stream: Stream, setting: &Setting, connection: u16) -> Self {
-        let tensors = tensors(setting.bytes, connection);
-        let asked = asked(setting.bytes);
-        let meaning = match setting.server {
-            Server::Shadowslice => answered(setting.bytes),
-            Server::Bare => asked.clone(),
-        };
+    /// The client numbered `connection`, for tensors of so many bytes.
+    pub(crate) fn new(stream: Stream, bytes: usize, connection: u16) -> Self {
+        Self::expecting(answered(bytes), stream, bytes, connection)
+    }
+
+    /// The same for a server that sends back what it got.
+    pub(crate) fn bare(stream: Stream, bytes: usize, connection: u16) -> Self {
+        Self::expecting(asked(bytes), stream, bytes, connection)
+    }
+
+    fn expecting(meaning: Value, stream: Stream, bytes: usize, connection: u16) -> Self {
+        let tensors = tensors(bytes, connection);
+        let asked = asked(bytes);
         let requests = tensors.each_ref().map(|tensor| request(&asked, tensor));
         Self { stream, requests, tensors, meaning, json: None, answer: BytesMut::with_capacity(READ_BYTES) }
     }
@@ -158,24 +162,12 @@ fn request(json: &Value, tensor: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Protocol, Transport};
     use tokio::net::UnixStream;
-
-    fn client(server: Server) -> HttpClient {
-        let setting = Setting {
-            server,
-            protocol: Protocol::Http,
-            transport: Transport::Unix,
-            bytes: 64,
-            connections: 1,
-        };
-        let (stream, _) = UnixStream::pair().unwrap();
-        HttpClient::new(Stream::Unix(stream), &setting, 0)
-    }
 
     #[tokio::test]
     async fn only_the_answer_to_the_request_passes() {
-        let client = client(Server::Shadowslice);
+        let (stream, _) = UnixStream::pair().unwrap();
+        let client = HttpClient::new(Stream::Unix(stream), 64, 0);
         let body = |json: &Value, tensor: &[u8]| [json.to_string().as_bytes(), tensor].concat();
         let right = body(&answered(64), &client.tensors[0]);
         assert!(client.check(&right, 0).is_ok());

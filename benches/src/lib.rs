@@ -3,14 +3,15 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
 
 mod bare;
-mod closed_loop;
-mod exchange;
-mod grpc;
-mod http;
+pub mod closed_loop;
+pub mod exchange;
+pub mod grpc;
+pub mod http;
 pub mod machine;
 mod plan;
 mod report;
 mod servers;
+pub mod spread;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use crate::report::Report;
 use crate::servers::Servers;
 
 /// What ends the program.
-type Failure = Box<dyn Error + Send + Sync>;
+pub type Failure = Box<dyn Error + Send + Sync>;
 
 /// Measures an echo request through the whole system: requests per second, latency, and CPU time per
 /// request, for both protocols and several numbers of connections.

@@ -56,11 +56,11 @@ pub fn cores() -> usize {
 
 /// The CPU time of a process: all its threads, user and system, as the kernel accounts it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuClock(ClockId);
+pub struct CpuClock(ClockId);
 
 impl CpuClock {
     /// The clock of a process.
-    pub(crate) fn of(process: Pid) -> nix::Result<Self> {
+    pub fn of(process: Pid) -> nix::Result<Self> {
         ClockId::pid_cpu_clock_id(process).map(Self)
     }
 
@@ -71,9 +71,11 @@ impl CpuClock {
 
 /// The clocks of a server's processes.
 #[derive(Debug)]
-pub(crate) struct Clocks {
-    pub(crate) server: CpuClock,
-    pub(crate) workers: Vec<CpuClock>,
+pub struct Clocks {
+    /// The one that clients talk to.
+    pub server: CpuClock,
+    /// Those that it started.
+    pub workers: Vec<CpuClock>,
 }
 
 /// What all clocks showed at one moment.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::closed_loop::Round;
 use crate::machine::Machine;
 use crate::plan::{Server, Setting};
+use crate::spread::{Spread, counted};
 use crate::{Failure, Options};
 
 /// Everything that was found.
@@ -39,39 +40,13 @@ struct Row {
     rounds: Vec<Round>,
 }
 
-/// A figure over all rounds.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    /// Of at least one value.
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
-    }
-
-    fn whole(self) -> String {
-        format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
-    }
-
-    fn tenths(self) -> String {
-        format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
-    }
-}
-
 impl Row {
     fn new(setting: Setting, rounds: Vec<Round>, bare: Option<&[Round]>) -> Self {
         let counted = counted(&rounds);
         let spread = |figure: fn(&Round) -> f64| Spread::of(counted.iter().map(figure));
         let server_cpu_us = spread(Round::server_cpu_us);
         let bare_cpu_us =
-            bare.map(|bare| Spread::of(self::counted(bare).iter().map(Round::server_cpu_us)).median);
+            bare.map(|bare| Spread::of(crate::spread::counted(bare).iter().map(Round::server_cpu_us)).median);
         Self {
             setting,
             requests_per_second: spread(|round| round.requests_per_second),
@@ -87,12 +62,6 @@ impl Row {
             rounds,
         }
     }
-}
-
-/// The quiet rounds, or all if none was quiet.
-fn counted(rounds: &[Round]) -> Vec<Round> {
-    let quiet: Vec<Round> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
-    if quiet.is_empty() { rounds.to_vec() } else { quiet }
 }
 
 impl Report {
@@ -176,38 +145,5 @@ impl fmt::Display for Report {
             writeln!(f, "| {} |", padded.collect::<Vec<_>>().join(" | "))?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn disturbed_rounds_count_only_if_there_are_no_others() {
-        let round = |others_percent, p50_us| Round {
-            requests: 1,
-            requests_per_second: 1.0,
-            p50_us,
-            p99_us: 9.0,
-            supervisor_cpu_us: 1.0,
-            worker_cpu_us: 1.0,
-            client_cpu_us: 1.0,
-            others_percent,
-        };
-        let p50s = |rounds: &[Round]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
-        assert_eq!(p50s(&[round(50.0, 1.0), round(2.0, 2.0), round(9.0, 3.0)]), [2.0, 3.0]);
-        assert_eq!(p50s(&[round(50.0, 1.0), round(20.0, 2.0)]), [1.0, 2.0]);
-    }
-
-    #[test]
-    fn a_spread_is_the_median_and_the_range() {
-        let spread = |values: &[f64]| {
-            let Spread { median, min, max } = Spread::of(values.iter().copied());
-            (median, min, max)
-        };
-        assert_eq!(spread(&[3.0]), (3.0, 3.0, 3.0));
-        assert_eq!(spread(&[9.0, 1.0, 2.0]), (2.0, 1.0, 9.0));
-        assert_eq!(spread(&[4.0, 1.0, 2.0, 9.0]), (3.0, 1.0, 9.0));
     }
 }

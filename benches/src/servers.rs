@@ -10,14 +10,12 @@ use shadowslice_tests::home::Home;
 use shadowslice_tests::server::Server;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
 use crate::Failure;
 use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
 use crate::closed_loop::{self, Round};
 use crate::exchange::{Client, Fault, Stream, elements, model};
-use crate::grpc::GrpcClient;
 use crate::http::HttpClient;
 use crate::machine::{Clocks, CpuClock};
 use crate::plan::{self, Protocol, Setting, Transport};
@@ -54,19 +52,18 @@ impl Servers {
     }
 
     async fn client(&self, setting: &Setting, connection: u16) -> Result<Client, Fault> {
+        let Setting { bytes, .. } = *setting;
         let stream = match setting.transport {
-            Transport::Unix => UnixStream::connect(self.socket(setting)).await.map(Stream::Unix),
-            Transport::Tcp => TcpStream::connect(self.tcp).await.and_then(|stream| {
-                stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
-            }),
+            Transport::Unix => Stream::unix(&self.socket(setting)).await?,
+            Transport::Tcp => Stream::tcp(self.tcp).await?,
         };
-        Ok(match (setting.protocol, stream.map_err(Fault::Connection)?) {
-            (Protocol::Grpc, Stream::Unix(stream)) => {
-                Client::Grpc(Box::new(GrpcClient::new(stream, setting, connection).await?))
+        match (setting.protocol, setting.server) {
+            (Protocol::Grpc, _) => Client::grpc(stream, bytes, connection).await,
+            (Protocol::Http, plan::Server::Shadowslice) => Ok(Client::http(stream, bytes, connection)),
+            (Protocol::Http, plan::Server::Bare) => {
+                Ok(Client::Http(Box::new(HttpClient::bare(stream, bytes, connection))))
             }
-            (_, stream) => Client::Http(Box::new(HttpClient::new(stream, setting, connection))),
-        })
+        }
     }
 
     fn socket(&self, setting: &Setting) -> PathBuf {
