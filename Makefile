@@ -23,8 +23,10 @@ ort       := $(TARGET)/onnxruntime/libonnxruntime.so
 ort_gpu   := $(TARGET)/onnxruntime-gpu/libonnxruntime.so
 py_stamp  := $(TARGET)/python/.complete-$(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
 models    := $(TARGET)/models/.complete
+rivals    := $(TARGET)/rivals/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
-with_libs := PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON)
+with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
+with_libs := $(with_env) $(PYTHON)
 
 beside    := $(TARGET)/release/shadowslice-beside --page docs/measurements/beside.md $(BESIDE_ARGS)
 
@@ -82,6 +84,21 @@ bench: build ## Hot structures, decisions, echo requests, then the simulator bes
 beside: build ## The simulator beside the real thing, alone: docs/measurements/beside.md (five minutes once built)
 	$(beside)
 
+# Triton comes from PyPI, some 800 MB of it unpacked; it takes x86-64 and Python 3.11 or 3.12. It is no part of `make bench`, which would
+# have to fetch it.
+.PHONY: versus
+versus: build $(py_stamp) $(rivals) ## This server beside NVIDIA Triton: docs/measurements/versus.md (five minutes once built; not in bench)
+	$(with_env) $(TARGET)/release/shadowslice-versus --page docs/measurements/versus.md \
+	  --json docs/measurements/versus.json $(VERSUS_ARGS)
+
+.PHONY: perf-analyzer
+perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against this server, over both protocols, with and without shared memory
+	$(with_libs) tests/python/perf_analyzer.py $(TARGET)/release/shadowslice $(TARGET)/rivals
+
+.PHONY: loadgen
+loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against this server: it must say VALID
+	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
+
 # The page names the code that was judged by its trees, which stay the same when a commit is moved.
 .PHONY: judge
 judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)
@@ -112,6 +129,9 @@ onnxruntime: $(ort) ## ONNX Runtime's shared library
 .PHONY: python
 python: $(py_stamp) ## Python packages of the models' script and the outside clients
 
+.PHONY: rivals
+rivals: $(rivals) ## NVIDIA Triton, perf_analyzer and MLPerf LoadGen, from PyPI
+
 .PHONY: models
 models: $(models) ## The demo's models, and the answers they must give
 
@@ -136,6 +156,12 @@ $(ort_gpu): requirements-onnxruntime-gpu.txt | have-pip
 	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime_providers_{shared,cuda}.so $(@D)
 	mv $(@D)/wheel/onnxruntime/capi/libonnxruntime.so.* $@
 	rm -rf $(@D)/wheel $(@D)/*.whl
+	touch $@
+
+$(rivals): $(wildcard benches/rivals/requirements-*.txt) benches/rivals/install benches/rivals/make_models.py benches/rivals/model.py \
+           $(py_stamp) | have-pip
+	PYTHON=$(PYTHON) benches/rivals/install $(@D)
+	$(with_libs) benches/rivals/make_models.py $(@D)/models
 	touch $@
 
 $(py_stamp): requirements.txt | have-pip

@@ -386,6 +386,12 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: &[],
     },
+    // This server beside another one: both as users have them, from outside.
+    Row {
+        part: "benches/src/bin/versus",
+        may: &["crate", "shadowslice_benches", "shadowslice_tests"],
+        never: &[],
+    },
     // Judging is pure but for the two files that simulate and write.
     Row { part: "benches/src/bin/judge", may: &["crate", "shadowslice_simulator::results"], never: PURE },
     Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },

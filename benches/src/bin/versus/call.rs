@@ -1,0 +1,47 @@
+//! Calls that are no inferences: one HTTP request on a connection of its own.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use shadowslice_benches::Failure;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long one may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The answer's body; any status but 200 is a failure.
+pub(crate) async fn call(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    body: String,
+) -> Result<Bytes, Failure> {
+    let calling = async {
+        let stream = TcpStream::connect(address).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // What fails about it, the sender says.
+        tokio::spawn(async move { drop(connection.await) });
+        let request = Request::builder().method(method).uri(path).header("host", "localhost");
+        let response = sender.send_request(request.body(Full::new(Bytes::from(body)))?).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        if status != 200 {
+            return Err(format!("{path}: {status}: {}", String::from_utf8_lossy(&body)).into());
+        }
+        Ok::<_, Failure>(body)
+    };
+    timeout(PATIENCE, calling).await.map_err(|_| format!("{path}: no answer within {PATIENCE:?}"))?
+}
+
+/// Has a model loaded with these keys of its configuration changed.
+pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), Failure> {
+    let body = json!({"parameters": {"config": config.to_string()}}).to_string();
+    call(address, Method::POST, &format!("/v2/repository/models/{model}/load"), body).await.map(drop)
+}

@@ -1,0 +1,86 @@
+//! What is done to a server in one round.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Bytes of the small tensor.
+pub(crate) const SMALL: usize = 64;
+
+/// Bytes of the large tensor, about a picture for a convolutional net.
+pub(crate) const LARGE: usize = 600_000;
+
+/// Connections while a server is changed or loses its worker.
+pub(crate) const CHANGED_UNDER: u16 = 8;
+
+/// Whose server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Side {
+    Ours,
+    Triton,
+}
+
+/// What is spoken, over what. Triton has no Unix sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Wire {
+    HttpTcp,
+    HttpUnix,
+    GrpcTcp,
+}
+
+/// What happens to a model while it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Change {
+    /// It is loaded anew, by the protocol's repository.
+    Load,
+    /// Its share changes, by `shadowslice resize`.
+    Resize,
+    /// Its worker is killed; Triton's is the stub of its Python backend.
+    Kill,
+}
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum What {
+    /// A closed loop over so many connections.
+    Load { wire: Wire, bytes: usize, connections: u16 },
+    /// Triton's gRPC client for Python on one connection: over a Unix socket to ours, TCP to Triton.
+    Python,
+    /// A closed loop while that happens.
+    Change(Change),
+}
+
+/// One side's part of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Case {
+    pub(crate) side: Side,
+    pub(crate) what: What,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = match self.side {
+            Side::Ours => "ours",
+            Side::Triton => "triton",
+        };
+        match self.what {
+            What::Load { wire, bytes, connections } => write!(f, "{side} {wire} {bytes} B x{connections}"),
+            What::Python => write!(f, "{side} Python gRPC x1"),
+            What::Change(change) => write!(f, "{side} {change:?} x{CHANGED_UNDER}"),
+        }
+    }
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HttpTcp => "HTTP over TCP",
+            Self::HttpUnix => "HTTP over a Unix socket",
+            Self::GrpcTcp => "gRPC over TCP",
+        })
+    }
+}

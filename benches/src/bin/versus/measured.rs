@@ -1,0 +1,106 @@
+//! What one round showed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use shadowslice_benches::closed_loop::Round;
+
+/// What one round of a case showed.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Measured {
+    Load(Round),
+    Python(Client),
+    Change(Aftermath),
+}
+
+/// What Triton's client for Python saw.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Client {
+    pub(crate) requests: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+}
+
+/// What the clients saw of a change, from when it was asked for.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Aftermath {
+    pub(crate) answered: u64,
+    pub(crate) failed: u64,
+    /// Of the requests that ended meanwhile, whatever became of them.
+    pub(crate) longest_ms: f64,
+    /// Until the change was said to be in force; zero for a kill.
+    pub(crate) change_ms: f64,
+    /// Whether the model was answering again at the end of the round, by itself.
+    pub(crate) serves: bool,
+    /// What the first request that failed was told.
+    pub(crate) first_failure: Option<String>,
+}
+
+/// A figure of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Figure {
+    P50Us,
+    ServerCpuUs,
+    PerSecond,
+    LongestMs,
+    Failed,
+}
+
+impl Figure {
+    /// Of that round, if it is one that has it.
+    pub(crate) fn of(self, measured: &Measured) -> Option<f64> {
+        match (self, measured) {
+            (Self::P50Us, Measured::Load(round)) => Some(round.p50_us),
+            (Self::P50Us, Measured::Python(client)) => Some(client.p50_us),
+            (Self::ServerCpuUs, Measured::Load(round)) => Some(round.server_cpu_us()),
+            (Self::PerSecond, Measured::Load(round)) => Some(round.requests_per_second),
+            (Self::LongestMs, Measured::Change(after)) => Some(after.longest_ms),
+            (Self::Failed, Measured::Change(after)) => Some(after.failed as f64),
+            _ => None,
+        }
+    }
+
+    /// What it is called, with its unit.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::P50Us => "p50, us",
+            Self::ServerCpuUs => "server CPU per request, us",
+            Self::PerSecond => "requests/s",
+            Self::LongestMs => "longest request, ms",
+            Self::Failed => "failed requests",
+        }
+    }
+}
+
+impl Measured {
+    /// Whether it had the machine nearly for itself, as far as that is known.
+    pub(crate) fn is_quiet(&self) -> bool {
+        match self {
+            Self::Load(round) => round.is_quiet(),
+            Self::Python(_) | Self::Change(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(round) => write!(
+                f,
+                "{:.0}/s, p50 {:.0} us, server CPU {:.1} us, others {:.0} %",
+                round.requests_per_second,
+                round.p50_us,
+                round.server_cpu_us(),
+                round.others_percent
+            ),
+            Self::Python(client) => write!(f, "{} requests, p50 {:.0} us", client.requests, client.p50_us),
+            Self::Change(after) => write!(
+                f,
+                "{} answered, {} failed, longest {:.1} ms, in force after {:.0} ms, serves: {}",
+                after.answered, after.failed, after.longest_ms, after.change_ms, after.serves
+            ),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Triton's gRPC client for Python, in a process of its own.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use shadowslice_benches::Failure;
+use shadowslice_benches::exchange::{elements, model};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::Options;
+use crate::measured::Client;
+
+/// How long it may take beyond what it was asked to.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The process; it ends with its standard input.
+pub(crate) struct Python {
+    _child: Child,
+    stdin: ChildStdin,
+    stdout: Lines<BufReader<ChildStdout>>,
+    /// Of Python and its packages.
+    pub(crate) versions: String,
+}
+
+impl Python {
+    /// Starts it.
+    pub(crate) async fn start(options: &Options) -> Result<Self, Failure> {
+        let script = options.scripts.join("grpc_client.py");
+        let mut child = Command::new(&options.python)
+            .arg(&script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", options.python.display()))?;
+        let stdin = child.stdin.take().ok_or("the Python client has no standard input")?;
+        let stdout = child.stdout.take().ok_or("the Python client has no standard output")?;
+        let mut stdout = BufReader::new(stdout).lines();
+        let versions = answer(&mut stdout, PATIENCE).await?;
+        Ok(Self { _child: child, stdin, stdout, versions })
+    }
+
+    /// One round against a server at that gRPC address.
+    pub(crate) async fn round(
+        &mut self,
+        address: &str,
+        bytes: usize,
+        span: Duration,
+    ) -> Result<Client, Failure> {
+        let line = format!("{address} {} {} {}\n", model(bytes), elements(bytes), span.as_secs_f64());
+        self.stdin.write_all(line.as_bytes()).await?;
+        answer(&mut self.stdout, span + PATIENCE).await
+    }
+}
+
+async fn answer<T: DeserializeOwned>(
+    stdout: &mut Lines<BufReader<ChildStdout>>,
+    within: Duration,
+) -> Result<T, Failure> {
+    let line = timeout(within, stdout.next_line()).await;
+    let line = line.map_err(|_| format!("the Python client said nothing within {within:?}"))??;
+    let line = line.ok_or("the Python client ended; its error is above")?;
+    Ok(serde_json::from_str(&line)?)
+}

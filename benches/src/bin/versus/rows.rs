@@ -1,0 +1,170 @@
+//! What is compared, and what is aimed at.
+
+use serde::Serialize;
+use shadowslice_benches::Failure;
+use shadowslice_benches::spread::Spread;
+
+use crate::Trial;
+use crate::case::{Case, Change, LARGE, SMALL, Side, What, Wire};
+use crate::measured::Figure;
+
+/// One comparison.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) what: &'static str,
+    pub(crate) figure: Figure,
+    pub(crate) ours: Case,
+    pub(crate) triton: Case,
+    pub(crate) aim: Aim,
+}
+
+/// What is aimed at: of our median over Triton's, or of ours alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Aim {
+    AtMost(f64),
+    Below(f64),
+    AtLeast(f64),
+    /// Not one request fails, in any round.
+    NoneFails,
+    /// Shown for what it is.
+    Nothing,
+}
+
+/// A row with its figures.
+#[derive(Debug, Serialize)]
+pub(crate) struct Compared {
+    pub(crate) what: &'static str,
+    pub(crate) figure: Figure,
+    pub(crate) ours: Spread,
+    pub(crate) triton: Spread,
+    /// Our median over Triton's; none where Triton's is zero.
+    pub(crate) ratio: Option<f64>,
+    pub(crate) aim: String,
+    /// None where nothing is aimed at.
+    pub(crate) met: Option<bool>,
+}
+
+const fn load(side: Side, wire: Wire, bytes: usize, connections: u16) -> Case {
+    Case { side, what: What::Load { wire, bytes, connections } }
+}
+
+/// Both over the same wire.
+const fn alike(
+    what: &'static str,
+    figure: Figure,
+    wire: Wire,
+    bytes: usize,
+    connections: u16,
+    aim: Aim,
+) -> Row {
+    let (ours, triton) =
+        (load(Side::Ours, wire, bytes, connections), load(Side::Triton, wire, bytes, connections));
+    Row { what, figure, ours, triton, aim }
+}
+
+/// Ours over a Unix socket, Triton over TCP.
+const fn local(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Row {
+    let ours = load(Side::Ours, Wire::HttpUnix, bytes, connections);
+    let triton = load(Side::Triton, Wire::HttpTcp, bytes, connections);
+    Row { what, figure, ours, triton, aim: Aim::Nothing }
+}
+
+const fn changed(what: &'static str, figure: Figure, ours: Change, triton: Change, aim: Aim) -> Row {
+    let (ours, triton) = (What::Change(ours), What::Change(triton));
+    Row {
+        what,
+        figure,
+        ours: Case { side: Side::Ours, what: ours },
+        triton: Case { side: Side::Triton, what: triton },
+        aim,
+    }
+}
+
+/// All comparisons, as the page shows them; cases run in the order in which they are first named here.
+pub(crate) const ROWS: [Row; 20] = {
+    use Aim::{AtLeast, AtMost, Below, NoneFails, Nothing};
+    use Change::{Kill, Load, Resize};
+    use Figure::{Failed, LongestMs, P50Us, PerSecond, ServerCpuUs};
+    use Wire::{GrpcTcp, HttpTcp};
+    [
+        alike("HTTP over TCP, 1 connection", P50Us, HttpTcp, SMALL, 1, AtMost(0.5)),
+        Row {
+            what: "Triton's gRPC client for Python, ours over a Unix socket, Triton over TCP",
+            figure: P50Us,
+            ours: Case { side: Side::Ours, what: What::Python },
+            triton: Case { side: Side::Triton, what: What::Python },
+            aim: Below(1.0),
+        },
+        alike("HTTP over TCP, 1 connection", ServerCpuUs, HttpTcp, SMALL, 1, AtMost(1.0 / 3.0)),
+        alike("HTTP over TCP, 128 connections", ServerCpuUs, HttpTcp, SMALL, 128, AtMost(1.0 / 3.0)),
+        alike("HTTP over TCP, 128 connections", PerSecond, HttpTcp, SMALL, 128, AtLeast(2.5)),
+        alike("HTTP over TCP, 600 kB, 8 connections", PerSecond, HttpTcp, LARGE, 8, AtLeast(2.0)),
+        changed("live update: load, 8 connections", LongestMs, Load, Load, Nothing),
+        changed("live update: load, 8 connections", Failed, Load, Load, NoneFails),
+        changed("live update: resize, Triton's load, 8 connections", LongestMs, Resize, Load, Nothing),
+        changed("live update: resize, Triton's load, 8 connections", Failed, Resize, Load, NoneFails),
+        changed("killed worker, 8 connections", LongestMs, Kill, Kill, Nothing),
+        changed("killed worker, 8 connections", Failed, Kill, Kill, NoneFails),
+        local("HTTP, ours over a Unix socket, 1 connection", P50Us, SMALL, 1),
+        local("HTTP, ours over a Unix socket, 1 connection", ServerCpuUs, SMALL, 1),
+        local("HTTP, ours over a Unix socket, 128 connections", PerSecond, SMALL, 128),
+        local("HTTP, ours over a Unix socket, 600 kB, 8 connections", PerSecond, LARGE, 8),
+        alike("HTTP over TCP, 600 kB, 8 connections", ServerCpuUs, HttpTcp, LARGE, 8, Nothing),
+        alike("gRPC over TCP, 1 connection", P50Us, GrpcTcp, SMALL, 1, Nothing),
+        alike("gRPC over TCP, 128 connections", ServerCpuUs, GrpcTcp, SMALL, 128, Nothing),
+        alike("gRPC over TCP, 128 connections", PerSecond, GrpcTcp, SMALL, 128, Nothing),
+    ]
+};
+
+impl Row {
+    /// Its figures, and whether they are what is aimed at.
+    pub(crate) fn compare(&self, trials: &[Trial]) -> Result<Compared, Failure> {
+        let (ours, triton) =
+            (spread(self.figure, &self.ours, trials)?, spread(self.figure, &self.triton, trials)?);
+        let ratio = (triton.median > 0.0).then(|| ours.median / triton.median);
+        Ok(Compared {
+            what: self.what,
+            figure: self.figure,
+            ours,
+            triton,
+            ratio,
+            aim: self.aim.words(),
+            met: self.aim.met(ours, ratio),
+        })
+    }
+}
+
+/// Over the quiet rounds, or over all where there are none.
+fn spread(figure: Figure, case: &Case, trials: &[Trial]) -> Result<Spread, Failure> {
+    let rounds = trials.iter().find(|trial| trial.case == *case).map_or(&[][..], |trial| &trial.rounds);
+    let any_quiet = rounds.iter().any(|round| round.is_quiet());
+    let counted = rounds.iter().filter(|round| round.is_quiet() || !any_quiet);
+    let values: Vec<f64> = counted.filter_map(|round| figure.of(round)).collect();
+    if values.is_empty() {
+        return Err(format!("{case}: no round has {}", figure.name()).into());
+    }
+    Ok(Spread::of(values.into_iter()))
+}
+
+impl Aim {
+    fn words(self) -> String {
+        match self {
+            Self::AtMost(ratio) => format!("at most {ratio:.2} x"),
+            Self::Below(ratio) => format!("below {ratio:.2} x"),
+            Self::AtLeast(ratio) => format!("at least {ratio:.2} x"),
+            Self::NoneFails => "none".to_owned(),
+            Self::Nothing => String::new(),
+        }
+    }
+
+    /// Whether it is met; nothing where nothing is aimed at, and where there is nothing to divide by.
+    pub(crate) fn met(self, ours: Spread, ratio: Option<f64>) -> Option<bool> {
+        match self {
+            Self::AtMost(most) => Some(ratio? <= most),
+            Self::Below(most) => Some(ratio? < most),
+            Self::AtLeast(least) => Some(ratio? >= least),
+            Self::NoneFails => Some(ours.max == 0.0),
+            Self::Nothing => None,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Triton's perf_analyzer against a running server: it must end well, without a complaint, and have every request answered.
+
+Usage: perf_analyzer.py SHADOWSLICE_BINARY RIVALS_FOLDER
+
+Both protocols, with and without system shared memory, one and eight at a time; tensors of 64 bytes and 600 kB.
+"""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from server import Server
+
+SIZES = {64: 2000, 600_000: 200}  # bytes, and how many requests
+CONCURRENCY = (1, 8)  # with more, perf_analyzer may compute for minutes
+TIMEOUT = 90  # seconds of one run, which takes one or two
+COMPLAINT = re.compile(r"error|fail|unable|unsupported|not supported|unstable", re.IGNORECASE)
+
+
+class Subject(Server):
+    def __init__(self, binary, models):
+        self.models = models
+        super().__init__(binary, lambda folder: {})
+
+    def configuration(self, _):
+        lines = ["listen:",
+                 f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
+                 f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
+                 "  metrics: []",
+                 "limits: {shared_memory: true}",
+                 "gpus: [{device: emulated}]",
+                 "controller: {policy: static}",
+                 "models:"]
+        lines += [f"  - {{name: echo-{size}, path: {self.models}/echo-{size}/1/model.onnx, slo: 10s, "
+                  "queue: {on_late: serve}}" for size in SIZES]
+        return "\n".join(lines) + "\n"
+
+    def requests(self, model):
+        models = json.loads(self.command("status", "--json"))["models"]
+        requests = next(each["requests"] for each in models if each["name"] == model)
+        return {name: requests[name] for name in ("accepted", "succeeded", "rejected")}
+
+
+def analyze(server, rivals, size, protocol, memory, concurrency):
+    """Runs it once; what is wrong with that, or nothing."""
+    model, count = f"echo-{size}", SIZES[size]
+    address = f"127.0.0.1:{server.http_port if protocol == 'http' else server.grpc_port}"
+    command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address, "--shared-memory", memory,
+               "--concurrency-range", str(concurrency), "--request-count", str(count)]
+    before = server.requests(model)
+    try:
+        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT,
+                              env=os.environ | {"LD_LIBRARY_PATH": str(rivals / "perf/lib")})
+    except subprocess.TimeoutExpired as late:
+        return f"it did not end within {TIMEOUT} s:\n{late.stdout}"
+    after = {name: value - before[name] for name, value in server.requests(model).items()}
+    p50 = re.search(r"p50 latency: (\d+) usec", done.stdout)
+    complaints = [line for line in done.stdout.splitlines() if COMPLAINT.search(line)]
+    lost = after["accepted"] - after["succeeded"] + after["rejected"]
+    if done.returncode or complaints or lost or after["succeeded"] < count or not p50:
+        return f"it ended with {done.returncode}, {after}:\n{done.stdout}"
+    print(f"{model} {protocol} x{concurrency}, shared memory {memory}: p50 {p50[1]} us, {after['succeeded']} answered",
+          flush=True)
+    return None
+
+
+def main(binary, rivals):
+    rivals = Path(rivals).resolve()
+    server = Subject(binary, rivals / "models")
+    wrong = 0
+    try:
+        for setting in itertools.product(SIZES, ("http", "grpc"), ("none", "system"), CONCURRENCY):
+            fault = analyze(server, rivals, *setting)
+            if fault:
+                wrong += 1
+                print(f"error: {setting}: {fault}", file=sys.stderr, flush=True)
+    finally:
+        server.stop()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) if len(sys.argv) == 3 else __doc__)
