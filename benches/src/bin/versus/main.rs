@@ -24,6 +24,7 @@ use std::time::Duration;
 use clap::Parser;
 use shadowslice_benches::Failure;
 use shadowslice_benches::machine::Machine;
+use tokio::signal::unix::{SignalKind, signal};
 
 use case::Case;
 use measured::Measured;
@@ -101,10 +102,18 @@ fn run(options: &Options) -> Result<(), Failure> {
         // The servers stop with what owns them here; a signal alone would leave them behind.
         tokio::select! {
             measured = measure(options, &rows) => measured,
-            _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            _ = interrupted() => Err("interrupted".into()),
         }
     })?;
     report(options, &rows, &trials, &versions)
+}
+
+async fn interrupted() -> std::io::Result<()> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        pressed = tokio::signal::ctrl_c() => pressed,
+        _ = terminated.recv() => Ok(()),
+    }
 }
 
 async fn measure(options: &Options, rows: &[&Row]) -> Result<(Vec<Trial>, Versions), Failure> {

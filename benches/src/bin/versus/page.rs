@@ -68,8 +68,8 @@ Both serve the same file, a model that answers with its input, on one thread of 
 
 {}
 A figure is the median of {rounds} rounds of {seconds} s, with the smallest and the largest in brackets; `x` is our median over Triton's. The
-cases take turns, every other time in reverse. Of a case's rounds those count in which others took at most 10 % of the machine, or all
-where there were none (see *quiet* below). Aims that are not met are shown as such.
+cases take turns, every other time in reverse. Of a row's rounds those count in which others took at most 10 % of the machine on both
+sides, or all where there were none (see *Rounds* below), so that a quiet round is never held against a disturbed one. Aims that are not met are shown as such.
 
 ## How it is measured
 

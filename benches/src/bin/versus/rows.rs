@@ -6,7 +6,7 @@ use shadowslice_benches::spread::Spread;
 
 use crate::Trial;
 use crate::case::{Case, Change, LARGE, SMALL, Side, What, Wire};
-use crate::measured::Figure;
+use crate::measured::{Figure, Measured};
 
 /// One comparison.
 #[derive(Debug)]
@@ -117,10 +117,15 @@ pub(crate) const ROWS: [Row; 20] = {
 };
 
 impl Row {
-    /// Its figures, and whether they are what is aimed at.
+    /// Its figures, of the rounds that were quiet on both sides or else of all, and whether they are what is aimed at.
     pub(crate) fn compare(&self, trials: &[Trial]) -> Result<Compared, Failure> {
-        let (ours, triton) =
-            (spread(self.figure, &self.ours, trials)?, spread(self.figure, &self.triton, trials)?);
+        let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
+        let both: Vec<_> = ours.iter().zip(triton).collect();
+        let quiet = |(ours, triton): &&(&Measured, &Measured)| ours.is_quiet() && triton.is_quiet();
+        let any_quiet = both.iter().any(|pair| quiet(&pair));
+        let counted: Vec<_> = both.iter().filter(|pair| !any_quiet || quiet(pair)).collect();
+        let ours = spread(self.figure, counted.iter().map(|(ours, _)| *ours))?;
+        let triton = spread(self.figure, counted.iter().map(|(_, triton)| *triton))?;
         let ratio = (triton.median > 0.0).then(|| ours.median / triton.median);
         Ok(Compared {
             what: self.what,
@@ -134,14 +139,14 @@ impl Row {
     }
 }
 
-/// Over the quiet rounds, or over all where there are none.
-fn spread(figure: Figure, case: &Case, trials: &[Trial]) -> Result<Spread, Failure> {
-    let rounds = trials.iter().find(|trial| trial.case == *case).map_or(&[][..], |trial| &trial.rounds);
-    let any_quiet = rounds.iter().any(|round| round.is_quiet());
-    let counted = rounds.iter().filter(|round| round.is_quiet() || !any_quiet);
-    let values: Vec<f64> = counted.filter_map(|round| figure.of(round)).collect();
+fn rounds<'a>(case: &Case, trials: &'a [Trial]) -> &'a [Measured] {
+    trials.iter().find(|trial| trial.case == *case).map_or(&[], |trial| &trial.rounds)
+}
+
+fn spread<'a>(figure: Figure, rounds: impl Iterator<Item = &'a Measured>) -> Result<Spread, Failure> {
+    let values: Vec<f64> = rounds.filter_map(|round| figure.of(round)).collect();
     if values.is_empty() {
-        return Err(format!("{case}: no round has {}", figure.name()).into());
+        return Err(format!("no round shows {}", figure.name()).into());
     }
     Ok(Spread::of(values.into_iter()))
 }

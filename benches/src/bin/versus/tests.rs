@@ -85,6 +85,17 @@ fn every_row_has_its_figures_of_quiet_rounds_and_the_verdict_follows() {
 }
 
 #[test]
+fn a_quiet_round_is_never_held_against_a_disturbed_one() {
+    let mut trials = trials(1.0, 1.0);
+    for trial in &mut trials {
+        let other = if trial.case.side == Side::Ours { 50.0 } else { 0.0 };
+        trial.rounds = vec![round(trial.case.what, 1.0, other), round(trial.case.what, 3.0, 50.0 - other)];
+    }
+    let compared = ROWS[0].compare(&trials).unwrap();
+    assert_eq!((compared.ours.median, compared.triton.median), (2.0, 2.0), "no round is quiet on both sides");
+}
+
+#[test]
 fn a_row_without_rounds_is_a_failure() {
     assert!(ROWS[0].compare(&[]).is_err());
 }
