@@ -21,11 +21,13 @@ use crate::machine::Machine;
 use crate::metrics;
 use crate::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
 use crate::nvml::Watch;
+use crate::otlp::{Exporter, ExporterError};
 use crate::partition::Gpus;
 use crate::pipeline::PRESSURES;
 use crate::process::may_raise_priority;
 use crate::repository::{Asked, Repository};
 use crate::router::Router;
+use crate::trace::{self, Tracer};
 
 /// Beyond the stop timeout, how long the controllers' end is waited for.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -62,6 +64,8 @@ enum ServeError {
     Model(#[from] crate::models::MakeError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
+    #[error("requests cannot be traced")]
+    Tracing(#[from] ExporterError),
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error("the controllers have ended by a fault of this program; please report the log above")]
@@ -182,6 +186,7 @@ async fn serve(
         Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
     let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
+    let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { keeper, mut control, router, roster, planned } =
         run_models(file, config, &context, gpus).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
@@ -198,7 +203,10 @@ async fn serve(
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let metrics = tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach), machine), ending));
+    let metrics = tokio::spawn(metrics_listeners.run(
+        rendering(Arc::clone(&reach), machine, tracer.as_ref().map(|tracer| Arc::clone(tracer.counts()))),
+        ending,
+    ));
 
     let served = async {
         if config.start == Start::Strict {
@@ -211,7 +219,7 @@ async fn serve(
             }
         }
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
-        ingress.run(router, repository, stopping).await;
+        ingress.run(router, repository, tracer.clone(), stopping).await;
         Ok::<(), Failed>(())
     };
     let conversation = async {
@@ -225,13 +233,27 @@ async fn serve(
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
+    let cut_short = outcome.is_none();
     let code = finish(outcome, &mut control, &mut signals, limit).await;
+    if let Some(exporter) = exporter.filter(|_| !cut_short) {
+        tokio::select! {
+            () = exporter.finish() => {}
+            () = signals.next() => {}
+        }
+    }
     // Metrics are told until all the rest has ended.
     end.send_replace(true);
     if let Err(error) = metrics.await {
         tracing::error!(%error, "the metrics' listeners broke");
     }
     code
+}
+
+/// Begins to trace requests, where the configuration says so.
+fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
+    let Some(tracing) = &config.tracing else { return Ok(None) };
+    let (tracer, exporter) = Exporter::start(tracing, clock).map_err(failed)?;
+    Ok(Some((Arc::new(tracer), exporter)))
 }
 
 /// Has the configuration read again at each SIGHUP, for ever.
@@ -244,7 +266,7 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
 }
 
 /// Writes the metrics of models, policy, GPUs and machine.
-fn rendering(reach: Arc<Reach>, machine: Machine) -> Render {
+fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Counts>>) -> Render {
     Arc::new(move || {
         let status = reach.status();
         let mut statuses: HashMap<_, _> =
@@ -262,7 +284,8 @@ fn rendering(reach: Arc<Reach>, machine: Machine) -> Render {
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }
         });
-        metrics::render(&models, policy.as_ref(), &status.gpus, machine.usage())
+        let traces = traces.as_ref().map(|counts| counts.read());
+        metrics::render(&models, policy.as_ref(), traces, &status.gpus, machine.usage())
     })
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Request, Status};
 
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -94,7 +94,22 @@ impl Client {
 
     /// The model's answer to one request.
     pub async fn infer(&mut self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, Status> {
-        let answer = self.grpc.model_infer(request(model, inputs)).await?.into_inner();
+        self.infer_with(model, inputs, &[]).await
+    }
+
+    /// The same, with this metadata: name and value of each entry.
+    pub async fn infer_with(
+        &mut self,
+        model: &str,
+        inputs: &[Tensor],
+        metadata: &[(&'static str, &str)],
+    ) -> Result<Vec<Tensor>, Status> {
+        let mut asked = Request::new(request(model, inputs));
+        for (name, value) in metadata {
+            let value = value.parse().map_err(|_| Status::invalid_argument("it is no metadata"))?;
+            asked.metadata_mut().append(*name, value);
+        }
+        let answer = self.grpc.model_infer(asked).await?.into_inner();
         if answer.outputs.len() != answer.raw_output_contents.len() {
             return Err(Status::data_loss("the answer does not carry each output's raw contents"));
         }

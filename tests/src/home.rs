@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::process::Process;
 
 /// How long anything that the supervisor does by itself may take here, unless a folder says otherwise.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much of the supervisor's log an error shows, in lines.
 const LOG_LINES: usize = 30;

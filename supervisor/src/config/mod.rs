@@ -15,6 +15,7 @@ mod render;
 mod settings;
 mod shares;
 mod terms;
+mod tracing;
 mod types;
 mod units;
 mod yaml;
@@ -127,6 +128,7 @@ const KEYS: &[&str] = &[
     "timeouts",
     "start",
     "onnxruntime",
+    "tracing",
 ];
 
 /// Reads the whole document. Where there are faults, defaults stand in.
@@ -150,6 +152,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         timeouts: settings::timeouts(&fields),
         start: settings::start(&fields),
         onnxruntime: settings::onnxruntime(&fields, context),
+        tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),
         notes: context.notes.take(),
     }

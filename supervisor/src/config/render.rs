@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::types::{
     Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, ModelControl,
-    OnLate, Partitioning, Provider, Queue, Share, Standby, Start, Timeouts,
+    OnLate, Partitioning, Provider, Queue, Share, Standby, Start, Timeouts, Tracing,
 };
-use super::units::{show_duration, show_size};
+use super::units::{show_duration, show_sample, show_size};
 
 /// The configuration as YAML. Paths are absolute, so that it may be read from anywhere.
 pub fn render(config: &Config) -> String {
@@ -54,8 +54,15 @@ impl fmt::Display for Document<'_> {
         };
         writeln!(f, "start: {start}")?;
         match &config.onnxruntime.library {
-            Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library)),
-            None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed"),
+            Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
+            None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
+        }
+        match &config.tracing {
+            Some(Tracing { otlp, sample, service }) => {
+                let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
+                writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")
+            }
+            None => writeln!(f, "# tracing: not given; nothing is traced"),
         }
     }
 }

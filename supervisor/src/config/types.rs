@@ -37,6 +37,8 @@ pub struct Config {
     pub start: Start,
     /// ONNX Runtime.
     pub onnxruntime: OnnxRuntime,
+    /// Where traces of requests go; `None` where nothing is traced.
+    pub tracing: Option<Tracing>,
     /// What is wrong with the models' own files. `check` refuses it; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
     /// What was written and has no effect in this configuration.
@@ -335,6 +337,44 @@ pub enum Start {
 pub struct OnnxRuntime {
     /// Its shared library; absolute. `None`: where it is usually found.
     pub library: Option<PathBuf>,
+}
+
+/// Where traces of requests go, and of which requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tracing {
+    /// The collector, which speaks OTLP over gRPC: `http://HOST:PORT`.
+    pub otlp: String,
+    /// Of the requests that belong to no trace yet, those that begin one.
+    pub sample: Sample,
+    /// The name that the traces are found under.
+    pub service: String,
+}
+
+/// A part of the requests, in parts of a million.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample(u32);
+
+impl Sample {
+    /// All requests.
+    pub const ALL: u32 = 1_000_000;
+
+    /// One in a hundred.
+    pub const DEFAULT: Self = Self(Self::ALL / 100);
+
+    /// So many of [`Sample::ALL`]; `None` for more than all.
+    pub fn new(parts: u32) -> Option<Self> {
+        (parts <= Self::ALL).then_some(Self(parts))
+    }
+
+    /// So many of [`Sample::ALL`].
+    pub fn parts(self) -> u32 {
+        self.0
+    }
+
+    /// Whether it takes the request that drew `lot`, below [`Sample::ALL`].
+    pub fn takes(self, lot: u32) -> bool {
+        lot < self.0
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
 
+use super::types::Sample;
+
 /// The longest duration that may be written.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
@@ -33,6 +35,10 @@ pub(super) enum BadUnit {
     Size(String),
     #[error("`{0}` is not a share; write a whole percentage from 1% to 100%, such as 30%")]
     Percent(String),
+    #[error(
+        "`{0}` is not a part of the requests; write a percentage from 0% to 100% with at most four decimals, such as 1% or 0.05%"
+    )]
+    Sample(String),
 }
 
 /// Reads a duration, such as `20ms` or `1.5s`.
@@ -84,6 +90,24 @@ pub(super) fn percent(text: &str) -> Result<Percent, BadUnit> {
         Percent::new(number.parse().ok().filter(|_| is_number)?).ok()
     });
     share.ok_or_else(|| BadUnit::Percent(text.to_owned()))
+}
+
+/// What one percent has of [`Sample::ALL`].
+const PARTS: u32 = Sample::ALL / 100;
+
+/// Reads a part of the requests, such as `1%` or `0.05%`.
+pub(super) fn sample(text: &str) -> Result<Sample, BadUnit> {
+    let parts =
+        text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));
+    let parts = parts.and_then(|number| scaled(number, u64::from(PARTS)));
+    let sample = parts.and_then(|parts| Sample::new(u32::try_from(parts).ok()?));
+    sample.ok_or_else(|| BadUnit::Sample(text.to_owned()))
+}
+
+/// Writes a part of the requests so that [`sample`] reads it back.
+pub(super) fn show_sample(sample: Sample) -> String {
+    let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
+    format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn show(value: u64, units: &[(&str, u64)]) -> String {
@@ -167,6 +191,26 @@ mod tests {
             "999999999999999999Ti",
         ] {
             assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_of_the_requests_are_read_and_written() {
+        for (text, parts) in [
+            ("0%", 0),
+            ("1%", 10_000),
+            ("100%", 1_000_000),
+            ("0.05%", 500),
+            ("0.0001%", 1),
+            ("12.5%", 125_000),
+        ] {
+            let read = sample(text).unwrap();
+            assert_eq!((read.parts(), show_sample(read).as_str()), (parts, text));
+        }
+        for text in
+            ["", "%", "1", "0.01", "101%", "100.0001%", "0.00001%", "-1%", "+1%", "1 %", "1e1%", ".5%", "5.%"]
+        {
+            assert_eq!(sample(text), Err(BadUnit::Sample(text.to_owned())), "{text}");
         }
     }
 

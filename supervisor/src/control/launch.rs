@@ -75,11 +75,14 @@ impl Controller {
     pub(super) fn attach(&mut self, worker: WorkerId, times: &[WarmTime]) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         self.note_warm();
+        let standing = self.gpu.standing();
         let Some(worker) = self.workers.get_mut(&worker) else { return };
         let Some(lane) = worker.lane() else { return };
         let arrival = Arrival {
             worker: worker.id,
+            share: worker.share,
             sms: worker.sms,
+            device: standing.uuid.unwrap_or(standing.device).into(),
             times: times.to_vec(),
             crowding: self.gpu.crowding(),
         };

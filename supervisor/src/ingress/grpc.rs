@@ -41,9 +41,10 @@ use super::proto::{
 use super::refusal::Refusal;
 use super::shared_memory::Registered;
 use super::stop::Stop;
-use super::{Frontend, contents, describe, envelope, model, repository, statistics};
+use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
 use crate::pipeline::Metadata;
 use crate::router::Guest;
+use crate::trace::Journal;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -134,17 +135,26 @@ struct Servers {
 async fn call(
     front: Arc<Frontend>,
     servers: Servers,
-    request: HttpRequest<Incoming>,
+    mut request: HttpRequest<Incoming>,
 ) -> Result<HttpResponse<tonic::body::Body>, Infallible> {
-    if request.uri().path() == INFER {
-        return Ok(match front.admit() {
-            Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
-            Err(refused) => Status::from(Refusal::from(refused)).into_http(),
+    if request.uri().path() != INFER {
+        let uri = request.uri().clone();
+        let response = servers.call(request).await.unwrap_or_else(Status::into_http);
+        return Ok(if unknown(&response) {
+            Status::from(absent::call(uri.path())).into_http()
+        } else {
+            response
         });
     }
-    let uri = request.uri().clone();
-    let response = servers.call(request).await.unwrap_or_else(Status::into_http);
-    Ok(if unknown(&response) { Status::from(absent::call(uri.path())).into_http() } else { response })
+    let span = front.grpc_span(&mut request);
+    let response = match front.admit() {
+        Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
+        Err(refused) => Status::from(Refusal::from(refused)).into_http(),
+    };
+    if let Some(span) = span {
+        traced::end_grpc(span, &response);
+    }
+    Ok(response)
 }
 
 /// Whether no service knew the call; tonic refuses such calls without a word.
@@ -189,13 +199,20 @@ impl Service {
         model::metadata(&*model::find(&self.0.router, name, version)?, name)
     }
 
-    async fn infer(&self, request: ModelInferRequest) -> Result<ModelInferResponse, Refusal> {
+    async fn infer(
+        &self,
+        request: ModelInferRequest,
+        journal: Option<Journal>,
+    ) -> Result<ModelInferResponse, Refusal> {
         let name = request.model_name.clone();
         let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
+        if let Some(journal) = &journal {
+            journal.found(&name);
+        }
         let metadata = model::metadata(&pipeline, &name)?;
         let request = contents::request(request)?;
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, &pipeline, &metadata, request).await?;
+        let outputs = model::infer(&self.0, &pipeline, &metadata, request, journal).await?;
         let mut response = ModelInferResponse {
             model_name: name,
             model_version: model::VERSION.to_owned(),
@@ -263,7 +280,8 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<ModelInferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
-        Ok(Response::new(self.infer(request.into_inner()).await?))
+        let journal = traced::journal(request.extensions()).cloned();
+        Ok(Response::new(self.infer(request.into_inner(), journal).await?))
     }
 
     async fn model_config(

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::body::{self, Unread};
 use super::stop::Stop;
-use super::{Frontend, routes};
+use super::{Frontend, routes, traced};
 use crate::pipeline::Pieces;
 
 /// An answer, whose body goes out in the pieces that it is made of.
@@ -99,17 +99,22 @@ async fn answer(
     refused: &AtomicBool,
     request: Request<Incoming>,
 ) -> Result<Answer, Infallible> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    let span = front.http_span(&mut head);
     asked.store(false, Ordering::Relaxed);
     let body = body::read(body, front.request_bytes).await;
     asked.store(true, Ordering::Relaxed);
-    match body {
-        Ok(body) => Ok(routes::answer(front, &head, body).await),
+    let response = match body {
+        Ok(body) => routes::answer(front, &head, body).await,
         Err(unread) => {
             refused.store(true, Ordering::Relaxed);
-            Ok(refuse(unread, front.request_bytes))
+            refuse(unread, front.request_bytes)
         }
+    };
+    if let Some(span) = span {
+        traced::end_http(span, &response);
     }
+    Ok(response)
 }
 
 /// The answer to a body that was not read to its end, after which the connection cannot go on.

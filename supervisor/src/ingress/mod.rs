@@ -36,6 +36,7 @@ mod shared_memory;
 mod statistics;
 mod stop;
 mod tensors;
+mod traced;
 mod values;
 
 use std::sync::Arc;
@@ -47,6 +48,7 @@ use crate::config::{Limits, Listener};
 use crate::pipeline::Failure;
 use crate::repository::Repository;
 use crate::router::Router;
+use crate::trace::Tracer;
 
 pub use listen::BindError;
 pub use metrics::{MetricsListeners, Render};
@@ -87,13 +89,21 @@ impl Ingress {
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
     /// sockets are removed, idle connections are closed, and requests under way are answered; returns
-    /// when the last connection has ended, at most 30 s later.
-    pub async fn run(self, router: Arc<Router>, repository: Arc<Repository>, stop: watch::Receiver<bool>) {
+    /// when the last connection has ended, at most 30 s later. What happens to inferences is told to `tracer`,
+    /// if there is one.
+    pub async fn run(
+        self,
+        router: Arc<Router>,
+        repository: Arc<Repository>,
+        tracer: Option<Arc<Tracer>>,
+        stop: watch::Receiver<bool>,
+    ) {
         let front = Arc::new(Frontend {
             router,
             regions: shared_memory::Regions::new(self.limits.shared_memory),
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
+            tracer,
             in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
@@ -108,6 +118,7 @@ impl Ingress {
 struct Frontend {
     router: Arc<Router>,
     repository: Arc<Repository>,
+    tracer: Option<Arc<Tracer>>,
     in_flight: Semaphore,
     watchers: Arc<Semaphore>,
     regions: shared_memory::Regions,

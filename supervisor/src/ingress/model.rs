@@ -11,6 +11,7 @@ use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use crate::pipeline::{Failure, Metadata, Output, Pipeline};
 use crate::router::{Guest, Router};
+use crate::trace::Journal;
 
 /// The one version that every model has.
 pub(super) const VERSION: &str = "1";
@@ -54,12 +55,13 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
     })
 }
 
-/// Checks the request, runs it, and picks the outputs it wants.
+/// Checks the request, runs it, and picks the outputs it wants. What happens to it is noted if it is traced.
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Pipeline,
     metadata: &Metadata,
     mut request: InferRequest,
+    journal: Option<Journal>,
 ) -> Result<Vec<Answered>, Refusal> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
@@ -67,7 +69,8 @@ pub(super) async fn infer(
     let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
     fetch(front, &mut request.inputs)?;
     let inputs = tensors::check(metadata, request.inputs)?;
-    let mut outputs: Vec<_> = pipeline.infer(inputs, request.terms).await?.into_iter().map(Some).collect();
+    let mut outputs: Vec<_> =
+        pipeline.infer(inputs, request.terms, journal).await?.into_iter().map(Some).collect();
     if outputs.len() != metadata.outputs.len() {
         let (expected, got) = (metadata.outputs.len(), outputs.len());
         return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());

@@ -16,7 +16,7 @@ use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::refusal::Refusal;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, memory, model, repository, statistics};
+use super::{Frontend, answer, describe, memory, model, repository, statistics, traced};
 use crate::pipeline::{Failure, Metadata, Pieces};
 use crate::router::Guest;
 
@@ -181,9 +181,14 @@ pub(super) async fn answer(front: &Frontend, head: &Parts, body: Pieces) -> Answ
         Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
             .await
             .unwrap_or_else(|refusal| refused(&refusal)),
-        Route::Model { name, version, what } => of_model(front, &name, &version, what, head, body)
-            .await
-            .unwrap_or_else(|refusal| refused(&refusal)),
+        Route::Model { name, version, what } => {
+            of_model(front, &name, &version, what, head, body).await.unwrap_or_else(|refusal| {
+                if let Some(journal) = traced::journal(&head.extensions) {
+                    journal.failed(refusal.message());
+                }
+                refused(&refusal)
+            })
+        }
     }
 }
 
@@ -216,6 +221,10 @@ async fn of_model(
             Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
         }
         What::Infer => {
+            let journal = traced::journal(&head.extensions);
+            if let Some(journal) = journal {
+                journal.found(name);
+            }
             let _admitted = front.admit()?;
             let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
             answer::check_form(
@@ -225,7 +234,7 @@ async fn of_model(
                 &form,
             )?;
             let id = request.id.clone();
-            let outputs = model::infer(front, &pipeline, &metadata, request).await?;
+            let outputs = model::infer(front, &pipeline, &metadata, request, journal.cloned()).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }

@@ -38,8 +38,12 @@ impl Server {
             |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
         let (stop, stopped) = watch::channel(false);
-        let running =
-            tokio::spawn(ingress.run(Arc::default(), Arc::new(Repository::new(Vec::new, None)), stopped));
+        let running = tokio::spawn(ingress.run(
+            Arc::default(),
+            Arc::new(Repository::new(Vec::new, None)),
+            None,
+            stopped,
+        ));
         Self { dir, stop, running }
     }
 

@@ -4,12 +4,14 @@ mod gpus;
 mod policy;
 mod table;
 mod text;
+mod traces;
 mod triton;
 
 use crate::control::Changes;
 use crate::machine::MachineUsage;
 use crate::pipeline::{LatencyHistogram, Totals};
 use crate::status::{GpuStatus, ModelStatus};
+use crate::trace::Counted;
 use text::{escaped, write_all};
 
 /// What is told of one model.
@@ -32,10 +34,12 @@ pub struct Policy {
     pub took: LatencyHistogram,
 }
 
-/// The text for these models and GPUs, for the policy, if one decides, and for the machine. Ours come first.
+/// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are traced, and for
+/// the machine. Ours come first.
 pub fn render(
     models: &[Model],
     policy: Option<&Policy>,
+    traces: Option<Counted>,
     gpus: &[GpuStatus],
     machine: MachineUsage,
 ) -> String {
@@ -46,6 +50,9 @@ pub fn render(
     let policies = policy.map_or(&[][..], std::slice::from_ref);
     write_all(&mut text, policy::METRICS, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
     write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
+    let traces = traces.map(|counted| counted.by_outcome());
+    let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
+    write_all(&mut text, traces::METRICS, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     triton::write(&mut text, models, gpus, machine);
     text
 }

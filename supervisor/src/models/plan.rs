@@ -75,6 +75,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         timeouts,
         onnxruntime,
         model_control,
+        tracing,
         models: _,
         start: _,
         file_faults: _,
@@ -90,6 +91,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("timeouts", *timeouts == old.timeouts),
         ("onnxruntime", *onnxruntime == old.onnxruntime),
         ("model_control", *model_control == old.model_control),
+        ("tracing", *tracing == old.tracing),
     ];
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }

@@ -23,6 +23,11 @@ pub enum Refusal {
 
 impl Refusal {
     const NAMES: [&'static str; 6] = ["not_ready", "queue_full", "memory_full", "too_large", "door", "late"];
+
+    /// It in a word.
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
 }
 
 /// What became of the requests since the start.

@@ -13,14 +13,16 @@ use shadowslice_policy::queue::Entry;
 use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES};
 use shadowslice_shared::boot::WarmTime;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::oneshot;
 
 use super::claim::Claim;
 use super::memory::Reservation;
+use super::note;
 use super::request::{Failure, Output};
 use crate::clock::monotonic_ns;
 use crate::process::BatchSocket;
+use crate::trace::{Journal, Place};
 
 /// A batch that executes for more times its prediction than this is no sign of load.
 const STALLED_FACTOR: u32 = 5;
@@ -51,6 +53,8 @@ pub(crate) struct Ticket {
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
+    /// Where what happens to it is noted, if it is traced.
+    pub(crate) journal: Option<Journal>,
 }
 
 /// What a lane is for.
@@ -91,8 +95,12 @@ impl InFlight {
 pub struct Arrival {
     /// Its name.
     pub worker: WorkerId,
+    /// Its share of the GPU.
+    pub share: Percent,
     /// Its SMs.
     pub sms: Sms,
+    /// The GPU, as traces name it.
+    pub device: Arc<str>,
     /// How long its batches executed when they were warmed up.
     pub times: Vec<WarmTime>,
     /// How crowded its GPU is.
@@ -106,6 +114,8 @@ pub type Crowding = Arc<AtomicU32>;
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) worker: WorkerId,
+    /// The same, with where it runs, for those who trace requests.
+    place: Arc<Place>,
     /// What its batches should take: every share has times of its own.
     pub(crate) predictor: Predictor,
     crowding: Crowding,
@@ -133,8 +143,10 @@ impl Lane {
         for time in &arrival.times {
             predictor.expect(time.rows, time.took);
         }
+        let Arrival { worker, share, sms, device, .. } = arrival;
         Self {
-            worker: arrival.worker,
+            worker,
+            place: Arc::new(Place { worker: worker.0, share, sms, device }),
             predictor,
             crowding: arrival.crowding,
             duty: Duty::Standing,
@@ -224,6 +236,7 @@ impl Lane {
         }
         self.free_slots.pop();
         let rows = requests.iter().map(|request| request.rows).sum();
+        note::sent(&requests, (id, rows), &self.place, now);
         let executing_since = self.in_flight.is_empty().then_some(now);
         let held = Vec::new();
         self.in_flight.push_back(InFlight { id, slot, rows, sent: now, executing_since, requests, held });

@@ -19,6 +19,7 @@ mod facts;
 mod histogram;
 mod lane;
 mod memory;
+mod note;
 mod observe;
 mod pieces;
 mod pressure;
@@ -64,6 +65,7 @@ pub use timings::{Steps, Timings, Total};
 pub use totals::Totals;
 
 use crate::clock::Clock;
+use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
 use door::Doorkeeper;
@@ -146,6 +148,7 @@ impl Pipeline {
             alarm: None,
             armed: None,
             next_batch: 0,
+            routed: None,
         };
         Ok(Self {
             name,
@@ -181,18 +184,28 @@ impl Pipeline {
     /// metadata and stand in its order; the outputs come in its order too.
     ///
     /// Dropping the future gives the request up: it is not run if it still waits. So does the end of its
-    /// timeout. It is due at its SLO or its timeout, whichever is sooner.
-    pub async fn infer(&self, inputs: Vec<Input>, terms: Terms) -> Result<Vec<Output>, Failure> {
+    /// timeout. It is due at its SLO or its timeout, whichever is sooner. What happens to it is noted in
+    /// `journal`, if it is traced.
+    pub async fn infer(
+        &self,
+        inputs: Vec<Input>,
+        terms: Terms,
+        journal: Option<Journal>,
+    ) -> Result<Vec<Output>, Failure> {
         let arrived = self.clock.now();
         let metadata =
             self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
-        let memory = self.store(&inputs, arrived)?;
+        let memory = self.store(&inputs, journal.as_ref(), arrived)?;
         let stored = self.clock.now();
+        let rows = metadata.rows(&inputs);
+        if let Some(journal) = &journal {
+            journal.stored(rows, stored.since(arrived));
+        }
         let (reply, answer) = oneshot::channel();
         let claim = Claim::default();
         let mut entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
-            rows: metadata.rows(&inputs),
+            rows,
             arrived,
             deadline: arrived,
             alone: false,
@@ -203,6 +216,7 @@ impl Pipeline {
                 level: terms.level(),
                 copy_in: stored.since(arrived),
                 deaths: 0,
+                journal,
             },
         };
         drop(inputs);
@@ -214,7 +228,12 @@ impl Pipeline {
         Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }
 
-    fn store(&self, inputs: &[Input], now: Moment) -> Result<Reservation, Failure> {
+    fn store(
+        &self,
+        inputs: &[Input],
+        journal: Option<&Journal>,
+        now: Moment,
+    ) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.bytes();
         if needed > limit {
@@ -222,12 +241,14 @@ impl Pipeline {
                 "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
                 self.name
             );
+            note::refused(journal, Refusal::TooLarge);
             self.state.lock().stats.turned_away(Refusal::TooLarge, now);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
+            note::refused(journal, Refusal::MemoryFull);
             self.state.lock().stats.turned_away(Refusal::MemoryFull, now);
             return Err(Failure::Unavailable(why));
         };

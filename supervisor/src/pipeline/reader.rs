@@ -12,10 +12,12 @@ use super::answer;
 use super::durations::Spent;
 use super::facts::LaneFact;
 use super::lane::{Arrival, InFlight, Lane, WorkerId};
+use super::note;
 use super::request::{Failure, Metadata, Output};
 use super::state;
 use super::timings::Took;
 use crate::process::BatchSocket;
+use crate::trace::Lost;
 
 /// Attaches a worker to a pipeline and reads what it answers.
 #[derive(Debug)]
@@ -122,6 +124,7 @@ impl LaneReader {
             Ok(answers) => answers,
             Err(error) => {
                 let now = self.pipeline.now();
+                note::lost(&batch.requests, Lost::Nonsense, now);
                 self.pipeline.change(|state| {
                     let again = state.blamed(batch.requests, now);
                     state.try_alone(again, now);
@@ -134,7 +137,7 @@ impl LaneReader {
         let took = Took { input, infer: reported, output: now.since(received) };
         let mut rows = 0;
         let at = SystemTime::now();
-        self.pipeline.change(|state| {
+        let routed = self.pipeline.change(|state| {
             // Others were given up while they ran, and are counted as that.
             for request in batch.requests.iter().filter(|request| request.item.claim.take()) {
                 rows += request.rows;
@@ -150,7 +153,9 @@ impl LaneReader {
             state.stats.totals.executed(batch.rows, reported);
             state.stats.timings.batch(batch.rows, rows, took, at);
             state.completed(self.worker, batch.slot, batch.rows, execution, now);
+            state.routed
         });
+        note::answered(&batch, (received, reported, now), routed);
         deliver(batch, answers);
         Ok(())
     }
@@ -159,6 +164,7 @@ impl LaneReader {
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
         let mut requests = std::mem::take(&mut batch.requests);
+        note::lost(&requests, Lost::Failed, now);
         self.pipeline.change(|state| {
             match requests.pop() {
                 Some(only) if requests.is_empty() => {

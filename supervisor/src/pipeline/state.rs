@@ -17,11 +17,13 @@ use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
+use super::note;
 use super::pressure::Relief;
 use super::queues::Queues;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
+use crate::trace::{Handover, Lost};
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +67,8 @@ pub(crate) struct State {
     /// When somebody looks next, in vain perhaps.
     pub(crate) armed: Option<Moment>,
     pub(crate) next_batch: u64,
+    /// The last change of the lane that serves.
+    pub(crate) routed: Option<Handover>,
 }
 
 impl State {
@@ -72,7 +76,7 @@ impl State {
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
         if let Gate::Shut(why) = &self.gate {
             let failure = not_ready(&self.name, why);
-            return Err(self.turn_away(Refusal::NotReady, failure, now));
+            return Err(self.turn_away(&request, Refusal::NotReady, failure, now));
         }
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
@@ -83,19 +87,24 @@ impl State {
         }
         if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);
-            return Err(self.turn_away(refusal, failure, now));
+            return Err(self.turn_away(&request, refusal, failure, now));
         }
-        if self.enqueue(request).is_err() {
+        let journal = request.item.journal.clone();
+        if let Err(request) = self.enqueue(request) {
             let why =
                 format!("the queue of model '{}' is full: {} requests wait", self.name, self.queue.len());
-            return Err(self.turn_away(Refusal::QueueFull, Failure::Unavailable(why), now));
+            return Err(self.turn_away(&request, Refusal::QueueFull, Failure::Unavailable(why), now));
+        }
+        if let Some(journal) = journal {
+            journal.queued(now);
         }
         self.stats.accepted();
         self.dispatch(now);
         Ok(())
     }
 
-    fn turn_away(&mut self, refusal: Refusal, failure: Failure, now: Moment) -> Failure {
+    fn turn_away(&mut self, request: &Waiting, refusal: Refusal, failure: Failure, now: Moment) -> Failure {
+        note::refused(request.item.journal.as_ref(), refusal);
         self.stats.turned_away(refusal, now);
         failure
     }
@@ -288,6 +297,10 @@ impl State {
 
     /// Routes to `worker`, or to nobody. What the old lane has, it finishes.
     pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
+        let from = self.serving().map(|lane| self.lanes[lane].worker);
+        if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
+            self.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
+        }
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
                 if lane.duty != Duty::Serving {
@@ -318,6 +331,7 @@ impl State {
         let Some(lane) = self.lane_mut(worker) else { return };
         let (mut executing, behind) = lane.abandon();
         executing.extend(behind);
+        note::lost(&executing, Lost::TakenBack, now);
         self.put_back(executing, now);
         self.dispatch(now);
     }
@@ -335,6 +349,7 @@ impl State {
         let Some(lane) = self.lane_mut(worker) else { return };
         let served = std::mem::replace(&mut lane.duty, Duty::Standing) == Duty::Serving;
         let (executing, behind) = lane.abandon();
+        [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
         let mut back = self.blamed(executing, now);
         back.extend(behind);
         if served || !back.is_empty() {
@@ -383,6 +398,7 @@ impl State {
             self.door.put_back(now);
         }
         self.stats.counts.retried += requests.len() as u64;
+        note::queued(&requests, now);
         self.queue.put_back(requests);
     }
 
@@ -437,6 +453,7 @@ pub(crate) fn not_ready(model: &str, why: &str) -> Failure {
 
 /// Turns a request away that was accepted, and is too late now.
 fn reject(stats: &mut Stats, request: Waiting, failure: Failure, now: Moment) {
+    note::refused(request.item.journal.as_ref(), Refusal::Late);
     if request.item.claim.take() {
         stats.rejected(Refusal::Late, now.since(request.arrived), now);
     }

@@ -1,6 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
 mod doors;
+mod journal;
 mod pressure;
 mod terms;
 
@@ -16,7 +17,7 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -116,8 +117,14 @@ impl Stage {
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let arrival =
-            Arrival { worker: WorkerId(worker), sms, times: Vec::new(), crowding: Crowding::default() };
+        let arrival = Arrival {
+            worker: WorkerId(worker),
+            share: Percent::WHOLE,
+            sms,
+            device: "emulated".into(),
+            times: Vec::new(),
+            crowding: Crowding::default(),
+        };
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
@@ -132,7 +139,7 @@ impl Stage {
     fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data: data.into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default()).await })
+        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default(), None).await })
     }
 
     /// Waits until so many requests wait and so many are in flight.

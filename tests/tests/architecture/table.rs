@@ -60,9 +60,34 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::pipeline",
             "crate::repository",
             "crate::router",
+            "crate::trace",
             "shadowslice_shared::tensor",
         ],
         never: NO_GPU,
+    },
+    // What happens to traced requests, noted by the data path. It knows nobody who notes, nor who sends it on.
+    Row {
+        part: "supervisor/src/trace",
+        may: &["crate::clock::Clock", "crate::config::Sample", "shadowslice_shared::units"],
+        never: NO_GPU,
+    },
+    // From there to a collector, on a thread of its own.
+    Row {
+        part: "supervisor/src/otlp",
+        may: &[
+            "crate::clock::Clock",
+            "crate::config::Tracing",
+            "crate::errors",
+            "crate::trace",
+            "shadowslice_shared::units",
+        ],
+        never: NO_GPU,
+    },
+    // Making spans of it is pure.
+    Row {
+        part: "supervisor/src/otlp/spans.rs",
+        may: &["crate::trace", "shadowslice_shared::units"],
+        never: PURE,
     },
     Row { part: "supervisor/src/router.rs", may: &["crate::pipeline::Pipeline"], never: NO_GPU },
     // What clients may know of the models and want of them. It names neither side.
@@ -97,6 +122,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::clock",
             "crate::process::BatchSocket",
+            "crate::trace",
             "shadowslice_policy::batcher",
             "shadowslice_policy::blame",
             "shadowslice_policy::door",
@@ -234,6 +260,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::pipeline::RowsHistogram",
             "crate::pipeline::Totals",
             "crate::status",
+            "crate::trace::Counted",
         ],
         never: PURE,
     },

@@ -3,6 +3,7 @@
 mod adaptive;
 mod batching;
 mod broken;
+mod collector;
 mod crash;
 mod doctor;
 mod lifecycle;
@@ -17,3 +18,4 @@ mod resize;
 mod scene;
 mod soak;
 mod standby;
+mod tracing;

@@ -15,7 +15,7 @@ async fn busy(stage: &Stage) -> (Actor, Batch) {
 fn ask(stage: &Stage, byte: u8, terms: Terms) -> JoinHandle<Result<Vec<Output>, Failure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
-    tokio::spawn(async move { pipeline.infer(vec![input], terms).await })
+    tokio::spawn(async move { pipeline.infer(vec![input], terms, None).await })
 }
 
 fn priority(priority: u64) -> Terms {
@@ -70,7 +70,7 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     let wide = |terms| {
         let pipeline = Arc::clone(&pipeline);
         let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], terms).await })
+        tokio::spawn(async move { pipeline.infer(vec![input], terms, None).await })
     };
     let late = wide(patient);
     stage.until((1, 2)).await;

@@ -1,0 +1,18 @@
+//! Attributes of spans.
+
+use super::proto::any_value::Value;
+use super::proto::{AnyValue, KeyValue};
+
+fn attribute(key: &'static str, value: Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
+}
+
+/// An attribute that is text.
+pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {
+    attribute(key, Value::StringValue(value.into()))
+}
+
+/// An attribute that is a number, the largest there is where it is larger.
+pub(super) fn number(key: &'static str, value: impl TryInto<i64>) -> KeyValue {
+    attribute(key, Value::IntValue(value.try_into().unwrap_or(i64::MAX)))
+}

@@ -1,0 +1,62 @@
+//! What the log hears of a collector that is away: not every batch, but how it stands. Pure.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+/// The log is told of dropped spans this often at most.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Spans that were dropped, and what of that was said.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    unsaid: u64,
+    said: Option<Moment>,
+    failing: bool,
+}
+
+/// What is to be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Word {
+    /// So many spans were dropped since this was last said.
+    Dropped(u64),
+    /// It works again; so many were dropped that nothing was said of yet.
+    Over(u64),
+}
+
+impl Outage {
+    /// So many spans were dropped.
+    pub(super) fn dropped(&mut self, spans: u64, now: Moment) -> Option<Word> {
+        self.unsaid += spans;
+        self.failing |= spans > 0;
+        let due = self.said.is_none_or(|said| now.since(said) >= QUIET);
+        (due && self.unsaid > 0).then(|| {
+            self.said = Some(now);
+            Word::Dropped(std::mem::take(&mut self.unsaid))
+        })
+    }
+
+    /// Spans were taken, and none was dropped since the last time.
+    pub(super) fn sent(&mut self) -> Option<Word> {
+        std::mem::take(&mut self.failing).then(|| Word::Over(std::mem::take(&mut self.unsaid)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_told_once_a_minute_and_at_its_end() {
+        let at = |seconds| Moment::after_origin(Duration::from_secs(seconds));
+        let mut outage = Outage::default();
+        assert_eq!((outage.sent(), outage.dropped(0, at(1))), (None, None));
+        assert_eq!(outage.dropped(3, at(1)), Some(Word::Dropped(3)));
+        assert_eq!(outage.dropped(4, at(2)), None);
+        assert_eq!(outage.dropped(5, at(60)), None);
+        assert_eq!(outage.dropped(0, at(61)), Some(Word::Dropped(9)));
+        assert_eq!(outage.dropped(2, at(62)), None);
+        assert_eq!((outage.sent(), outage.sent()), (Some(Word::Over(2)), None));
+        assert_eq!(outage.dropped(1, at(63)), None, "a collector that comes and goes does not fill the log");
+    }
+}

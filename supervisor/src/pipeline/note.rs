@@ -1,0 +1,53 @@
+//! Notes for those who trace requests. Of a request that is not traced there is nothing to note.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use super::counts::Refusal;
+use super::lane::{InFlight, Waiting};
+use crate::trace::{Ending, Handover, InBatch, Journal, Lost, Place};
+
+fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
+    requests.iter().filter_map(|request| request.item.journal.as_ref())
+}
+
+/// A request was turned away.
+pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
+    if let Some(journal) = journal {
+        journal.refused(why.name());
+    }
+}
+
+/// Requests wait again.
+pub(super) fn queued(requests: &[Waiting], at: Moment) {
+    journals(requests).for_each(|journal| journal.queued(at));
+}
+
+/// Their batch was sent.
+pub(super) fn sent(requests: &[Waiting], (id, rows): (u64, u32), place: &Arc<Place>, at: Moment) {
+    for journal in journals(requests) {
+        journal.sent(at, InBatch { id, rows, requests: requests.len(), place: Arc::clone(place) });
+    }
+}
+
+/// They come back from a worker without an answer.
+pub(super) fn lost(requests: &[Waiting], why: Lost, at: Moment) {
+    journals(requests).for_each(|journal| journal.ended(Ending::Lost { at, why }));
+}
+
+/// A batch was answered and copied; `routed` is the last change of the worker that serves.
+pub(super) fn answered(
+    batch: &InFlight,
+    (received, execution, copied): (Moment, Duration, Moment),
+    routed: Option<Handover>,
+) {
+    for request in &batch.requests {
+        let Some(journal) = &request.item.journal else { continue };
+        journal.ended(Ending::Answered { received, execution, copied });
+        if let Some(routed) = routed.filter(|routed| routed.at > request.arrived) {
+            journal.handed_over(routed);
+        }
+    }
+}

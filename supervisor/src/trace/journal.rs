@@ -1,0 +1,250 @@
+//! What happens to one traced request, noted by those who do it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+/// The most waits in the queue that are told of one request; further ones are only counted.
+pub const MAX_TRIES: usize = 16;
+
+/// A journey as it is written: its holders write to the same one, for moments, and never wait meanwhile.
+#[derive(Debug, Clone, Default)]
+pub struct Journal(Arc<Mutex<Journey>>);
+
+/// What happened to a request.
+#[derive(Debug, Clone, Default)]
+pub struct Journey {
+    /// The model that it reached.
+    pub model: Option<String>,
+    /// Its size along the batch axis.
+    pub rows: Option<u32>,
+    /// How long its inputs took to copy.
+    pub copy_in: Duration,
+    /// Its waits in the queue, with what came of them.
+    pub tries: Vec<Try>,
+    /// How often it was put back into the queue.
+    pub retries: u32,
+    /// Why it was turned away, in a word.
+    pub refusal: Option<&'static str>,
+    /// Why it has no answer, as its client reads it.
+    pub why: Option<String>,
+    /// The last change of the worker that serves, if one fell into its time.
+    pub handover: Option<Handover>,
+}
+
+/// A wait in the queue, and the batch that ended it.
+#[derive(Debug, Clone)]
+pub struct Try {
+    /// Since when it waited.
+    pub queued: Moment,
+    /// `None` while it waits; for good, if it never ran.
+    pub ran: Option<Ran>,
+}
+
+/// A stay with a worker.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// When its batch was sent.
+    pub sent: Moment,
+    /// Its batch.
+    pub batch: InBatch,
+    /// How that ended.
+    pub ending: Ending,
+}
+
+/// The batch that a request was in.
+#[derive(Debug, Clone)]
+pub struct InBatch {
+    /// Its number, of all batches of the model.
+    pub id: u64,
+    /// Rows of all its requests.
+    pub rows: u32,
+    /// Its requests.
+    pub requests: usize,
+    /// Who ran it.
+    pub place: Arc<Place>,
+}
+
+/// A worker, and where it runs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Names it for the life of the supervisor.
+    pub worker: u64,
+    /// Its share of the GPU.
+    pub share: Percent,
+    /// The SMs that come with that.
+    pub sms: Sms,
+    /// The GPU: its UUID, or as the configuration names it.
+    pub device: Arc<str>,
+}
+
+/// How a stay with a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It has not.
+    Open,
+    /// With an answer.
+    Answered {
+        /// When it came.
+        received: Moment,
+        /// The execution as the worker reports it, no longer than the stay.
+        execution: Duration,
+        /// When the outputs had been copied.
+        copied: Moment,
+    },
+    /// Without one.
+    Lost {
+        /// When that was known.
+        at: Moment,
+        /// Why.
+        why: Lost,
+    },
+}
+
+/// Why a stay with a worker ended without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// The worker died, or hung and was given up.
+    Died,
+    /// A hand-over took it back in time.
+    TakenBack,
+    /// The engine failed on the batch.
+    Failed,
+    /// The worker's answer made no sense.
+    Nonsense,
+}
+
+/// Another worker began to serve the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handover {
+    /// When.
+    pub at: Moment,
+    /// Who served until then; `None` after a death.
+    pub from: Option<u64>,
+    /// Who serves since.
+    pub to: u64,
+}
+
+impl Journal {
+    /// It reached that model.
+    pub fn found(&self, model: &str) {
+        self.0.lock().model = Some(model.to_owned());
+    }
+
+    /// It was read: so many rows, which took so long to copy.
+    pub fn stored(&self, rows: u32, copy_in: Duration) {
+        let mut journey = self.0.lock();
+        journey.rows = Some(rows);
+        journey.copy_in = copy_in;
+    }
+
+    /// It waits in the queue, the first time or again.
+    pub fn queued(&self, at: Moment) {
+        let mut journey = self.0.lock();
+        if !journey.tries.is_empty() {
+            journey.retries += 1;
+        }
+        if journey.tries.len() < MAX_TRIES {
+            journey.tries.push(Try { queued: at, ran: None });
+        }
+    }
+
+    /// Its batch was sent.
+    pub fn sent(&self, at: Moment, batch: InBatch) {
+        if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
+            waits.ran = Some(Ran { sent: at, batch, ending: Ending::Open });
+        }
+    }
+
+    /// Its stay with a worker is over.
+    pub fn ended(&self, ending: Ending) {
+        let mut journey = self.0.lock();
+        let ran = journey.tries.last_mut().and_then(|last| last.ran.as_mut());
+        if let Some(ran) = ran.filter(|ran| ran.ending == Ending::Open) {
+            ran.ending = ending;
+        }
+    }
+
+    /// Another worker began to serve while it was on its way.
+    pub fn handed_over(&self, handover: Handover) {
+        self.0.lock().handover = Some(handover);
+    }
+
+    /// It was turned away.
+    pub fn refused(&self, reason: &'static str) {
+        self.0.lock().refusal = Some(reason);
+    }
+
+    /// It has no answer, and this is what its client reads.
+    pub fn failed(&self, why: String) {
+        self.0.lock().why = Some(why);
+    }
+
+    /// What was noted until now. What comes later is nobody's any more.
+    pub fn take(&self) -> Journey {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+impl Journey {
+    /// The spans that it is told as, the request's own included.
+    pub fn spans(&self) -> u64 {
+        let of = |one: &Try| match &one.ran {
+            None => 1,
+            Some(Ran { ending: Ending::Answered { .. }, .. }) => 3,
+            Some(_) => 2,
+        };
+        1 + self.tries.iter().map(of).sum::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    fn batch(id: u64) -> InBatch {
+        let place = Place { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
+        InBatch { id, rows: 1, requests: 1, place: Arc::new(place) }
+    }
+
+    #[test]
+    fn a_request_that_is_tried_again_waits_again() {
+        let journal = Journal::default();
+        journal.queued(at(1));
+        journal.sent(at(2), batch(7));
+        let died = Ending::Lost { at: at(3), why: Lost::Died };
+        journal.ended(died);
+        journal.ended(Ending::Lost { at: at(4), why: Lost::Failed });
+        journal.queued(at(3));
+        let journey = journal.take();
+        assert_eq!((journey.retries, journey.spans()), (1, 4));
+        let [first, second] = &journey.tries[..] else { panic!("{journey:?}") };
+        assert_eq!(
+            first.ran.as_ref().map(|ran| (ran.batch.id, ran.ending)),
+            Some((7, died)),
+            "the first word"
+        );
+        assert!(second.queued == at(3) && second.ran.is_none());
+        assert!(journal.take().tries.is_empty());
+    }
+
+    #[test]
+    fn tries_are_bounded_and_the_last_one_told_stays_as_it_was() {
+        let journal = Journal::default();
+        for round in 0..100 {
+            journal.queued(at(round));
+            journal.sent(at(round), batch(round));
+            journal.ended(Ending::Lost { at: at(round), why: Lost::TakenBack });
+        }
+        let journey = journal.take();
+        assert_eq!((journey.tries.len(), journey.retries), (MAX_TRIES, 99));
+        let last = journey.tries.last().and_then(|last| last.ran.as_ref());
+        assert_eq!(last.map(|ran| ran.batch.id), Some(MAX_TRIES as u64 - 1));
+    }
+}

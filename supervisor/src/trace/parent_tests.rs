@@ -1,0 +1,159 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn parsed(text: &str) -> Option<Parent> {
+    Parent::parse(text.as_bytes())
+}
+
+/// The specification's example, with a part of it replaced.
+fn with(place: usize, part: &str) -> String {
+    let mut text = GOOD.to_owned();
+    text.replace_range(place..place + part.len(), part);
+    text
+}
+
+fn headers(name: &'static str, values: &[&str]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for value in values {
+        headers.append(name, HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+#[test]
+fn the_specifications_example_is_read() {
+    let parent = Parent {
+        trace_id: 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c,
+        span_id: 0xb7ad_6b71_6920_3331,
+        sampled: true,
+    };
+    assert_eq!(parsed(GOOD), Some(parent.clone()));
+    assert_eq!(parsed(&with(53, "00")), Some(Parent { sampled: false, ..parent.clone() }));
+    for (flags, sampled) in [("ff", true), ("02", false), ("03", true), ("fe", false)] {
+        assert_eq!(parsed(&with(53, flags)), Some(Parent { sampled, ..parent.clone() }), "{flags}");
+    }
+}
+
+#[test]
+fn what_is_malformed_is_no_parent() {
+    let zero = |digits| "0".repeat(digits);
+    let malformed = [
+        String::new(),
+        "00".to_owned(),
+        GOOD[..54].to_owned(),
+        format!("{GOOD}-"),
+        format!("{GOOD}-what-the-future-will-be-like"),
+        format!("{GOOD}0"),
+        format!(" {GOOD}"),
+        with(3, &zero(32)),
+        with(36, &zero(16)),
+        with(3, "0AF7"),
+        with(36, "B7"),
+        with(53, "0A"),
+        with(53, "0x"),
+        with(3, "."),
+        with(36, "."),
+        with(53, "+1"),
+        with(2, "_"),
+        with(35, "_"),
+        with(52, "_"),
+        with(0, "ff"),
+        with(0, "0G"),
+        with(0, "FF"),
+    ];
+    for text in malformed {
+        assert_eq!(parsed(&text), None, "{text}");
+    }
+}
+
+#[test]
+fn later_versions_are_read_as_far_as_they_are_known() {
+    for later in ["01", "cc", "fe"] {
+        let text = with(0, later);
+        assert_eq!(parsed(&text), parsed(GOOD), "{later}");
+        assert_eq!(parsed(&format!("{text}-what-the-future-will-be-like")), parsed(GOOD));
+        assert_eq!(parsed(&format!("{text}-")), parsed(GOOD));
+        assert_eq!(parsed(&format!("{text}.what-the-future-will-not-be-like")), None);
+        assert_eq!(parsed(&text[..54]), None);
+    }
+}
+
+#[test]
+fn there_is_one_parent_or_none() {
+    assert_eq!(Parent::of(&headers("traceparent", &[GOOD])), parsed(GOOD));
+    assert_eq!(Parent::of(&headers("traceparent", &[])), None);
+    assert_eq!(Parent::of(&headers("traceparent", &[GOOD, GOOD])), None);
+}
+
+#[test]
+fn states_are_combined_and_what_is_malformed_is_dropped_whole() {
+    let of = |values: &[&str]| state(&headers("tracestate", values));
+    assert_eq!(of(&["foo=1,bar=2"]), "foo=1,bar=2");
+    assert_eq!(of(&["foo=1 \t,\t bar=2", "rojo=00f067aa0ba902b7"]), "foo=1,bar=2,rojo=00f067aa0ba902b7");
+    assert_eq!(of(&["foo=1,", ",bar=2", ""]), "foo=1,bar=2", "empty members are allowed");
+    assert_eq!(of(&["0t@sys=v w,a_-*/9=~"]), "0t@sys=v w,a_-*/9=~");
+    for bad in [
+        "foo",
+        "foo =1",
+        "FOO=1",
+        "0foo=1",
+        "foo@=1",
+        "@foo=1",
+        "foo@bar@baz=1",
+        "foo=",
+        "foo=1=2",
+        "a=\u{7f}",
+        "foo=1,foo=2",
+    ] {
+        let value = HeaderValue::from_bytes(bad.as_bytes());
+        let Ok(value) = value else { continue };
+        let mut headers = HeaderMap::new();
+        headers.append("tracestate", value);
+        assert_eq!(state(&headers), "", "{bad}");
+    }
+    let members = |count| (0..count).map(|member| format!("k{member}=v")).collect::<Vec<_>>().join(",");
+    assert_eq!(of(&[&members(32)]), members(32));
+    assert_eq!(of(&[&members(33)]), "");
+    let key = |length: usize| format!("{}=1", "z".repeat(length));
+    assert_eq!((of(&[&key(256)]), of(&[&key(257)])), (key(256), String::new()));
+    let tenant = |tenant: usize, system: usize| format!("{}@{}=1", "t".repeat(tenant), "v".repeat(system));
+    assert_eq!(of(&[&tenant(241, 14)]), tenant(241, 14));
+    assert_eq!((of(&[&tenant(242, 14)]), of(&[&tenant(241, 15)])), (String::new(), String::new()));
+    let long = format!("a={},b={},c={}", "x".repeat(200), "y".repeat(200), "z".repeat(200));
+    assert_eq!(of(&[&long]), long[..405], "whole members are left out at the end");
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        Parent::parse(&bytes);
+    }
+
+    #[test]
+    fn nothing_near_a_good_one_breaks_it(place in 0_usize..55, byte: u8, length in 0_usize..70) {
+        let mut bytes = GOOD.as_bytes().to_vec();
+        bytes[place] = byte;
+        bytes.resize(length, b'-');
+        if let Some(parent) = Parent::parse(&bytes) {
+            prop_assert!(parent.trace_id != 0 && parent.span_id != 0 && length >= 55);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read(version in 0_u8..=254, trace_id in 1_u128.., span_id in 1_u64.., flags: u8) {
+        let text = format!("{version:02x}-{trace_id:032x}-{span_id:016x}-{flags:02x}");
+        prop_assert_eq!(parsed(&text), Some(Parent { trace_id, span_id, sampled: flags & 1 == 1 }));
+    }
+
+    #[test]
+    fn states_stay_short_and_are_read_back_as_they_are(texts in proptest::collection::vec("[ -~\t]{0,80}", 0..5)) {
+        let mut headers = HeaderMap::new();
+        texts.iter().for_each(|text| { headers.append("tracestate", HeaderValue::from_str(text).unwrap()); });
+        let once = state(&headers);
+        prop_assert!(once.len() <= MAX_STATE_BYTES);
+        prop_assert_eq!(combined(&[&once]), Some(once.clone()));
+    }
+}

@@ -1,0 +1,99 @@
+//! A request that is traced, from its beginning to its end.
+
+use shadowslice_shared::units::Moment;
+
+use super::journal::{Journal, Journey};
+use super::parent::Parent;
+use super::tracer::Tracer;
+
+/// How a request came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Protocol {
+    /// Over HTTP, to that path.
+    Http(String),
+    /// Over gRPC.
+    Grpc,
+}
+
+/// What became of a request, as its protocol says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its client went away before that was known.
+    Cancelled,
+    /// An HTTP status.
+    Http(u16),
+    /// A gRPC status; 0 is fine.
+    Grpc(i32),
+}
+
+/// Where a span stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Context {
+    pub(super) trace_id: u128,
+    pub(super) span_id: u64,
+    pub(super) parent: Option<Parent>,
+    pub(super) state: String,
+}
+
+/// A request that is traced. Dropped, it is told; until then it counts as given up by its client.
+#[derive(Debug)]
+pub struct Span<'t> {
+    pub(super) tracer: &'t Tracer,
+    pub(super) context: Context,
+    pub(super) protocol: Protocol,
+    pub(super) began: Moment,
+    pub(super) journal: Journal,
+    pub(super) outcome: Outcome,
+}
+
+/// All that is told of a traced request.
+#[derive(Debug)]
+pub struct Traced {
+    /// Its trace.
+    pub trace_id: u128,
+    /// Its own span.
+    pub span_id: u64,
+    /// The span that it comes from.
+    pub parent: Option<Parent>,
+    /// What travels with the trace; may be empty.
+    pub state: String,
+    /// How it came.
+    pub protocol: Protocol,
+    /// When it came.
+    pub began: Moment,
+    /// When it was answered, or given up.
+    pub ended: Moment,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// What happened to it.
+    pub journey: Journey,
+}
+
+impl Span<'_> {
+    /// Where whoever deals with the request notes what happens.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// The request is answered.
+    pub fn end(mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Span<'_> {
+    fn drop(&mut self) {
+        let Context { trace_id, span_id, parent, state } = self.context.clone();
+        self.tracer.tell(Traced {
+            trace_id,
+            span_id,
+            parent,
+            state,
+            protocol: self.protocol.clone(),
+            began: self.began,
+            ended: self.tracer.now(),
+            outcome: self.outcome,
+            journey: self.journal.take(),
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! A collector of traces, by OpenTelemetry's own definitions.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use parking_lot::Mutex;
+use shadowslice_tests::home::PATIENCE;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+/// A collector that runs until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    received: Arc<Received>,
+    running: AbortHandle,
+}
+
+#[derive(Debug, Default)]
+struct Received {
+    spans: Mutex<Vec<Span>>,
+    resources: Mutex<Vec<Resource>>,
+    more: Notify,
+}
+
+struct Service(Arc<Received>);
+
+#[tonic::async_trait]
+impl TraceService for Service {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for of_resource in request.into_inner().resource_spans {
+            self.0.resources.lock().extend(of_resource.resource);
+            let spans = of_resource.scope_spans.into_iter().flat_map(|of_scope| of_scope.spans);
+            self.0.spans.lock().extend(spans);
+        }
+        self.0.more.notify_waiters();
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl Collector {
+    /// On any free port.
+    pub(crate) async fn start() -> Self {
+        Self::listen(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    /// On that listener.
+    pub(crate) fn listen(listener: TcpListener) -> Self {
+        let address = listener.local_addr().unwrap();
+        let received: Arc<Received> = Arc::default();
+        let service = TraceServiceServer::new(Service(Arc::clone(&received)));
+        let server = tonic::transport::Server::builder().add_service(service);
+        let running = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        Self { address, received, running: running.abort_handle() }
+    }
+
+    /// All spans until now.
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        self.received.spans.lock().clone()
+    }
+
+    /// Waits until `found` finds what it looks for.
+    pub(crate) async fn wait<T>(&self, what: &str, found: impl Fn(&[Span]) -> Option<T>) -> T {
+        let looking = async {
+            loop {
+                let more = self.received.more.notified();
+                if let Some(found) = found(&self.received.spans.lock()) {
+                    return found;
+                }
+                more.await;
+            }
+        };
+        let waited = timeout(PATIENCE, looking).await;
+        waited.unwrap_or_else(|_| panic!("no {what} among {:#?}", self.spans()))
+    }
+
+    /// Waits for the spans of a trace whose own span is there, which comes with all the others.
+    pub(crate) async fn trace(&self, id: &str) -> Vec<Span> {
+        let of = |spans: &[Span]| -> Vec<Span> {
+            spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()
+        };
+        self.wait(id, |spans| Some(of(spans)).filter(|spans| !spans.is_empty())).await
+    }
+
+    /// What the spans' sender says of itself.
+    pub(crate) fn resource(&self, key: &str) -> Option<String> {
+        let resources = self.received.resources.lock();
+        resources.first().and_then(|resource| value(&resource.attributes, key))
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+/// An identifier as headers write it.
+pub(crate) fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An attribute of a span.
+pub(crate) fn said(span: &Span, key: &str) -> Option<String> {
+    value(&span.attributes, key)
+}
+
+fn value(attributes: &[KeyValue], key: &str) -> Option<String> {
+    let found = attributes.iter().find(|attribute| attribute.key == key)?;
+    match found.value.as_ref()? {
+        AnyValue { value: Some(Value::StringValue(text)) } => Some(text.clone()),
+        AnyValue { value: Some(Value::IntValue(number)) } => Some(number.to_string()),
+        other => Some(format!("{other:?}")),
+    }
+}
+
+/// The spans of that name.
+pub(crate) fn named<'s>(spans: &'s [Span], name: &str) -> Vec<&'s Span> {
+    spans.iter().filter(|span| span.name == name).collect()
+}
