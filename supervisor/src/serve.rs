@@ -233,11 +233,12 @@ async fn serve(
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
-    let cut_short = outcome.is_none();
+    // While the workers end.
+    let flushed = exporter.map(|exporter| tokio::spawn(exporter.finish()));
     let code = finish(outcome, &mut control, &mut signals, limit).await;
-    if let Some(exporter) = exporter.filter(|_| !cut_short) {
+    if let (Some(flushed), Ok(0)) = (flushed, &code) {
         tokio::select! {
-            () = exporter.finish() => {}
+            _ = flushed => {}
             () = signals.next() => {}
         }
     }

@@ -86,7 +86,7 @@ pub(crate) const ROWS: &[Row] = &[
     // Making spans of it is pure.
     Row {
         part: "supervisor/src/otlp/spans.rs",
-        may: &["crate::trace", "shadowslice_shared::units"],
+        may: &["crate::otlp::attributes", "crate::otlp::proto", "crate::trace", "shadowslice_shared::units"],
         never: PURE,
     },
     Row { part: "supervisor/src/router.rs", may: &["crate::pipeline::Pipeline"], never: NO_GPU },

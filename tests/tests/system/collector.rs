@@ -1,5 +1,6 @@
 //! A collector of traces, by OpenTelemetry's own definitions.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -57,18 +58,18 @@ impl TraceService for Service {
 
 impl Collector {
     /// On any free port.
-    pub(crate) async fn start() -> Self {
-        Self::listen(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    pub(crate) async fn start() -> io::Result<Self> {
+        Self::listen(TcpListener::bind("127.0.0.1:0").await?)
     }
 
     /// On that listener.
-    pub(crate) fn listen(listener: TcpListener) -> Self {
-        let address = listener.local_addr().unwrap();
+    pub(crate) fn listen(listener: TcpListener) -> io::Result<Self> {
+        let address = listener.local_addr()?;
         let received: Arc<Received> = Arc::default();
         let service = TraceServiceServer::new(Service(Arc::clone(&received)));
         let server = tonic::transport::Server::builder().add_service(service);
         let running = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        Self { address, received, running: running.abort_handle() }
+        Ok(Self { address, received, running: running.abort_handle() })
     }
 
     /// All spans until now.
@@ -77,7 +78,11 @@ impl Collector {
     }
 
     /// Waits until `found` finds what it looks for.
-    pub(crate) async fn wait<T>(&self, what: &str, found: impl Fn(&[Span]) -> Option<T>) -> T {
+    pub(crate) async fn wait<T>(
+        &self,
+        what: &str,
+        found: impl Fn(&[Span]) -> Option<T>,
+    ) -> Result<T, String> {
         let looking = async {
             loop {
                 let more = self.received.more.notified();
@@ -88,11 +93,11 @@ impl Collector {
             }
         };
         let waited = timeout(PATIENCE, looking).await;
-        waited.unwrap_or_else(|_| panic!("no {what} among {:#?}", self.spans()))
+        waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 
     /// Waits for the spans of a trace whose own span is there, which comes with all the others.
-    pub(crate) async fn trace(&self, id: &str) -> Vec<Span> {
+    pub(crate) async fn trace(&self, id: &str) -> Result<Vec<Span>, String> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()
         };

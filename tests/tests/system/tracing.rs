@@ -1,14 +1,14 @@
 //! Requests that are traced: what a collector finds of them, and that nobody waits for it.
 
+use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use shadowslice_tests::home::{Home, PATIENCE};
+use shadowslice_tests::home::{Error, Home, PATIENCE};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::metrics::{self, Metrics};
 use shadowslice_tests::process::Process;
@@ -17,7 +17,7 @@ use shadowslice_tests::status::Model;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::time::timeout;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::collector::{Collector, hex, named, said};
 use crate::scene::{ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
@@ -25,7 +25,12 @@ use crate::scene::{ask, ask_all, assert_nothing_lost, echo, echo_case, load, pro
 const SETTINGS: &str = "share: {initial: 50%}, queue: {on_late: serve}";
 
 /// A server with one model that takes `execution_ms` per batch, and sends traces there.
-async fn traced(execution_ms: f64, sample: &str, collector: SocketAddr, settings: &str) -> Server {
+async fn traced(
+    execution_ms: f64,
+    sample: &str,
+    collector: SocketAddr,
+    settings: &str,
+) -> Result<Server, Error> {
     let model = echo("echo", &format!("profile: profile.yaml, {settings}"));
     let yaml = format!(
         "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -34,9 +39,9 @@ async fn traced(execution_ms: f64, sample: &str, collector: SocketAddr, settings
          tracing: {{otlp: \"http://{collector}\", sample: {sample}, service: test}}\n\
          models:\n  - {model}\n"
     );
-    let home = Home::with_config(&yaml).unwrap();
-    home.write("profile.yaml", profile(execution_ms)).unwrap();
-    Server::ready(home).await.unwrap()
+    let home = Home::with_config(&yaml)?;
+    home.write("profile.yaml", profile(execution_ms))?;
+    Server::ready(home).await
 }
 
 /// A `traceparent` of the n-th trace.
@@ -49,7 +54,7 @@ fn trace(n: u32) -> String {
 }
 
 /// Asks `echo` over HTTP with these headers; the whole answer.
-async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> String {
+async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
     let values = ["1"; 16].join(",");
     let tensor = format!(r#"{{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [{values}]}}"#);
     let body = format!(r#"{{"inputs": [{tensor}]}}"#);
@@ -58,58 +63,62 @@ async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> String 
         "POST /v2/models/{model}/infer HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await?;
+    stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-    answer
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
+    Ok(answer)
 }
 
 /// Asks `echo` over gRPC with that parent.
-async fn call(server: &Server, traceparent: &str) {
+async fn call(server: &Server, traceparent: &str) -> Result<(), Status> {
     let metadata = [("traceparent", traceparent), ("tracestate", "vendor=1")];
-    server.client().infer_with("echo", &echo_case(1).inputs, &metadata).await.unwrap();
+    server.client().infer_with("echo", &echo_case(1).inputs, &metadata).await.map(drop)
 }
 
 /// The request's own span.
 fn own(spans: &[Span]) -> &Span {
-    let [own] = named(spans, "inference")[..] else { panic!("{spans:#?}") };
-    own
+    let own = named(spans, "inference");
+    assert_eq!(own.len(), 1, "{spans:#?}");
+    own[0]
 }
 
-async fn spans_counted(server: &Server, outcome: &str) -> f64 {
+async fn spans_counted(server: &Server, outcome: &str) -> io::Result<f64> {
     let socket = server.home().run_dir().join("metrics.sock");
-    let answer = metrics::ask(Path::new(&socket), "GET", "/metrics").await.unwrap();
-    let metrics = Metrics::parse(&answer.body).unwrap();
-    metrics.named(&format!("shadowslice_trace_spans_total{{outcome=\"{outcome}\"}}")).unwrap()
+    let answer = metrics::ask(&socket, "GET", "/metrics").await?;
+    let metrics = Metrics::parse(&answer.body).map_err(io::Error::other)?;
+    let counted = metrics.named(&format!("shadowslice_trace_spans_total{{outcome=\"{outcome}\"}}"));
+    counted.ok_or_else(|| io::Error::other("the metrics do not tell of spans"))
 }
 
 /// Waits until so many spans, at least, have come to that end.
-async fn until_counted(server: &Server, outcome: &str, least: f64) {
+async fn until_counted(server: &Server, outcome: &str, least: f64) -> io::Result<()> {
     let counting = async {
-        while spans_counted(server, outcome).await < least {
+        while spans_counted(server, outcome).await? < least {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        Ok(())
     };
-    timeout(PATIENCE, counting).await.unwrap_or_else(|_| panic!("{}", server.log()));
+    timeout(PATIENCE, counting).await?
 }
 
 #[tokio::test]
 async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
-    let collector = Collector::start().await;
-    let server = traced(5.0, "0%", collector.address, SETTINGS).await;
+    let collector = Collector::start().await.unwrap();
+    let server = traced(5.0, "0%", collector.address, SETTINGS).await.unwrap();
     let state = [("tracestate", "a=1"), ("tracestate", "b=2")];
-    let answer =
-        post(&server, "echo", &[&[("traceparent", parent(1, "01").as_str())][..], &state].concat()).await;
+    let answer = post(&server, "echo", &[&[("traceparent", parent(1, "01").as_str())][..], &state].concat())
+        .await
+        .unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let head = answer.split("\r\n\r\n").next().unwrap().to_lowercase();
     assert!(!head.contains("trace"), "no header that clients do not expect: {head}");
-    call(&server, &parent(2, "01")).await;
+    call(&server, &parent(2, "01")).await.unwrap();
     for (n, protocol, state, status) in [
         (1, "http", "a=1,b=2", ("http.response.status_code", "200")),
         (2, "grpc", "vendor=1", ("rpc.grpc.status_code", "0")),
     ] {
-        let spans = collector.trace(&trace(n)).await;
+        let spans = collector.trace(&trace(n)).await.unwrap();
         let own = own(&spans);
         assert_eq!((own.kind, own.flags & 0xff), (SpanKind::Server.into(), 1));
         assert_eq!(
@@ -140,18 +149,17 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
         ] {
             assert_eq!(said(batch, key).as_deref(), Some(value), "{key}");
         }
-        in_order(&spans);
+        in_order([own, queue, batch, execution]);
         let took = Duration::from_nanos(execution.end_time_unix_nano - execution.start_time_unix_nano);
         assert!(took >= Duration::from_millis(5), "the profile says 5 ms: {took:?}");
     }
     assert_eq!(collector.resource("service.name").as_deref(), Some("test"));
-    assert_eq!(spans_counted(&server, "exported").await, 8.0);
+    assert_eq!(spans_counted(&server, "exported").await.unwrap(), 8.0);
     server.stop().await.unwrap();
 }
 
 /// Parts lie within their wholes, one after the other, and all of it now.
-fn in_order(spans: &[Span]) {
-    let [own, queue, batch, execution] = spans else { panic!("{spans:#?}") };
+fn in_order([own, queue, batch, execution]: [&Span; 4]) {
     let times = [
         own.start_time_unix_nano,
         queue.start_time_unix_nano,
@@ -163,19 +171,20 @@ fn in_order(spans: &[Span]) {
         own.end_time_unix_nano,
     ];
     assert!(times.is_sorted(), "{times:?}");
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
     let age = now.saturating_sub(Duration::from_nanos(times[0]));
     assert!(age < Duration::from_secs(60) && now >= Duration::from_nanos(times[7]), "{age:?}");
 }
 
 #[tokio::test]
 async fn the_parent_decides_and_where_there_is_none_the_ratio() {
-    let collector = Collector::start().await;
+    let collector = Collector::start().await.unwrap();
     for (sample, expected) in [("100%", 4), ("0%", 0)] {
-        let server = traced(1.0, sample, collector.address, SETTINGS).await;
+        let server = traced(1.0, sample, collector.address, SETTINGS).await.unwrap();
         let before = collector.spans().len();
-        call(&server, &parent(3, "00")).await;
-        post(&server, "echo", &[("traceparent", &parent(4, "00"))]).await;
+        call(&server, &parent(3, "00")).await.unwrap();
+        post(&server, "echo", &[("traceparent", &parent(4, "00"))]).await.unwrap();
         let malformed = [
             "00-xyz",
             &parent(5, "01").to_uppercase(),
@@ -183,12 +192,12 @@ async fn the_parent_decides_and_where_there_is_none_the_ratio() {
             &format!("{}-0", parent(7, "01")),
         ];
         for header in malformed {
-            post(&server, "echo", &[("traceparent", header), ("tracestate", "a=1")]).await;
+            post(&server, "echo", &[("traceparent", header), ("tracestate", "a=1")]).await.unwrap();
         }
         // What is traced comes in the order in which it ended.
         let last = parent(if expected > 0 { 8 } else { 9 }, "01");
-        call(&server, &last).await;
-        collector.trace(&last[3..35]).await;
+        call(&server, &last).await.unwrap();
+        collector.trace(&last[3..35]).await.unwrap();
         let spans = collector.spans().split_off(before);
         let own = named(&spans, "inference");
         let begun: Vec<_> = own.iter().filter(|span| hex(&span.trace_id) != last[3..35]).collect();
@@ -203,19 +212,24 @@ async fn the_parent_decides_and_where_there_is_none_the_ratio() {
 
 #[tokio::test]
 async fn what_is_refused_says_why() {
-    let collector = Collector::start().await;
+    let collector = Collector::start().await.unwrap();
     let settings = "share: {initial: 50%}, batch: {max: 1}, queue: {max_requests: 2, on_late: serve}";
-    let server = traced(200.0, "100%", collector.address, settings).await;
+    let server = traced(200.0, "100%", collector.address, settings).await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..10).map(echo_case).collect(), 0.0).await;
     let refused = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).count();
     assert!(refused > 0, "{outcomes:?}");
-    assert!(post(&server, "nobody", &[("traceparent", &parent(1, "01"))]).await.starts_with("HTTP/1.1 404"));
+    assert!(
+        post(&server, "nobody", &[("traceparent", &parent(1, "01"))])
+            .await
+            .unwrap()
+            .starts_with("HTTP/1.1 404")
+    );
     let metadata = [("traceparent", parent(2, "01"))];
     let metadata = metadata.each_ref().map(|(name, value)| (*name, value.as_str()));
     let unknown = server.client().infer_with("nobody", &echo_case(1).inputs, &metadata).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     for (n, kind) in [(1, "404"), (2, "NotFound")] {
-        let spans = collector.trace(&trace(n)).await;
+        let spans = collector.trace(&trace(n)).await.unwrap();
         assert_eq!(said(own(&spans), "error.type").as_deref(), Some(kind));
         assert!(own(&spans).status.is_none(), "no fault of the server");
     }
@@ -234,8 +248,8 @@ async fn what_is_refused_says_why() {
 
 #[tokio::test]
 async fn a_killed_worker_and_the_retry_are_visible() {
-    let collector = Collector::start().await;
-    let server = traced(500.0, "0%", collector.address, SETTINGS).await;
+    let collector = Collector::start().await.unwrap();
+    let server = traced(500.0, "0%", collector.address, SETTINGS).await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     let kill = async {
         let busy = |model: &Model| model.requests.accepted == 1;
@@ -243,8 +257,9 @@ async fn a_killed_worker_and_the_retry_are_visible() {
         Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     };
     let parent = parent(1, "01");
-    tokio::join!(call(&server, &parent), kill);
-    let spans = collector.trace(&trace(1)).await;
+    let (answered, ()) = tokio::join!(call(&server, &parent), kill);
+    answered.unwrap();
+    let spans = collector.trace(&trace(1)).await.unwrap();
     assert_eq!(said(own(&spans), "shadowslice.retries").as_deref(), Some("1"));
     assert!(own(&spans).status.is_none(), "the client did not see it");
     let batches = named(&spans, "batch");
@@ -260,21 +275,21 @@ async fn a_killed_worker_and_the_retry_are_visible() {
 
 #[tokio::test]
 async fn a_hand_over_underneath_is_visible() {
-    let collector = Collector::start().await;
-    let server = traced(20.0, "100%", collector.address, SETTINGS).await;
+    let collector = Collector::start().await.unwrap();
+    let server = traced(20.0, "100%", collector.address, SETTINGS).await.unwrap();
     let loading = load(&server, "echo", 100.0, Duration::from_secs(4));
     server.resize("echo", 30).await.unwrap();
     assert_nothing_lost(&loading.await.unwrap());
     let under = |span: &Span| span.events.iter().any(|event| event.name == "handover");
-    collector.wait("hand-over", |spans| spans.iter().find(|span| under(span)).cloned()).await;
+    collector.wait("hand-over", |spans| spans.iter().find(|span| under(span)).cloned()).await.unwrap();
     let shares = |percent: &'static str| {
         move |spans: &[Span]| {
             let at = |span: &&Span| said(span, "shadowslice.share_percent").as_deref() == Some(percent);
             spans.iter().find(at).cloned()
         }
     };
-    collector.wait("batch at 50%", shares("50")).await;
-    collector.wait("batch at 30%", shares("30")).await;
+    collector.wait("batch at 50%", shares("50")).await.unwrap();
+    collector.wait("batch at 30%", shares("30")).await.unwrap();
     server.stop().await.unwrap();
 }
 
@@ -283,17 +298,17 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let server = traced(1.0, "100%", address, SETTINGS).await;
+    let server = traced(1.0, "100%", address, SETTINGS).await.unwrap();
     for n in 0..50 {
         assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
     }
-    until_counted(&server, "unsent", 200.0).await;
+    until_counted(&server, "unsent", 200.0).await.unwrap();
     let warnings = server.log().matches("spans were dropped").count();
     assert_eq!(warnings, 1, "not a line a span: {}", server.log());
-    let collector = Collector::listen(TcpListener::bind(address).await.unwrap());
-    call(&server, &parent(1, "01")).await;
-    collector.trace(&trace(1)).await;
-    until_counted(&server, "exported", 4.0).await;
+    let collector = Collector::listen(TcpListener::bind(address).await.unwrap()).unwrap();
+    call(&server, &parent(1, "01")).await.unwrap();
+    collector.trace(&trace(1)).await.unwrap();
+    until_counted(&server, "exported", 4.0).await.unwrap();
     assert!(server.log().contains("the collector takes spans again"), "{}", server.log());
     server.stop().await.unwrap();
 }
@@ -302,7 +317,7 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
 async fn a_collector_that_never_answers_delays_neither_requests_nor_the_end_for_long() {
     // It takes connections, and nothing else.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = traced(1.0, "100%", listener.local_addr().unwrap(), SETTINGS).await;
+    let server = traced(1.0, "100%", listener.local_addr().unwrap(), SETTINGS).await.unwrap();
     for n in 0..50 {
         let asked = Instant::now();
         assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
@@ -316,9 +331,9 @@ async fn a_collector_that_never_answers_delays_neither_requests_nor_the_end_for_
 
 #[tokio::test]
 async fn what_is_queued_at_the_end_is_sent() {
-    let collector = Collector::start().await;
-    let server = traced(1.0, "0%", collector.address, SETTINGS).await;
-    call(&server, &parent(1, "01")).await;
+    let collector = Collector::start().await.unwrap();
+    let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
+    call(&server, &parent(1, "01")).await.unwrap();
     server.stop().await.unwrap();
     assert_eq!(named(&collector.spans(), "inference").len(), 1, "it has ended, so nothing comes later");
 }
