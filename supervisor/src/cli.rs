@@ -236,7 +236,8 @@ fn reloaded(report: &Report) -> String {
         let how = why.as_ref().map(|why| format!(", but not in force: {why}")).unwrap_or_default();
         format!("{name}: {}{keys}{how}\n", change.name())
     };
-    let lines: String = report.models.iter().map(line).collect();
+    let settings = report.settings.iter().map(|key| format!("{key}: changed\n"));
+    let lines: String = report.models.iter().map(line).chain(settings).collect();
     format!(
         "{lines}{}: {} changed, {} unchanged",
         report.file.display(),

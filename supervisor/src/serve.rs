@@ -27,7 +27,7 @@ use crate::pipeline::PRESSURES;
 use crate::process::may_raise_priority;
 use crate::repository::{Asked, Repository};
 use crate::router::Router;
-use crate::trace::{self, Tracer};
+use crate::trace::{self, Sampling, Tracer};
 
 /// Beyond the stop timeout, how long the controllers' end is waited for.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -143,7 +143,13 @@ struct Running {
 }
 
 /// Makes the models, whose workers begin to start.
-async fn run_models(file: &Path, config: &Config, context: &Context, gpus: &Gpus) -> Result<Running, Failed> {
+async fn run_models(
+    file: &Path,
+    config: &Config,
+    context: &Context,
+    gpus: &Gpus,
+    sampling: Option<Sampling>,
+) -> Result<Running, Failed> {
     let (bells, pressed) = mpsc::channel(PRESSURES);
     let (sharers, shared) = watch::channel(Vec::new());
     let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared, pressed).unzip();
@@ -157,7 +163,7 @@ async fn run_models(file: &Path, config: &Config, context: &Context, gpus: &Gpus
         pressed: config.controller.acts().map(|_| bells),
         next: 0,
     };
-    let shown = Shown { router: Arc::clone(&router), roster, sharers };
+    let shown = Shown { router: Arc::clone(&router), roster, sharers, sampling };
     let keeper = Keeper::start(file, config, workshop, shown).await.map_err(failed)?;
     Ok(Running { keeper, control, router, roster: seen, planned })
 }
@@ -188,7 +194,8 @@ async fn serve(
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { keeper, mut control, router, roster, planned } =
-        run_models(file, config, &context, gpus).await?;
+        run_models(file, config, &context, gpus, tracer.as_ref().map(|tracer| tracer.sampling().clone()))
+            .await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let repository = repository(config, &roster, wishes);

@@ -370,11 +370,6 @@ impl Sample {
     pub fn parts(self) -> u32 {
         self.0
     }
-
-    /// Whether it takes the request that drew `lot`, below [`Sample::ALL`].
-    pub fn takes(self, lot: u32) -> bool {
-        lot < self.0
-    }
 }
 
 #[cfg(test)]

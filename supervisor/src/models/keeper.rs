@@ -12,11 +12,12 @@ use tokio::task::JoinSet;
 use super::instance::{Instance, MakeError, Workshop, resize, serving};
 use super::plan::{self, Change};
 use super::{Kind, ModelChange, Reload, Roster, Unloaded};
-use crate::config::{Config, Model};
+use crate::config::{Config, Model, Sample};
 use crate::control::{Cause, ModelState, Order, Sharer, Standing, first_shares};
 use crate::errors;
 use crate::repository::Asked;
 use crate::router::Router;
+use crate::trace::Sampling;
 
 /// Where others see the models.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub struct Shown {
     pub roster: watch::Sender<Arc<Roster>>,
     /// What the planner decides about.
     pub sharers: watch::Sender<Vec<Sharer>>,
+    /// How many requests are traced, where any are.
+    pub sampling: Option<Sampling>,
 }
 
 /// Keeps the models.
@@ -105,6 +108,16 @@ impl Keeper {
     pub(super) fn config(&self) -> Config {
         let models = self.entries.iter().map(|entry| (*entry.model).clone()).collect();
         Config { models, ..self.config.clone() }
+    }
+
+    /// From now on another part of the requests is traced.
+    pub(super) fn sample(&mut self, sample: Sample) {
+        if let Some(tracing) = &mut self.config.tracing {
+            tracing.sample = sample;
+        }
+        if let Some(sampling) = &self.shown.sampling {
+            sampling.set(sample);
+        }
     }
 
     /// The configuration of that model.

@@ -62,6 +62,9 @@ pub struct Report {
     pub models: Vec<ModelChange>,
     /// Models that were not touched.
     pub unchanged: usize,
+    /// Keys besides the models' that changed.
+    #[serde(default)]
+    pub settings: Vec<String>,
 }
 
 /// What became of one model.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use shadowslice_shared::units::Percent;
 
-use crate::config::{Batch, Config, Engine, HandoverMode, Model, Queue, Share};
+use crate::config::{Batch, Config, Engine, HandoverMode, Model, Queue, Sample, Share, Tracing};
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -15,6 +15,8 @@ pub(super) struct Plan {
     pub(super) added: Vec<Model>,
     /// Models that stay and differ.
     pub(super) changed: Vec<Change>,
+    /// The part of the requests that are traced, if that differs.
+    pub(super) sample: Option<Sample>,
 }
 
 /// A model that stays and differs. Keys are named as the configuration has them.
@@ -47,7 +49,7 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
         return Err(Fixed(fixed));
     }
     let mut before: HashMap<&str, &Model> = names(&old.models);
-    let mut plan = Plan::default();
+    let mut plan = Plan { sample: sample(old, new), ..Plan::default() };
     for model in &new.models {
         match before.remove(model.name.as_str()) {
             None => plan.added.push(model.clone()),
@@ -91,9 +93,20 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("timeouts", *timeouts == old.timeouts),
         ("onnxruntime", *onnxruntime == old.onnxruntime),
         ("model_control", *model_control == old.model_control),
-        ("tracing", *tracing == old.tracing),
+        ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
     ];
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// What of tracing cannot change.
+fn but_sample(tracing: Option<&Tracing>) -> Option<(&str, &str)> {
+    tracing.map(|Tracing { otlp, service, sample: _ }| (otlp.as_str(), service.as_str()))
+}
+
+/// The part of the requests that are traced from now on, if it was another.
+fn sample(old: &Config, new: &Config) -> Option<Sample> {
+    let of = |config: &Config| config.tracing.as_ref().map(|tracing| tracing.sample);
+    of(new).filter(|_| of(old) != of(new))
 }
 
 /// How a model differs, if it does.

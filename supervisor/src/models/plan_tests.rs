@@ -66,6 +66,19 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
 }
 
 #[test]
+fn of_tracing_the_sample_changes_in_place() {
+    let of = |keys| config(&[("a", "")], &format!("tracing: {{{keys}}}"));
+    let old = of("otlp: \"http://c:1\"");
+    assert_eq!(plan(&old, &old), Ok(Plan::default()));
+    let sampled = plan(&old, &of("otlp: \"http://c:1\", sample: 100%")).unwrap();
+    assert_eq!(sampled, Plan { sample: Sample::new(Sample::ALL), ..Plan::default() });
+    for keys in ["otlp: \"http://c:2\"", "otlp: \"http://c:1\", service: s"] {
+        assert_eq!(plan(&old, &of(keys)), Err(Fixed(vec!["tracing"])), "{keys}");
+    }
+    assert_eq!(plan(&old, &one("")), Err(Fixed(vec!["tracing"])));
+}
+
+#[test]
 fn each_key_changes_in_place_or_takes_new_workers() {
     let in_place = [
         ("slo: 30ms", "slo"),

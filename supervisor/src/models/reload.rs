@@ -36,6 +36,8 @@ impl Keeper {
         for note in &config.notes {
             tracing::warn!("{note}");
         }
+        let sampled = plan.sample.map(|sample| self.sample(sample));
+        let settings = sampled.map(|()| "tracing.sample".to_owned()).into_iter().collect();
         let (mut rows, mut waits) = (Vec::new(), Waits::new());
         for name in plan.removed {
             self.remove(&name);
@@ -55,7 +57,7 @@ impl Keeper {
         self.settle_all(&mut rows, waits).await;
         let touched = rows.iter().filter(|row| row.change != Kind::Removed).count();
         let unchanged = config.models.len().saturating_sub(touched);
-        Report { file: self.file.clone(), models: rows, unchanged }
+        Report { file: self.file.clone(), models: rows, unchanged, settings }
     }
 }
 
@@ -74,7 +76,10 @@ fn faults(error: &ConfigError) -> String {
 
 fn tell(outcome: &Result<Report, ReloadRefused>) {
     match outcome {
-        Ok(Report { models, unchanged, .. }) => {
+        Ok(Report { models, unchanged, settings, .. }) => {
+            for key in settings {
+                tracing::info!(key, "reloaded");
+            }
             for ModelChange { name, change, keys, why } in models {
                 let (change, keys) = (change.name(), keys.join(", "));
                 match why {

@@ -15,4 +15,4 @@ mod tracer;
 pub use journal::{Ending, Handover, InBatch, Journal, Journey, Lost, MAX_TRIES, Place, Ran, Try};
 pub use parent::Parent;
 pub use span::{Outcome, Protocol, Span, Traced};
-pub use tracer::{Counted, Counts, Tracer, WAITING};
+pub use tracer::{Counted, Counts, Sampling, Tracer, WAITING};

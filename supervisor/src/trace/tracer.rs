@@ -1,7 +1,7 @@
 //! Which requests are traced, and where their traces go.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hyper::HeaderMap;
 use shadowslice_shared::units::Moment;
@@ -75,11 +75,30 @@ impl Counts {
     }
 }
 
+/// The part of the requests without a parent that are traced; it may change at any time.
+#[derive(Debug, Clone)]
+pub struct Sampling(Arc<AtomicU32>);
+
+impl Sampling {
+    fn of(sample: Sample) -> Self {
+        Self(Arc::new(AtomicU32::new(sample.parts())))
+    }
+
+    /// From now on it is another.
+    pub fn set(&self, sample: Sample) {
+        self.0.store(sample.parts(), Ordering::Relaxed);
+    }
+
+    fn takes(&self, lot: u32) -> bool {
+        lot < self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Decides which requests are traced, and takes in what happened to them. Never waits.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
-    sample: Sample,
+    sampling: Sampling,
     told: mpsc::Sender<Traced>,
     counts: Arc<Counts>,
 }
@@ -88,7 +107,12 @@ impl Tracer {
     /// A tracer that traces `sample` of the requests without a parent, and where their traces come out.
     pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
         let (told, traced) = mpsc::channel(WAITING);
-        (Self { clock, sample, told, counts: Arc::default() }, traced)
+        (Self { clock, sampling: Sampling::of(sample), told, counts: Arc::default() }, traced)
+    }
+
+    /// The part of the requests without a parent that it traces, to be changed.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
     }
 
     /// What becomes of the spans.
@@ -101,7 +125,7 @@ impl Tracer {
         let parent = Parent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
-            None => self.sample.takes(fastrand::u32(..Sample::ALL)),
+            None => self.sampling.takes(fastrand::u32(..Sample::ALL)),
         };
         traced.then(|| {
             let (trace_id, state) = match &parent {
@@ -185,6 +209,8 @@ mod tests {
             (0..20_000).filter(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
+        tracer.sampling().set(Sample::new(0).unwrap());
+        assert!((0..100).all(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_none()));
     }
 
     #[test]

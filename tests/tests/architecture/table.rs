@@ -111,6 +111,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::process::ReferenceFile",
             "crate::repository",
             "crate::router",
+            "crate::trace::Sampling",
             "shadowslice_shared::slab::SlabError",
             "shadowslice_shared::units",
         ],

@@ -211,6 +211,25 @@ async fn the_parent_decides_and_where_there_is_none_the_ratio() {
 }
 
 #[tokio::test]
+async fn a_reload_changes_how_many_are_traced() {
+    let collector = Collector::start().await.unwrap();
+    let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
+    post(&server, "echo", &[]).await.unwrap();
+    let config = server.home().path().join("config.yaml");
+    let yaml = std::fs::read_to_string(&config).unwrap();
+    server.home().write("config.yaml", yaml.replace("sample: 0%", "sample: 100%")).unwrap();
+    let said = server.said(&["reload"]).await.unwrap();
+    assert!(said.contains("tracing.sample: changed") && said.contains("0 changed, 1 unchanged"), "{said}");
+    post(&server, "echo", &[]).await.unwrap();
+    collector.wait("span", |spans| (!spans.is_empty()).then_some(())).await.unwrap();
+    server.home().write("config.yaml", yaml.replace("tracing:", "#")).unwrap();
+    let refused = server.said(&["reload"]).await.unwrap_err().to_string();
+    assert!(refused.contains("tracing cannot change while the server runs"), "{refused}");
+    server.stop().await.unwrap();
+    assert_eq!(named(&collector.spans(), "inference").len(), 1, "only the one after the reload");
+}
+
+#[tokio::test]
 async fn what_is_refused_says_why() {
     let collector = Collector::start().await.unwrap();
     let settings = "share: {initial: 50%}, batch: {max: 1}, queue: {max_requests: 2, on_late: serve}";
