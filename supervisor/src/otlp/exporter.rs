@@ -22,7 +22,7 @@ use crate::errors;
 use crate::trace::{Counts, Traced, Tracer};
 
 /// What is left at the end is sent within this.
-pub const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long the first request of a message waits for others.
 const GATHER: Duration = Duration::from_millis(200);
@@ -74,7 +74,7 @@ impl Exporter {
             runtime.block_on(async {
                 let client = TraceServiceClient::new(endpoint.connect_lazy());
                 let (gathered, outage, dropped) = (Vec::new(), Outage::default(), 0);
-                let sender = Sender { client, clock, counts, resource, gathered, outage, dropped };
+                let sender = Sender { endpoint, client, clock, counts, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
             // Nobody may wait for it.
@@ -103,6 +103,7 @@ fn resource(service: &str) -> Resource {
 }
 
 struct Sender {
+    endpoint: Endpoint,
     client: TraceServiceClient<Channel>,
     clock: Clock,
     counts: Arc<Counts>,
@@ -172,6 +173,8 @@ impl Sender {
             }
             Err(status) => {
                 self.counts.unsent(count);
+                // A connection that has gone silent would not be found out for minutes, and pings are held against clients.
+                self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }
         };
@@ -187,13 +190,13 @@ impl Sender {
         match word {
             Some(Word::Dropped(spans)) => {
                 tracing::warn!(
-                    spans,
+                    dropped = spans,
                     why,
                     "spans were dropped: the collector of `tracing.otlp` did not take them in time"
                 );
             }
             Some(Word::Over(spans)) => {
-                tracing::info!(spans, "the collector takes spans again; some were dropped")
+                tracing::info!(dropped = spans, "the collector takes spans again")
             }
             None => {}
         }

@@ -20,4 +20,4 @@ mod proto {
     tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
 }
 
-pub use exporter::{Exporter, ExporterError, FLUSH_WITHIN};
+pub use exporter::{Exporter, ExporterError};

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 /// The most waits in the queue that are told of one request; further ones are only counted.
-pub const MAX_TRIES: usize = 16;
+const MAX_TRIES: usize = 16;
 
 /// A journey as it is written: its holders write to the same one, for moments, and never wait meanwhile.
 #[derive(Debug, Clone, Default)]

@@ -12,7 +12,7 @@ mod parent;
 mod span;
 mod tracer;
 
-pub use journal::{Ending, Handover, InBatch, Journal, Journey, Lost, MAX_TRIES, Place, Ran, Try};
+pub use journal::{Ending, Handover, InBatch, Journal, Journey, Lost, Place, Ran, Try};
 pub use parent::Parent;
 pub use span::{Outcome, Protocol, Span, Traced};
-pub use tracer::{Counted, Counts, Sampling, Tracer, WAITING};
+pub use tracer::{Counted, Counts, Sampling, Tracer};

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::config::Sample;
 
 /// Traced requests that may wait to be sent on; more are dropped.
-pub const WAITING: usize = 4096;
+const WAITING: usize = 4096;
 
 /// What became of spans since the start.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
 use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -33,6 +33,8 @@ pub(crate) struct Collector {
 
 #[derive(Debug, Default)]
 struct Received {
+    /// Of each message, so many spans are said not to be kept.
+    rejects: i64,
     spans: Mutex<Vec<Span>>,
     resources: Mutex<Vec<Resource>>,
     more: Notify,
@@ -52,20 +54,29 @@ impl TraceService for Service {
             self.0.spans.lock().extend(spans);
         }
         self.0.more.notify_waiters();
-        Ok(Response::new(ExportTraceServiceResponse::default()))
+        let rejected_spans = self.0.rejects;
+        let error_message = "it is full".to_owned();
+        let partial = ExportTracePartialSuccess { rejected_spans, error_message };
+        let partial_success = (rejected_spans > 0).then_some(partial);
+        Ok(Response::new(ExportTraceServiceResponse { partial_success }))
     }
 }
 
 impl Collector {
     /// On any free port.
     pub(crate) async fn start() -> io::Result<Self> {
-        Self::listen(TcpListener::bind("127.0.0.1:0").await?)
+        Self::listen(TcpListener::bind("127.0.0.1:0").await?, 0)
+    }
+
+    /// The same, which says that it does not keep so many spans of each message.
+    pub(crate) async fn rejecting(rejects: i64) -> io::Result<Self> {
+        Self::listen(TcpListener::bind("127.0.0.1:0").await?, rejects)
     }
 
     /// On that listener.
-    pub(crate) fn listen(listener: TcpListener) -> io::Result<Self> {
+    pub(crate) fn listen(listener: TcpListener, rejects: i64) -> io::Result<Self> {
         let address = listener.local_addr()?;
-        let received: Arc<Received> = Arc::default();
+        let received = Arc::new(Received { rejects, ..Received::default() });
         let service = TraceServiceServer::new(Service(Arc::clone(&received)));
         let server = tonic::transport::Server::builder().add_service(service);
         let running = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));

@@ -266,6 +266,43 @@ async fn what_is_refused_says_why() {
 }
 
 #[tokio::test]
+async fn who_goes_away_is_told_as_cancelled() {
+    let collector = Collector::start().await.unwrap();
+    let server = traced(1000.0, "0%", collector.address, SETTINGS).await.unwrap();
+    let parents = [parent(1, "01"), parent(2, "01")];
+    let mut client = server.client();
+    let headers = [("traceparent", parents[0].as_str())];
+    let metadata = [("traceparent", parents[1].as_str())];
+    let inputs = echo_case(1).inputs;
+    let leave = async {
+        let both = |model: &Model| model.requests.accepted == 2;
+        server.wait_status("echo", "both requests", both).await.unwrap();
+    };
+    tokio::select! {
+        answer = post(&server, "echo", &headers) => panic!("{answer:?}"),
+        answer = client.infer_with("echo", &inputs, &metadata) => panic!("{answer:?}"),
+        () = leave => {}
+    }
+    for n in [1, 2] {
+        let spans = collector.trace(&trace(n)).await.unwrap();
+        assert_eq!(said(own(&spans), "error.type").as_deref(), Some("cancelled"));
+        assert!(own(&spans).status.is_none() && named(&spans, "execution").is_empty());
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_collector_does_not_keep_is_counted() {
+    let collector = Collector::rejecting(1).await.unwrap();
+    let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
+    call(&server, &parent(1, "01")).await.unwrap();
+    until_counted(&server, "rejected", 1.0).await.unwrap();
+    assert_eq!(spans_counted(&server, "exported").await.unwrap(), 3.0);
+    assert!(server.log().contains("it is full"), "{}", server.log());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_killed_worker_and_the_retry_are_visible() {
     let collector = Collector::start().await.unwrap();
     let server = traced(500.0, "0%", collector.address, SETTINGS).await.unwrap();
@@ -324,7 +361,7 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
     until_counted(&server, "unsent", 200.0).await.unwrap();
     let warnings = server.log().matches("spans were dropped").count();
     assert_eq!(warnings, 1, "not a line a span: {}", server.log());
-    let collector = Collector::listen(TcpListener::bind(address).await.unwrap()).unwrap();
+    let collector = Collector::listen(TcpListener::bind(address).await.unwrap(), 0).unwrap();
     call(&server, &parent(1, "01")).await.unwrap();
     collector.trace(&trace(1)).await.unwrap();
     until_counted(&server, "exported", 4.0).await.unwrap();
