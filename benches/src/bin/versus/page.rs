@@ -104,7 +104,10 @@ pub(crate) fn table(compared: &[Compared]) -> String {
             Some(false) => "**not met**",
             None => "",
         };
-        let ratio = it.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let ratio = it.ratio.map_or("-".to_owned(), |ratio| {
+            let decimals = if ratio < 0.1 { 3 } else { 2 };
+            format!("{ratio:.decimals$}")
+        });
         vec![
             it.what.to_owned(),
             it.figure.name().to_owned(),
