@@ -154,6 +154,8 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
         assert!(took >= Duration::from_millis(5), "the profile says 5 ms: {took:?}");
     }
     assert_eq!(collector.resource("service.name").as_deref(), Some("test"));
+    // They are counted when the collector's answer is there.
+    until_counted(&server, "exported", 8.0).await.unwrap();
     assert_eq!(spans_counted(&server, "exported").await.unwrap(), 8.0);
     server.stop().await.unwrap();
 }
