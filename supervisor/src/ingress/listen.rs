@@ -11,8 +11,9 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use crate::config::{Address, Listener};
 
-/// Connections that the kernel keeps until they are accepted.
-const BACKLOG: u32 = 1024;
+/// Connections that the kernel keeps until they are accepted; more than `net.core.somaxconn`, usually as many, it does not. Where they are
+/// too many, it turns a client of a Unix socket away at once unless that blocks.
+const BACKLOG: u32 = 4096;
 
 /// The mode of a Unix socket that has none configured: its owner and its group may connect.
 const MODE: u32 = 0o660;
