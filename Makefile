@@ -99,6 +99,16 @@ perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against thi
 loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against this server: it must say VALID
 	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
+# Counts come from linux-perf (as root) and valgrind, Debian's names; what is missing is said, and its columns are left out. Builds side by side:
+# make costs COSTS_ARGS="--binaries before=DIR --binaries after=target/release".
+.PHONY: costs
+costs: build ## What a request costs, counted (Debian: linux-perf, valgrind): docs/measurements/costs.md (four minutes once built)
+	$(TARGET)/release/shadowslice-costs --page docs/measurements/costs.md $(COSTS_ARGS)
+
+.PHONY: growth
+growth: build ## Whether models, connections, tensors, requests hit a cliff: docs/measurements/growth.md (six minutes once built)
+	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
+
 # The page names the code that was judged by its trees, which stay the same when a commit is moved.
 .PHONY: judge
 judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)

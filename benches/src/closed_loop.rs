@@ -1,7 +1,7 @@
 //! A closed loop: every client sends a request, waits for its answer, and sends the next one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -88,6 +88,32 @@ pub async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Resul
     };
     timeout(LAST_ANSWERS, ending).await??;
     round(&before, &after, &latency_ns)
+}
+
+/// Sends so many requests over all clients together, and hands the clients back.
+pub(crate) async fn send(clients: Vec<Client>, requests: u64) -> Result<Vec<Client>, Failure> {
+    let left = Arc::new(AtomicU64::new(requests));
+    let mut asking = JoinSet::new();
+    for mut client in clients {
+        let left = Arc::clone(&left);
+        asking.spawn(async move {
+            let take = || {
+                left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+            };
+            for turn in 0.. {
+                if !take() {
+                    break;
+                }
+                client.ask(turn).await?;
+            }
+            Ok::<_, Fault>(client)
+        });
+    }
+    let mut clients = Vec::new();
+    while let Some(ended) = asking.join_next().await {
+        clients.push(ended??);
+    }
+    Ok(clients)
 }
 
 /// Lets the clients run. None of them ends but by a fault.

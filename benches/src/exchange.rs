@@ -3,15 +3,20 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::sleep;
 
 use crate::grpc::GrpcClient;
 use crate::http::HttpClient;
 
 /// The tensors that a connection sends in turn, so that no answer can pass for the next one's.
 pub(crate) const TURNS: usize = 2;
+
+/// How long a client waits before it tries again to connect where too many do.
+const BACKLOG_FULL: Duration = Duration::from_millis(1);
 
 /// Why a measurement cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -54,9 +59,14 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// A connection to the socket at that path.
+    /// A connection to the socket at that path. Where too many wait to be accepted, it tries until there is room.
     pub async fn unix(path: &Path) -> Result<Self, Fault> {
-        UnixStream::connect(path).await.map(Self::Unix).map_err(Fault::Connection)
+        loop {
+            match UnixStream::connect(path).await {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_FULL).await,
+                connected => return connected.map(Self::Unix).map_err(Fault::Connection),
+            }
+        }
     }
 
     /// A connection to that address, which sends at once.

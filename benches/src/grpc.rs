@@ -30,7 +30,8 @@ impl GrpcClient {
             Stream::Unix(stream) => sender(stream).await?,
             Stream::Tcp(stream) => sender(stream).await?,
         };
-        let client = GrpcInferenceServiceClient::with_origin(sender, Uri::from_static("http://localhost"));
+        let client = GrpcInferenceServiceClient::with_origin(sender, Uri::from_static("http://localhost"))
+            .max_decoding_message_size(usize::MAX);
         let exchanges = tensors(bytes, connection).map(|tensor| exchange(bytes, tensor));
         Ok(Self { client, exchanges })
     }

@@ -1,10 +1,13 @@
 //! What one echo request costs from end to end: requests per second, latency and CPU time, over each
-//! protocol at several numbers of connections, beside a bare server that does nothing else.
+//! protocol at several numbers of connections, beside a bare server that does nothing else. [`costs`] counts what it takes,
+//! [`growth`] looks for cliffs as models, connections and tensors grow.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
 
 mod bare;
 pub mod closed_loop;
+mod costs;
 pub mod exchange;
+mod growth;
 pub mod grpc;
 pub mod http;
 pub mod machine;
@@ -12,6 +15,7 @@ mod plan;
 mod report;
 mod servers;
 pub mod spread;
+mod system;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -25,6 +29,9 @@ use crate::machine::Machine;
 use crate::plan::Setting;
 use crate::report::Report;
 use crate::servers::Servers;
+
+pub use crate::costs::costs;
+pub use crate::growth::growth;
 
 /// What ends the program.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -106,11 +113,15 @@ pub fn echo() -> ExitCode {
     if !options.bench {
         (options.seconds, options.rounds, options.patience) = (GLIMPSE, 1, Duration::ZERO);
     }
-    let done = match part {
+    finish(|| match part {
         Some(Part::Bare { folder }) => bare::run(&folder).map_err(Failure::from),
         None => run(&options),
-    };
-    match done {
+    })
+}
+
+/// Runs a program, and says what went wrong.
+fn finish(program: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", chain(&*error));
@@ -122,6 +133,15 @@ pub fn echo() -> ExitCode {
 fn chain(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// A table in Markdown.
+fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
+    let rule = vec!["---".to_owned(); heads.len()];
+    let body: String = rows.map(|cells| line(&cells)).collect();
+    line(&heads) + &line(&rule) + &body
 }
 
 /// One thread sends all the load.

@@ -412,6 +412,9 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate", "shadowslice", "shadowslice_policy", "shadowslice_shared", "shadowslice_tests"],
         never: &[],
     },
+    // Programs that are one function of the library's.
+    Row { part: "benches/src/bin/costs.rs", may: &["shadowslice_benches::costs"], never: &[] },
+    Row { part: "benches/src/bin/growth.rs", may: &["shadowslice_benches::growth"], never: &[] },
     // The simulator beside the real thing: both as users have them, from outside.
     Row {
         part: "benches/src/bin/beside",

@@ -1,0 +1,165 @@
+//! System calls, wake-ups and page faults, counted in the kernel by `perf stat` at tracepoints.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde::Serialize;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
+
+use crate::Failure;
+
+/// Where the kernel lists the tracepoints that there are.
+const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
+
+/// The system calls that are told apart; the rest is shown as one number.
+const NAMES: [&str; 38] = [
+    "accept4",
+    "brk",
+    "clock_gettime",
+    "clock_nanosleep",
+    "close",
+    "epoll_ctl",
+    "epoll_pwait",
+    "epoll_wait",
+    "fcntl",
+    "futex",
+    "getrandom",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "mremap",
+    "munmap",
+    "openat",
+    "poll",
+    "ppoll",
+    "pread64",
+    "preadv",
+    "pwrite64",
+    "pwritev",
+    "pwritev2",
+    "read",
+    "readv",
+    "recvfrom",
+    "recvmmsg",
+    "recvmsg",
+    "sched_yield",
+    "sendmmsg",
+    "sendmsg",
+    "sendto",
+    "shutdown",
+    "splice",
+    "timerfd_settime",
+    "write",
+    "writev",
+];
+
+const ALL: &str = "raw_syscalls:sys_enter";
+const WAKE_UPS: &str = "sched:sched_wakeup";
+const FAULTS: &str = "page-faults";
+
+/// What was counted.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Calls {
+    /// System calls in all.
+    pub(crate) all: u64,
+    /// Those that are told apart and were made.
+    pub(crate) by_name: BTreeMap<String, u64>,
+    /// Sleeping threads that these processes woke, of their own and of others.
+    pub(crate) wake_ups: u64,
+    /// Page faults.
+    pub(crate) faults: u64,
+}
+
+/// `perf stat` while it counts.
+pub(crate) struct Counting {
+    perf: Child,
+    output: PathBuf,
+}
+
+/// Why it cannot count here, if it cannot.
+pub(crate) async fn missing() -> Option<String> {
+    let mut trial = Command::new("perf");
+    trial.args(["stat", "-e", ALL, "true"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match trial.status().await {
+        Ok(status) if status.success() && Path::new(TRACEPOINTS).is_dir() => None,
+        Ok(_) => Some("`perf stat` may not use tracepoints here; root may".into()),
+        Err(_) => Some("`perf` is not installed (Debian: linux-perf)".into()),
+    }
+}
+
+impl Counting {
+    /// Begins to count for a process; when it returns, all threads are counted. Under perf, a command of ours runs as
+    /// long as is counted: it says when it begins, and ends with its input.
+    pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, Failure> {
+        let known = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
+        let named = NAMES.iter().filter(known).map(|name| format!("syscalls:sys_enter_{name}"));
+        let events: Vec<String> =
+            [ALL, WAKE_UPS, FAULTS].map(String::from).into_iter().chain(named).collect();
+        let mut perf = Command::new("perf")
+            .args(["stat", "-x", ",", "-e", &events.join(","), "-p", &pid.to_string(), "-o"])
+            .arg(&output)
+            .args(["--", "sh", "-c", "echo begun; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let begun = perf.stdout.as_mut().ok_or("perf has no standard output")?.read_u8().await;
+        begun.map_err(|_| "perf stat could not begin to count")?;
+        Ok(Self { perf, output })
+    }
+
+    /// Ends counting.
+    pub(crate) async fn end(mut self) -> Result<Calls, Failure> {
+        drop(self.perf.stdin.take());
+        if !self.perf.wait().await?.success() {
+            return Err("perf stat failed".into());
+        }
+        Ok(Calls::parse(&fs::read_to_string(&self.output)?))
+    }
+}
+
+impl Calls {
+    /// Reads lines of `count,unit,event,...`. What was never seen is `<not counted>`.
+    fn parse(text: &str) -> Self {
+        let mut calls = Self::default();
+        for line in text.lines() {
+            let fields: Vec<&str> = line.split(',').collect();
+            let [count, _, event, ..] = fields[..] else { continue };
+            let count: u64 = count.parse().unwrap_or(0);
+            match event {
+                ALL => calls.all = count,
+                WAKE_UPS => calls.wake_ups = count,
+                FAULTS => calls.faults = count,
+                _ => {
+                    if let Some(name) = event.strip_prefix("syscalls:sys_enter_").filter(|_| count > 0) {
+                        calls.by_name.insert(name.to_owned(), count);
+                    }
+                }
+            }
+        }
+        calls
+    }
+
+    /// System calls that are not told apart.
+    pub(crate) fn others(&self) -> u64 {
+        self.all.saturating_sub(self.by_name.values().sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_by_event() {
+        let calls = Calls::parse(
+            "# started on a day\n\n12,,raw_syscalls:sys_enter,5,100.00,,\n<not counted>,,page-faults,0,100.00,,\n\
+             3,,sched:sched_wakeup,5,100.00,,\n0,,syscalls:sys_enter_brk,5,1,,\n9,,syscalls:sys_enter_futex,5,100.00,,\n",
+        );
+        assert_eq!((calls.all, calls.wake_ups, calls.faults, calls.others()), (12, 3, 0, 3));
+        assert_eq!(calls.by_name, BTreeMap::from([("futex".to_owned(), 9)]));
+    }
+}

@@ -1,0 +1,103 @@
+//! Whether costs grow faster than what is asked: more models, more connections, larger tensors, more requests; and what an idle
+//! supervisor takes.
+
+mod idle;
+mod memory;
+mod page;
+mod sweep;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::{Failure, finish};
+
+/// Looks for cliffs, and writes a page.
+#[derive(Debug, Parser)]
+#[command(name = "shadowslice-growth")]
+struct Options {
+    /// The folder of the binaries to measure [default: this program's]
+    #[arg(long, value_name = "DIR")]
+    binaries: Option<PathBuf>,
+    /// Seconds of one round
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Rounds of each row, of which the one with the median of requests per second is shown
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Requests after which memory is read, each number on top of the ones before
+    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
+    requests: Vec<u64>,
+    /// Seconds over which an idle supervisor's CPU time is read
+    #[arg(long, default_value_t = 20.0)]
+    idle_seconds: f64,
+    /// Seconds without clients before memory is read a last time, in which an allocator may give back what it kept
+    #[arg(long, default_value_t = 15.0)]
+    rest_seconds: f64,
+    /// Only these parts
+    #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
+    parts: Vec<Part>,
+    /// Where the page goes; without it the tables are only shown
+    #[arg(long)]
+    page: Option<PathBuf>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Sweep,
+    Memory,
+    Idle,
+}
+
+/// The whole program, as its command line says.
+pub fn growth() -> ExitCode {
+    let options = Options::parse();
+    finish(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            tokio::select! {
+                measured = run(&options) => measured,
+                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            }
+        })
+    })
+}
+
+/// Everything that was measured, part by part.
+#[derive(Default)]
+struct Found {
+    sweep: Vec<sweep::Row>,
+    memory: Vec<memory::Row>,
+    idle: Option<idle::Idle>,
+}
+
+async fn run(options: &Options) -> Result<(), Failure> {
+    let program = std::env::current_exe()?;
+    let own = || program.parent().map(PathBuf::from);
+    let binaries = options.binaries.clone().or_else(own).ok_or("this program has no folder")?;
+    let span = Duration::try_from_secs_f64(options.seconds)?;
+    let mut found = Found::default();
+    if options.parts.contains(&Part::Sweep) {
+        found.sweep = sweep::all(&binaries, span, options.rounds).await?;
+    }
+    if options.parts.contains(&Part::Memory) {
+        found.memory =
+            memory::all(&binaries, &options.requests, Duration::try_from_secs_f64(options.rest_seconds)?)
+                .await?;
+    }
+    if options.parts.contains(&Part::Idle) {
+        let span = Duration::try_from_secs_f64(options.idle_seconds)?;
+        found.idle = Some(idle::idle(&binaries, span).await?);
+    }
+    println!("{}", page::tables(&found));
+    if let Some(path) = &options.page {
+        fs::write(path, page::of(&found))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        println!("the page: {}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! The growth as a page.
+
+use crate::growth::Found;
+use crate::growth::idle::Idle;
+use crate::machine::Machine;
+use crate::table;
+
+/// The whole page.
+pub(super) fn of(found: &Found) -> String {
+    let Machine { cpu, cores, kernel, date, commit, .. } = Machine::here();
+    format!(
+        "# What growth costs
+
+Whether anything falls off a cliff as models, connections, tensors and requests grow. `make growth` writes this page; nothing here is written by hand. \
+The load is that of [echo.md](echo.md), over Unix sockets, with models that answer at once; limits are raised where tensors need it \
+(`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
+
+{cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, commit {commit}.
+
+{}",
+        tables(found)
+    )
+}
+
+/// All figures.
+pub(super) fn tables(found: &Found) -> String {
+    let mut text = String::new();
+    if !found.sweep.is_empty() {
+        text += &sweep(found);
+    }
+    if !found.memory.is_empty() {
+        text += &memory(found);
+    }
+    if let Some(found) = &found.idle {
+        text += &idle(found);
+    }
+    text
+}
+
+fn sweep(found: &Found) -> String {
+    let rows = found.sweep.iter().map(|row| {
+        let round = &row.round;
+        let setting = row.setting.to_string();
+        vec![
+            row.grows.to_owned(),
+            setting.trim_start_matches("shadowslice ").to_owned(),
+            row.models.to_string(),
+            format!("{:.0}", round.requests_per_second),
+            format!("{:.0}", round.p50_us),
+            format!("{:.0}", round.p99_us),
+            format!("{:.1}", round.server_cpu_us()),
+            format!("{:.1} + {:.1}", round.supervisor_cpu_us, round.worker_cpu_us),
+            format!("{:.1}", round.client_cpu_us),
+            mib(row.memory.rss),
+            mib(row.memory.anonymous),
+            format!("{:.0}", round.others_percent),
+        ]
+    });
+    let heads = [
+        "what grows",
+        "setting",
+        "models",
+        "requests/s",
+        "p50 us",
+        "p99 us",
+        "server CPU us",
+        "supervisor + worker",
+        "client CPU us",
+        "RSS MiB",
+        "of it anonymous",
+        "others %",
+    ];
+    format!(
+        "## Models, connections, tensors\n\nA fresh supervisor each. CPU time is per request; memory is the supervisor's, after the last round. Models are asked by 100 \
+         connections, each for one of them. Anonymous memory is the supervisor's own; the rest of RSS is the binary and the request slabs, which keep the pages that they once \
+         used (`queue.memory` bounds them).\n\n{}",
+        table(&heads, rows)
+    )
+}
+
+fn memory(found: &Found) -> String {
+    let rows = found.memory.iter().map(|row| {
+        let memory = row.memory;
+        let mut cells = vec![row.load.to_owned(), row.after.clone()];
+        cells.extend([memory.rss, memory.pss, memory.anonymous].map(mib));
+        cells.push(row.files.to_string());
+        cells
+    });
+    let heads = ["load over HTTP", "after", "RSS MiB", "PSS MiB", "anonymous MiB", "open files"];
+    format!(
+        "\n## Memory of the supervisor over many requests\n\nFrom `smaps_rollup`.\n\n{}",
+        table(&heads, rows)
+    )
+}
+
+fn idle(found: &Idle) -> String {
+    let seconds = found.span.as_secs_f64();
+    let row = |name: &str, cpu: std::time::Duration, switches: u64| {
+        let per_mille = cpu.as_secs_f64() * 1e3 / seconds;
+        vec![
+            name.to_owned(),
+            format!("{per_mille:.2}"),
+            format!("{:.3}", per_mille / 10.0),
+            format!("{:.1}", switches as f64 / seconds),
+        ]
+    };
+    let rows = [
+        row("supervisor", found.cpu.supervisor, found.switches.supervisor),
+        row("all workers", found.cpu.worker, found.switches.worker),
+    ];
+    format!(
+        "\n## Idle\n\n{} models and nobody who asks, over {seconds:.0} s; others took {:.0} % of the machine.\n\n{}",
+        found.models,
+        found.others_percent,
+        table(&["process", "CPU ms/s", "% of a core", "voluntary context switches/s"], rows.into_iter())
+    )
+}
+
+fn mib(kib: u64) -> String {
+    format!("{:.1}", kib as f64 / 1024.0)
+}

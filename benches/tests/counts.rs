@@ -1,0 +1,38 @@
+//! That the programs which count what requests cost, and look for what grows, run and write their pages; no figure is asserted.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs a program with its page in a folder, and returns the page.
+fn page(program: &str, arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("temporary files can be made");
+    let page = folder.path().join("page.md");
+    let output =
+        Command::new(program).args(arguments).arg("--page").arg(&page).output().expect("the program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::read_to_string(page).expect("there is a page")
+}
+
+#[test]
+fn counts_of_two_builds_stand_side_by_side() {
+    let program = env!("CARGO_BIN_EXE_shadowslice-costs");
+    let folder = Path::new(program).parent().unwrap().display();
+    let (one, other) = (format!("one={folder}"), format!("other={folder}"));
+    let arguments = ["--only", "grpc unix 64 B x8", "--requests", "100", "--no-profile"];
+    let page = page(program, &[&arguments[..], &["--binaries", &one, "--binaries", &other]].concat());
+    for row in ["| supervisor | one |", "| supervisor | other |", "| worker | one |", "| worker | other |"] {
+        assert!(page.contains(&format!("| grpc unix 64 B x8 {row}")), "{page}");
+    }
+    assert!(page.contains("Left out, because it was left out by `--no-profile`"), "{page}");
+}
+
+#[test]
+fn memory_and_idleness_are_read() {
+    let arguments =
+        ["--parts", "memory,idle", "--requests", "50,100", "--rest-seconds", "0", "--idle-seconds", "0.2"];
+    let page = page(env!("CARGO_BIN_EXE_shadowslice-growth"), &arguments);
+    for row in ["| 64 B x32 | 50 requests |", "| 64 B x32 | 100 requests |", "| all workers |"] {
+        assert!(page.contains(row), "{page}");
+    }
+}
