@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use bytes::Bytes;
 use shadowslice_shared::tensor::Datatype;
 
 use super::json::Form;
@@ -9,6 +10,12 @@ use super::model::{Answered, VERSION};
 use super::tensors::WantedOutput;
 use super::values;
 use crate::pipeline::{Failure, Metadata, Pieces};
+
+/// Room for the JSON of an answer with an output or two, and for a small tensor behind it, in bytes.
+const JSON_BYTES: usize = 512;
+
+/// Tensors of fewer bytes together follow the JSON in its own piece: to copy them costs less than another piece.
+const SMALL: usize = 4096;
 
 /// A body, and the length of the JSON at its start where binary tensors follow.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,20 +46,23 @@ pub(super) fn check_form(
 
 /// The whole answer.
 pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) -> Result<Body, Failure> {
-    let mut json = format!("{{\"model_name\":{},\"model_version\":\"{VERSION}\"", values::quoted(model));
+    let mut json = String::with_capacity(JSON_BYTES);
+    json.push_str("{\"model_name\":");
+    values::quote(model, &mut json);
+    push(&mut json, format_args!(",\"model_version\":\"{VERSION}\""));
     if !id.is_empty() {
-        push(&mut json, format_args!(",\"id\":{}", values::quoted(id)));
+        json.push_str(",\"id\":");
+        values::quote(id, &mut json);
     }
     json.push_str(",\"outputs\":[");
-    let mut binary = Vec::new();
+    let mut any_binary = false;
     for (place, output) in outputs.iter().enumerate() {
-        let comma = if place > 0 { "," } else { "" };
-        push(&mut json, format_args!("{comma}{}", head(output)));
+        head(output, place > 0, &mut json);
         if output.placed {
             json.push('}');
         } else if form.binary(place) {
             push(&mut json, format_args!(",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len()));
-            binary.push(output.data.clone());
+            any_binary = true;
         } else {
             json.push_str(",\"data\":");
             values::decode(output.datatype, &output.data, &mut json)
@@ -61,18 +71,31 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
         }
     }
     json.push_str("]}");
-    if binary.is_empty() {
+    if !any_binary {
         return Ok(Body { bytes: json.into(), header_length: None });
     }
-    let header_length = json.len();
-    let mut bytes = Pieces::from(json);
-    binary.into_iter().for_each(|data| bytes.push(data));
-    Ok(Body { bytes, header_length: Some(header_length) })
+    let header_length = Some(json.len());
+    let binary = outputs.iter().enumerate().filter(|(place, output)| !output.placed && form.binary(*place));
+    let binary = binary.map(|(_, output)| &output.data);
+    Ok(Body { bytes: behind(json.into_bytes(), binary), header_length })
 }
 
-fn head(output: &Answered) -> String {
+/// The tensors behind the JSON.
+fn behind<'d>(mut json: Vec<u8>, binary: impl Iterator<Item = &'d Bytes> + Clone) -> Pieces {
+    if binary.clone().map(Bytes::len).sum::<usize>() < SMALL {
+        binary.for_each(|data| json.extend_from_slice(data));
+        return json.into();
+    }
+    let mut bytes = Pieces::from(json);
+    binary.for_each(|data| bytes.push(data.clone()));
+    bytes
+}
+
+fn head(output: &Answered, follows: bool, json: &mut String) {
     let Answered { name, datatype, shape, .. } = output;
-    format!("{{\"name\":{},\"datatype\":\"{datatype}\",\"shape\":{shape:?}", values::quoted(name))
+    json.push_str(if follows { ",{\"name\":" } else { "{\"name\":" });
+    values::quote(name, json);
+    push(json, format_args!(",\"datatype\":\"{datatype}\",\"shape\":{shape:?}"));
 }
 
 /// Strings that are not UTF-8 are the client's to ask for as binary; other faults are the model's.
@@ -138,6 +161,17 @@ mod tests {
                 br#"{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
             );
             assert_eq!(body.header_length, None);
+        }
+    }
+
+    #[test]
+    fn large_tensors_are_not_copied_behind_the_json() {
+        let outputs =
+            [SMALL - 1, SMALL].map(|len| output("y", Datatype::Uint8, &[len as i64], &vec![3; len]));
+        for (output, pieces) in outputs.iter().zip([1, 2]) {
+            let body = write("m", "", std::slice::from_ref(output), &Form::All(true)).unwrap();
+            assert_eq!(body.bytes.iter().count(), pieces);
+            assert_eq!(body.bytes.into_bytes()[body.header_length.unwrap()..], output.data);
         }
     }
 

@@ -26,6 +26,9 @@ const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-cont
 /// longer than this are written as JSON.
 const LONG_JSON_BYTES: usize = 256 * 1024;
 
+/// No path that means something has more segments behind `/v2`.
+const MAX_SEGMENTS: usize = 5;
+
 /// Answers shorter than this, in bytes, are not compressed.
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
@@ -80,8 +83,13 @@ enum What {
 impl Route {
     /// Names are percent-decoded after the path is split, so that they may hold slashes.
     fn parse(path: &str) -> Option<Self> {
-        let segments: Vec<&str> = path.strip_prefix("/v2")?.split('/').skip(1).collect();
-        let (model, version, what) = match segments[..] {
+        let mut segments = [""; MAX_SEGMENTS];
+        let mut count = 0;
+        for segment in path.strip_prefix("/v2")?.split('/').skip(1) {
+            *segments.get_mut(count)? = segment;
+            count += 1;
+        }
+        let (model, version, what) = match segments[..count] {
             [] if path == "/v2" => return Some(Self::Server),
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),

@@ -184,14 +184,21 @@ fn strings(data: &[u8], json: &mut String) -> Result<(), String> {
         if place > 0 {
             json.push(',');
         }
-        json.push_str(&quoted(string));
+        quote(string, json);
     }
     Ok(())
 }
 
-/// A JSON string.
-pub(super) fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+/// Writes a JSON string.
+pub(super) fn quote(text: &str, json: &mut String) {
+    let plain = |byte: u8| (byte == b' ' || byte.is_ascii_graphic()) && byte != b'"' && byte != b'\\';
+    if text.bytes().all(plain) {
+        json.push('"');
+        json.push_str(text);
+        json.push('"');
+    } else {
+        json.push_str(&serde_json::Value::from(text).to_string());
+    }
 }
 
 #[cfg(test)]

@@ -89,3 +89,13 @@ fn numbers_that_json_lacks_are_written_as_triton_does() {
         [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0].into_iter().flat_map(f32::to_le_bytes).collect();
     assert_eq!(decoded(Datatype::Fp32, &data), "[NaN,Infinity,-Infinity,1.0]");
 }
+
+#[test]
+fn strings_are_json_whatever_is_in_them() {
+    for text in ["", "plain text_1/2", "\"quoted\"", "back\\slash", "tab\t", "\u{7f}", "größe", "\u{1f600}"]
+    {
+        let mut json = String::from("x");
+        quote(text, &mut json);
+        assert_eq!(serde_json::from_str::<String>(&json[1..]).unwrap(), text, "{json}");
+    }
+}
