@@ -22,6 +22,9 @@ struct Options {
     /// The folder of the binaries to measure [default: this program's]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
+    /// What the page calls the binaries [default: what is checked out]
+    #[arg(long)]
+    name: Option<String>,
     /// Seconds of one round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -95,7 +98,7 @@ async fn run(options: &Options) -> Result<(), Failure> {
     }
     println!("{}", page::tables(&found));
     if let Some(path) = &options.page {
-        fs::write(path, page::of(&found))
+        fs::write(path, page::of(&found, options.name.clone()))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         println!("the page: {}", path.display());
     }

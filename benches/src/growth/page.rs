@@ -6,8 +6,9 @@ use crate::machine::Machine;
 use crate::table;
 
 /// The whole page.
-pub(super) fn of(found: &Found) -> String {
+pub(super) fn of(found: &Found, name: Option<String>) -> String {
     let Machine { cpu, cores, kernel, date, commit, .. } = Machine::here();
+    let build = name.unwrap_or_else(|| format!("commit {commit}"));
     format!(
         "# What growth costs
 
@@ -15,7 +16,7 @@ Whether anything falls off a cliff as models, connections, tensors and requests 
 The load is that of [echo.md](echo.md), over Unix sockets, with models that answer at once; limits are raised where tensors need it \
 (`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
 
-{cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, commit {commit}.
+{cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.
 
 {}",
         tables(found)
@@ -109,7 +110,7 @@ fn idle(found: &Idle) -> String {
         row("all workers", found.cpu.worker, found.switches.worker),
     ];
     format!(
-        "\n## Idle\n\n{} models and nobody who asks, over {seconds:.0} s; others took {:.0} % of the machine.\n\n{}",
+        "\n## Idle\n\n{} models under the policy `static` and nobody who asks, over {seconds:.0} s; others took {:.0} % of the machine.\n\n{}",
         found.models,
         found.others_percent,
         table(&["process", "CPU ms/s", "% of a core", "voluntary context switches/s"], rows.into_iter())
