@@ -11,7 +11,7 @@ use shadowslice_tests::load::{self, Arrivals, Plan, Tally};
 use shadowslice_tests::process::Process;
 use shadowslice_tests::random::SplitMix64;
 use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Handover;
+use shadowslice_tests::status::{Handover, Model};
 
 use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, planned_load};
 
@@ -140,7 +140,7 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
         handovers.len(),
         stalls.fold(0.0, f64::max)
     );
-    for (what, tally) in [("with hand-overs", tally), ("twin run", twin)] {
+    for (what, tally) in [("disturbed", tally), ("twin run", twin)] {
         let ms = |quantile| tally.latency_ms(quantile);
         println!(
             "{what}: {} requests, {} right; ms: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, longest {:.1}",
@@ -152,6 +152,41 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
             ms(1.0)
         );
     }
+}
+
+/// Kills the worker that serves, again and again, each time once another one stands ready.
+async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
+    let mut stood = 0;
+    for _ in 0..count {
+        let phase = |model: &Model, phase: &str| {
+            let found = model.workers.iter().find(|worker| worker.more["phase"] == phase);
+            found.map(|worker| worker.pid)
+        };
+        let another = |model: &Model| phase(model, "standing").is_some_and(|pid| pid != stood);
+        let model = server.wait_status("echo", "another worker that stands ready", another).await?;
+        stood = phase(&model, "standing").unwrap_or_default();
+        let serving = phase(&model, "serving").and_then(Process::of);
+        let killed = serving.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
+        assert!(killed, "nobody serves: {model:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn who_is_killed_beside_a_standing_worker_costs_at_most_a_batch_and_20_ms() {
+    const BATCH_MS: f64 = 5.0;
+    let server = one_echo(BATCH_MS, WITH_STANDBY).await.unwrap();
+    let began = Instant::now();
+    let (tally, killed) = crowded_while(&server, 8, kill_who_serves(&server, KILLS)).await;
+    killed.unwrap();
+    let took = began.elapsed();
+    let (twin, ()) = crowded_while(&server, 8, tokio::time::sleep(took)).await;
+    server.stop().await.unwrap();
+    println!("{KILLS} kills of who serves:");
+    report(&[], &tally, &twin);
+    assert_nothing_lost(&tally);
+    assert!(tally.latency_ms(1.0) <= twin.latency_ms(0.999) + BATCH_MS + 20.0, "a kill is seen for longer");
 }
 
 /// Kills workers of every role at random moments while shares change.
