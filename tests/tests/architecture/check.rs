@@ -1,7 +1,8 @@
 //! Sources and manifests against the rules. Every fault is a line that says where, what, and which rule.
 
+use crate::manifests::Dependencies;
 use crate::source::{Manifest, Source};
-use crate::table::{Dependencies, MAX_LINES, Row};
+use crate::table::{MAX_LINES, Row};
 
 /// The roots of paths into the workspace.
 const OWN: [&str; 8] = [

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use crate::check;
 use crate::documents;
+use crate::manifests::MANIFESTS;
 use crate::source::{Manifest, Source};
-use crate::table::{MANIFESTS, MAX_LINES, ROWS, UNSAFE};
+use crate::table::{MAX_LINES, ROWS, UNSAFE};
 
 /// The faults of one made-up file.
 fn faults(name: &str, text: &str) -> Vec<String> {

@@ -442,44 +442,6 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// What a crate's manifest may list, besides what only tests and build scripts use.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Dependencies {
-    /// These and no others.
-    Only(&'static [&'static str]),
-    /// Any but these.
-    Without(&'static [&'static str]),
-}
-
-/// Who may depend on whom.
-pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
-    ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "serde", "thiserror"])),
-    ("policy", Dependencies::Only(&["shadowslice-shared", "thiserror"])),
-    ("simulator", Dependencies::Only(&["serde", "shadowslice-policy", "shadowslice-shared", "thiserror"])),
-    (
-        "worker",
-        Dependencies::Without(&[
-            "shadowslice",
-            "shadowslice-policy",
-            "shadowslice-simulator",
-            "tokio",
-            "tracing",
-        ]),
-    ),
-    ("supervisor", Dependencies::Without(&["shadowslice-worker", "ort", "cudarc"])),
-    (
-        "tests",
-        Dependencies::Without(&[
-            "shadowslice",
-            "shadowslice-policy",
-            "shadowslice-shared",
-            "shadowslice-simulator",
-            "shadowslice-worker",
-        ]),
-    ),
-    ("benches", Dependencies::Without(&["shadowslice-worker"])),
-];
-
 /// The files that may hold `unsafe` code, all of which do.
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
