@@ -136,7 +136,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 }
 
 /// A table in Markdown.
-fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
     let rule = vec!["---".to_owned(); heads.len()];

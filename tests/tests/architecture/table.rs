@@ -421,6 +421,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate",
             "shadowslice_benches::machine",
+            "shadowslice_benches::table",
             "shadowslice_simulator::results",
             "shadowslice_tests",
         ],

@@ -1,6 +1,7 @@
 //! The agreement as a page.
 
 use shadowslice_benches::machine::Machine;
+use shadowslice_benches::table;
 
 use crate::Options;
 use crate::agreement::{Agreement, GOODPUT, P99, Pair, Pairs, REPARTITIONS, Spread};
@@ -166,12 +167,4 @@ fn whole(Spread { median, min, max }: Spread) -> String {
 
 fn tenths(Spread { median, min, max }: Spread) -> String {
     if min == max { format!("{median:.1}") } else { format!("{median:.1} ({min:.1} .. {max:.1})") }
-}
-
-fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
-    let rule = vec!["---".to_owned(); heads.len()];
-    let body: String = rows.map(|cells| line(&cells)).collect();
-    line(&heads) + &line(&rule) + &body
 }

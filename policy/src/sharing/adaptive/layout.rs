@@ -157,15 +157,15 @@ mod tests {
             };
             let models: Vec<Terms> = models.iter().map(model).collect();
             for caps in [Caps::Generous, Caps::Fitting] {
-            let shares = of_all(&models, caps);
-            for (one, &share) in models.iter().zip(&shares) {
-                prop_assert!(share >= one.min && share <= one.max);
-                for (other, &others) in models.iter().zip(&shares) {
-                    let bound = share == one.min || other.max < share;
-                    let as_much = others.0 + Sms::STEP > share.0;
-                    prop_assert!(other.priority > one.priority || bound || as_much);
+                let shares = of_all(&models, caps);
+                for (one, &share) in models.iter().zip(&shares) {
+                    prop_assert!(share >= one.min && share <= one.max);
+                    for (other, &others) in models.iter().zip(&shares) {
+                        let bound = share == one.min || other.max < share;
+                        let as_much = others.0 + Sms::STEP > share.0;
+                        prop_assert!(other.priority > one.priority || bound || as_much);
+                    }
                 }
-            }
             }
         }
     }
