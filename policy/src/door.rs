@@ -36,41 +36,6 @@ impl Ahead {
     }
 }
 
-/// Slack has run out when so many requests had none: they should be answered too late. Less
-const SHORT: f64 = 8.0;
-
-/// this many for each that had some: a burst alone is no reason to change a share.
-const MADE_UP: f64 = 0.2;
-
-/// A model whose slack has run out is not heard again for so long.
-const PAUSE: Duration = Duration::from_millis(10);
-
-/// Watches whether a model's slack runs out, while it could have more SMs.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Slack {
-    /// Requests that had none, less what others made up for.
-    short: f64,
-    quiet_until: Moment,
-}
-
-impl Slack {
-    /// Whether running out of slack would be news.
-    pub fn is_heard(&self, now: Moment) -> bool {
-        now >= self.quiet_until
-    }
-
-    /// Notes a request that should be answered at that moment, or that is tried at once. True when slack has run out.
-    pub fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment, now: Moment) -> bool {
-        let has_none = answered.is_some_and(|answered| answered > deadline);
-        self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
-        let ran_out = self.short >= SHORT;
-        if ran_out {
-            *self = Self { short: 0.0, quiet_until: now + PAUSE };
-        }
-        ran_out
-    }
-}
-
 /// Lets in a part of the requests, evenly spread.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Admission {
@@ -129,25 +94,6 @@ mod tests {
     /// 10 ms, and one more for each row.
     fn time(rows: u32) -> Duration {
         Duration::from_millis(10 + u64::from(rows))
-    }
-
-    #[test]
-    fn slack_runs_out_when_several_requests_have_none() {
-        let mut slack = Slack::default();
-        let mut note = |answered: Option<u64>| slack.runs_out(answered.map(ms), ms(200), ms(100));
-        assert!(!(0..7).any(|_| note(Some(201))));
-        assert!(note(Some(201)), "the eighth");
-        assert!(!(0..7).any(|_| note(Some(201))), "and then they are counted afresh");
-        assert!(!(0..5).any(|_| note(Some(200))) && !note(None), "six with slack make up for one without");
-        assert_eq!([300; 3].map(|at| note(Some(at))), [false, false, true]);
-    }
-
-    #[test]
-    fn who_ran_out_of_slack_is_not_heard_for_a_while() {
-        let mut slack = Slack::default();
-        assert!(slack.is_heard(ms(0)));
-        while !slack.runs_out(Some(ms(400)), ms(200), ms(100)) {}
-        assert!(!slack.is_heard(ms(109)) && slack.is_heard(ms(110)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod door;
 pub mod handover;
 pub mod late;
 pub mod latency;
+pub mod pressure;
 pub mod queue;
 pub mod restart;
 pub mod sharing;

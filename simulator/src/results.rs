@@ -66,7 +66,7 @@ pub struct ModelRun {
     pub repartitions: u64,
     /// When each of them did, in seconds.
     pub repartitioned_at_s: Vec<f64>,
-    /// When those of them did that were asked for as slack ran out, between two intervals.
+    /// When those of them did that were asked for under pressure, between two intervals.
     pub pressed_at_s: Vec<f64>,
     /// The share in force at the end.
     pub sms: u32,

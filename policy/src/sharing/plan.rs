@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Sms};
 
+use crate::pressure::Watch;
+
 /// All that is to happen, and why. Deciding again on the same facts after carrying it out changes nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use = "a decision that is not carried out has changed nothing"]
@@ -61,6 +63,8 @@ pub struct Door {
     /// How long before the batch that executes should end the next one may be sent. Until then
     /// requests wait where they still join a larger batch, or are refused.
     pub lead: Duration,
+    /// When more comes than its share was chosen for.
+    pub watch: Watch,
 }
 
 impl Door {
@@ -73,6 +77,7 @@ impl Door {
             max_delay: Duration::ZERO,
             refuse_late: false,
             lead: Duration::MAX,
+            watch: Watch::OFF,
         }
     }
 }

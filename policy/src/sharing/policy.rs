@@ -153,7 +153,7 @@ impl Policy {
         towards(&targets, &self.terms, facts, &mut self.epoch)
     }
 
-    /// What `model` should have at once, or as soon as can be, whose queue runs out of slack since `onset`; nothing if
+    /// What `model` should have at once, or as soon as can be, which shows a sign of pressure since `onset`; nothing if
     /// another share would not help.
     pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
         match &mut self.rule {

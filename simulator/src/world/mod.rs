@@ -111,7 +111,7 @@ fn timer(model: usize, timer: Timer) -> usize {
 pub enum Ask {
     /// An interval is over.
     Interval,
-    /// This model runs out of slack, and more SMs may be had.
+    /// This model should have more SMs at once, and they may be had.
     Pressure(usize),
 }
 

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::batcher::{self, Limits, Next};
-use shadowslice_policy::door::{self, Admission, Ahead, Slack};
+use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
+use shadowslice_policy::pressure::Pressure;
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
@@ -60,7 +61,7 @@ pub(super) struct Model<'a> {
     admission: Admission,
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
-    slack: Slack,
+    pressure: Pressure,
     pub(super) observer: Observer,
     /// The one that serves, and the one that did or is about to.
     pub(super) lanes: [Lane; 2],
@@ -98,7 +99,7 @@ impl<'a> Model<'a> {
             admission: Admission::default(),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
-            slack: Slack::default(),
+            pressure: Pressure::default(),
             observer: Observer::new(),
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
@@ -113,17 +114,17 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A request comes. True if slack runs out for it and more SMs may be had.
+    /// A request comes. True if that shows that its model should have more SMs at once, and they may be had.
     pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) -> bool {
         self.observer.arrived();
         let arrived = moment(now);
         let deadline = arrived + self.served.terms.slo;
-        let relief = self.slack.is_heard(arrived) && self.may_have_more();
+        let relief = self.pressure.is_heard(arrived) && self.may_have_more();
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
         let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));
         let late = answered.is_some_and(|answered| answered > deadline);
-        let pressed = relief && self.slack.runs_out(answered, deadline, arrived);
+        let pressed = relief && self.pressure.note(answered, deadline, self.door.watch, arrived).is_some();
         let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
         let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };

@@ -1,4 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+use shadowslice_policy::pressure::Watch;
 use shadowslice_policy::sharing::{Change, Door, Live, Plan, Seen};
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -225,6 +226,29 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     assert_eq!(heard, [moment(4_008 * MS)], "the eighth that is late");
     assert_eq!(outcome.models[0].repartitions.len(), 2);
     assert_eq!(outcome.models[0].tally.in_time, 4, "three more went to the larger worker");
+}
+
+#[test]
+fn who_has_more_than_his_share_is_for_is_heard_before_anybody_is_late() {
+    let scenario = on_one_gpu(100, vec![model("a", 1.0)]);
+    let watch = Watch::new(10.0, 100.0, 1.0);
+    let mut heard = Vec::new();
+    let mut decide = |ask, facts: &Facts| {
+        let interval = ask == Ask::Interval;
+        if !interval {
+            heard.push(facts.now);
+        }
+        let plan = (interval && facts.now == moment(500 * MS))
+            .then(|| Plan { epoch: 1, changes: vec![change(25, false)] });
+        let doors = if interval { vec![Door { watch, ..Door::open(1) }] } else { Vec::new() };
+        Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
+    };
+    // Ten a second are no reason, and five hundred are, after nine or so: ln 10 each.
+    let calm = (40..80).map(|n| at(n * 100));
+    let outcome = run(&scenario, &SETTINGS, calm.chain((0..15).map(|n| at(8_000 + 2 * n))), &mut decide);
+    assert_eq!(heard.len(), 1, "{heard:?}");
+    assert!((moment(8_010 * MS)..moment(8_020 * MS)).contains(&heard[0]), "{heard:?}");
+    assert_eq!(outcome.models[0].tally.in_time, 55);
 }
 
 #[test]

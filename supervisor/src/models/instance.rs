@@ -50,7 +50,7 @@ pub struct Workshop {
     pub gpus: Gpus,
     /// Who runs controllers.
     pub hire: mpsc::Sender<Hired>,
-    /// Who hears that slack runs out, where somebody decides on it.
+    /// Who hears at once that the model should have more SMs, where somebody decides on it.
     pub pressed: Option<mpsc::Sender<Pressed>>,
     /// The next instance's number.
     pub next: usize,

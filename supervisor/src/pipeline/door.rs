@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::door::{self, Admission, Ahead};
+use shadowslice_policy::pressure::Watch;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
@@ -39,6 +40,11 @@ impl Doorkeeper {
     /// The policy opens or narrows the door.
     pub(crate) fn set(&mut self, door: Door) {
         self.door = door;
+    }
+
+    /// When more comes than the share was chosen for.
+    pub(crate) fn watch(&self) -> Watch {
+        self.door.watch
     }
 
     /// The configuration says otherwise.

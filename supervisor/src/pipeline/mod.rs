@@ -99,7 +99,7 @@ pub struct Settings {
     pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
-    /// Who hears at once that slack runs out, where somebody decides on it.
+    /// Who hears at once that the model should have more SMs, where somebody decides on it.
     pub bell: Option<Bell>,
 }
 

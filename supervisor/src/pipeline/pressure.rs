@@ -1,19 +1,19 @@
-//! Pressure: a request comes for which slack runs out, while more SMs may be had.
+//! Pressure: a request comes that shows that its model should have more SMs at once, while they may be had.
 
-use shadowslice_policy::door::Slack;
+use shadowslice_policy::pressure::{Alarm, Pressure, Watch};
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 
 /// Notices that may wait for who decides.
 pub const PRESSURES: usize = 64;
 
-/// A model runs out of slack.
+/// A model should have more SMs at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pressed {
     /// Which.
     pub model: usize,
-    /// When the request came that shows it.
-    pub arrived: Moment,
+    /// Why, and since when.
+    pub alarm: Alarm,
 }
 
 /// Where a model gives notice.
@@ -31,31 +31,29 @@ pub(crate) struct Relief {
     bell: Option<Bell>,
     /// Whether more SMs may be had.
     stands: bool,
-    slack: Slack,
+    pressure: Pressure,
 }
 
 impl Relief {
     pub(crate) fn new(bell: Option<Bell>) -> Self {
-        Self { bell, stands: false, slack: Slack::default() }
+        Self { bell, stands: false, pressure: Pressure::default() }
     }
 
     pub(crate) fn set(&mut self, stands: bool) {
         self.stands = stands;
     }
 
-    /// Whether running out of slack is news.
+    /// Whether pressure is news.
     pub(crate) fn listens(&self, now: Moment) -> bool {
-        self.stands && self.slack.is_heard(now) && self.bell.is_some()
+        self.stands && self.pressure.is_heard(now) && self.bell.is_some()
     }
 
     /// Notes a request that came now and should be answered at that moment, or that is tried at once.
-    pub(crate) fn note(&mut self, answered: Option<Moment>, deadline: Moment, now: Moment) {
-        if !self.slack.runs_out(answered, deadline, now) {
-            return;
-        }
+    pub(crate) fn note(&mut self, answered: Option<Moment>, deadline: Moment, watch: Watch, now: Moment) {
+        let Some(alarm) = self.pressure.note(answered, deadline, watch, now) else { return };
         if let Some(bell) = &self.bell {
             // Who decides is behind, or has ended: the next interval, or nobody, will see to it.
-            bell.to.try_send(Pressed { model: bell.model, arrived: now }).ok();
+            bell.to.try_send(Pressed { model: bell.model, alarm }).ok();
         }
     }
 }

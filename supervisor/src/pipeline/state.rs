@@ -83,7 +83,7 @@ impl State {
         let before = self.queue.rows_before(request.item.level);
         if let Some(lane) = lane.filter(|_| self.relief.listens(now)) {
             let answered = self.door.answered_at(&request, before, lane, now);
-            self.relief.note(answered, request.deadline, now);
+            self.relief.note(answered, request.deadline, self.door.watch(), now);
         }
         if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);

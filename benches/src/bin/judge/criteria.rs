@@ -156,7 +156,7 @@ pub(crate) struct Moves {
     pub(crate) all: u64,
     /// Those after [`SETTLED_S`].
     pub(crate) settled: usize,
-    /// The least time from one of a model to its next that did not come of slack running out, in seconds, if there was any.
+    /// The least time from one of a model to its next that did not come of pressure, in seconds, if there was any.
     pub(crate) shortest_s: Option<f64>,
 }
 

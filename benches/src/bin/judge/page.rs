@@ -176,7 +176,7 @@ fn moves(judgement: &Judgement) -> String {
     let heads = ["", "hand-overs", &after, "shortest gap of a model", ""];
     format!(
         "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together. Steady are loads of constant rates; settled they are after {SETTLED_S} s.\n\
-The gap is that before a hand-over of the slow loop: the fast path, as slack runs out, is free of it. Who never moves meets both criteria, which then say nothing of restraint.\n\n{}",
+The gap is that before a hand-over of the slow loop: the fast path, under pressure, is free of it. Who never moves meets both criteria, which then say nothing of restraint.\n\n{}",
         table(&heads, steady.chain(all))
     )
 }

@@ -33,6 +33,13 @@ impl Capacity {
         Self(points)
     }
 
+    /// What the model carries with so many SMs; nothing where more would be of no use.
+    pub(super) fn of_less(&self, share: Sms) -> Option<f64> {
+        let above = self.0.partition_point(|&(sms, _)| sms <= share);
+        let below = above.checked_sub(1).map_or(0.0, |index| self.0[index].1);
+        (above < self.0.len()).then_some(below)
+    }
+
     /// The smallest share that carries so many requests a second, or the largest that is of use.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
         let index = self.0.partition_point(|&(_, carried)| carried < rate);
@@ -69,6 +76,18 @@ mod tests {
         let share = capacity.share_for(310.0).unwrap();
         assert!((24..=28).contains(&share.0), "{share:?}");
         assert_eq!(capacity.share_for(1e9), capacity.0.last().map(|point| point.0));
+    }
+
+    #[test]
+    fn less_carries_less_until_more_is_of_no_use() {
+        let capacity = capacity(2, 132);
+        for &(sms, carried) in &capacity.0[..capacity.0.len() - 1] {
+            assert_eq!(capacity.of_less(sms), Some(carried));
+            assert_eq!(capacity.of_less(Sms(sms.0 + 1)), Some(carried));
+        }
+        let (knee, _) = capacity.0[capacity.0.len() - 1];
+        assert_eq!([knee, Sms(132)].map(|sms| capacity.of_less(sms)), [None; 2]);
+        assert_eq!(capacity.of_less(Sms(1)), Some(0.0));
     }
 
     #[test]

@@ -105,6 +105,11 @@ impl Demand {
         self.peak
     }
 
+    /// The variance of arrivals in an interval by their mean, 1 or more.
+    pub(super) fn dispersion(&self) -> f64 {
+        self.dispersion
+    }
+
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
     pub(super) fn onset(&self, now: Moment) -> Moment {
         let steady = Duration::from_secs_f64(sum(self.window.iter()).1);

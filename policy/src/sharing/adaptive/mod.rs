@@ -11,13 +11,14 @@
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
 //!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority.
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
-//!    level a second worker should stand ready: when slack runs out, that takes over at once.
+//!    level a second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded.
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
 
 mod batching;
 mod capacity;
+mod closed_loop;
 mod contention;
 mod curve;
 mod demand;
@@ -79,11 +80,12 @@ impl Adaptive {
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Decision {
         self.observe(terms, facts);
-        let (doors, mut report) = self.doors(terms, facts);
+        let (mut doors, mut report) = self.doors(terms, facts);
         let (mut changes, mut standby) = (Vec::new(), Vec::new());
         let mut pacing = Pacing::of(self.overloaded(terms, &facts.gpus), terms, facts);
         for (model, live) in facts.models.iter().enumerate() {
             let sizing = self.sizing(model, terms);
+            doors[model].watch = Sizing::watch(&self.models[model], live.share);
             let gpu = terms[model].gpu;
             standby.push(pacing.standby(gpu, live, sizing.standby(live)));
             let have = live.coming.unwrap_or(live.share);

@@ -2,10 +2,13 @@
 
 use shadowslice_shared::units::Sms;
 
+use crate::pressure::Watch;
+
 use super::super::door::LEAD;
 use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
+use super::closed_loop::ClosedLoop;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 
@@ -21,17 +24,17 @@ struct Pressed {
     /// Requests a second.
     rate: f64,
     intervals: u32,
-    /// How often slack ran out so far.
+    /// How often there was one so far.
     times: i32,
     /// Until when the level is kept whatever comes, in seconds of observation.
     until: f64,
 }
 
-/// Intervals in which it shows how large a demand is for which slack ran out.
+/// Intervals in which it shows how large a demand is.
 const SHOWN_IN: u32 = 4;
 
-/// For so many seconds a model whose slack ran out keeps its level, twice as long each time,
-const KEPT_S: f64 = 30.0;
+/// For so many seconds a model that had too little keeps its level, twice as long each time,
+const KEPT_S: f64 = 120.0;
 
 /// up to this: who needs more now and then is to come to rest.
 const MAX_KEPT_S: f64 = 3_600.0;
@@ -44,11 +47,12 @@ const AS_LARGE: f64 = 0.6;
 pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
+    clients: ClosedLoop,
     gpu: f64,
     capacity: Capacity,
     /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
     cheapest: Option<f64>,
-    /// The demand at which its slack last ran out.
+    /// The demand for which less than the level was last too little.
     pressed: Option<Pressed>,
     /// The time of a row on the whole GPU, in seconds, for which capacity and cost were worked out.
     capacity_of: f64,
@@ -60,7 +64,8 @@ impl Model {
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
-        let mut new = Self { curve, demand, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
+        let clients = ClosedLoop::default();
+        let mut new = Self { curve, demand, clients, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
         new.work_out_capacity(terms);
         new
     }
@@ -71,6 +76,9 @@ impl Model {
             return;
         }
         self.demand.observe(&live.seen);
+        if self.clients.observe(live, self.demand.dispersion()) {
+            self.press();
+        }
         if let Some(pressed) = self.pressed.as_mut().filter(|pressed| pressed.intervals < SHOWN_IN) {
             pressed.intervals += 1;
             pressed.rate = pressed.rate.max(self.demand.rate());
@@ -98,7 +106,7 @@ impl Model {
         }
     }
 
-    /// Slack ran out with less than the level.
+    /// Less than the level turned out to be too little.
     pub(super) fn press(&mut self) {
         let times = self.pressed.map_or(0, |pressed| pressed.times.saturating_add(1));
         let kept = (KEPT_S * 2_f64.powi(times)).min(MAX_KEPT_S);
@@ -116,6 +124,11 @@ impl Model {
     /// nothing is known.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
         self.capacity.share_for(rate)
+    }
+
+    /// The requests a second that so many SMs carry; nothing where more would be of no use, or where nothing is known.
+    pub(super) fn carried_by(&self, share: Sms) -> Option<f64> {
+        self.capacity.of_less(share)
     }
 
     /// Its batches when it has so many SMs and a part of its demand is let in.
@@ -145,6 +158,6 @@ impl Model {
         let max_batch = batching.max();
         let max_delay = batching.longest_delay(max_batch).mul_f64(crowded);
         let expected_batch = batching.expected(max_batch, max_delay);
-        Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, lead: LEAD }
+        Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, lead: LEAD, watch: Watch::OFF }
     }
 }

@@ -7,6 +7,7 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Live, Terms};
 use super::model::Model;
+use crate::pressure::Watch;
 
 /// How many times its demand a share carries.
 const HEADROOM: f64 = 2.5;
@@ -59,6 +60,12 @@ impl Sizing {
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
     pub(super) fn of_one_with(&self, share: Sms) -> Sms {
         if share < self.low || share > self.high { self.target } else { share }
+    }
+
+    /// When more comes than a share is for: when it should be another one even if the demand comes as it came of late.
+    pub(super) fn watch(model: &Model, share: Sms) -> Watch {
+        let Some(carried) = model.carried_by(share) else { return Watch::OFF };
+        Watch::new(model.demand.peak(), carried * BAND / HEADROOM, model.demand.dispersion())
     }
 
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.

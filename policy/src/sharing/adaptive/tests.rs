@@ -6,6 +6,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::super::fixtures::{live, profile, terms};
 use super::super::{Executed, Kind, Policy};
 use super::*;
+use crate::pressure::Watch;
 
 const GPU: Sms = Sms(132);
 const MS: Duration = Duration::from_millis(1);
@@ -132,14 +133,46 @@ fn a_share_that_was_too_little_is_not_come_back_to() {
         (facts.models[0].share, facts.models[0].standing) = (change.to, None);
     }
     assert_eq!(shrunk.len(), 1, "{shrunk:?}");
-    assert!(!pass(&mut policy, &mut facts, &[5], 60).is_empty(), "less demand needs less");
+    assert!(!pass(&mut policy, &mut facts, &[5], 240).is_empty(), "less demand needs less");
     // A burst shows how large it was only after slack ran out.
     facts.models[0].standing = Some(GPU);
     assert!(policy.pressure(0, facts.now, &facts).is_some());
     (facts.models[0].share, facts.models[0].standing) = (GPU, None);
     assert_eq!(pass(&mut policy, &mut facts, &[50], 20), []);
-    assert_eq!(pass(&mut policy, &mut facts, &[5], 60), [], "for longer than the first time");
-    assert!(!pass(&mut policy, &mut facts, &[5], 120).is_empty(), "the burst is over");
+    assert_eq!(pass(&mut policy, &mut facts, &[5], 240), [], "for longer than the first time");
+    assert!(!pass(&mut policy, &mut facts, &[5], 480).is_empty(), "the burst is over");
+}
+
+#[test]
+fn more_than_a_share_is_for_is_watched_for_where_a_larger_one_helps() {
+    let terms = models(&[1, 1]);
+    let facts = facts(&[50, 50], &[Sms(40), GPU]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let doors = policy.decide(&facts).doors;
+    assert_ne!(doors[0].watch, Watch::OFF);
+    assert_eq!(doors[1].watch, Watch::OFF);
+}
+
+#[test]
+fn clients_that_wait_for_their_answers_get_a_share_back_that_slows_them_down() {
+    let terms = models(&[1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[0], &policy.initial());
+    // Four clients, one request each: an answer takes 4 ms with all SMs, and half as long again with fewer.
+    let mut shares = Vec::new();
+    for _ in 0..60 {
+        let ms = if facts.models[0].share == GPU { 4 } else { 6 };
+        let live = &mut facts.models[0];
+        came(live, 4 * 500 / ms, ms);
+        live.seen.mean_latency = MS * ms as u32;
+        facts.now = facts.now + 500 * MS;
+        let decision = policy.decide(&facts);
+        carry_out(&decision, &mut facts);
+        shares.push(facts.models[0].share);
+    }
+    shares.dedup();
+    assert_eq!(shares.len(), 3, "{shares:?}");
+    assert!(shares[1] < GPU && shares[2] == GPU);
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 /// A model, as the planner reaches it.
 #[derive(Debug, Clone)]
 pub struct Sharer {
-    /// Its number, under which it says that its slack runs out; no two models ever have the same.
+    /// Its number, under which it says that it should have more at once; no two models ever have the same.
     pub id: usize,
     /// Its configuration.
     pub model: Arc<Model>,
@@ -117,7 +117,7 @@ fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
 
 impl Planner {
     /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
-    /// Models whose slack runs out are in `pressed`, by their numbers.
+    /// Models that should have more at once are in `pressed`, by their numbers.
     pub fn new(
         settings: &Settings,
         clock: Clock,
@@ -151,7 +151,7 @@ impl Planner {
         self.learn_terms();
     }
 
-    /// Decides once an interval, and when a model's slack runs out, for ever. Models come and go meanwhile.
+    /// Decides once an interval, and when a model should have more at once, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
         let mut tick = tokio::time::interval(self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -198,7 +198,7 @@ impl Planner {
         });
     }
 
-    /// A model's slack runs out, and maybe that of others: asks for each what it should have at once.
+    /// A model should have more at once, and maybe others: asks for each how much.
     fn relieve(&mut self, first: Pressed) {
         let mut notices = vec![first];
         while notices.len() < PRESSURES
@@ -208,15 +208,15 @@ impl Planner {
         }
         let now = self.clock.now();
         let facts = self.facts(now, Pipeline::peek);
-        for Pressed { model, arrived } in notices {
+        for Pressed { model, alarm } in notices {
             // One that has gone gives no more notice.
             let place = self.models.iter().position(|(sharer, _)| sharer.id == model);
-            let change = place.and_then(|place| self.policy.pressure(place, arrived, &facts));
+            let change = place.and_then(|place| self.policy.pressure(place, alarm.since, &facts));
             let Some(change) = change else { continue };
             let Some(live) = facts.models.get(change.model) else { continue };
-            let why = "slack runs out";
-            if let Err(why) = self.order(&change, Cause::Pressure, live, why, now) {
-                tracing::debug!(model, why, "slack runs out, and nothing is done");
+            let sign = report::sign(alarm.sign);
+            if let Err(why) = self.order(&change, Cause::Pressure, live, sign, now) {
+                tracing::debug!(model, sign, why, "a model should have more at once, and nothing is done");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What was decided, and why, for people.
 
 use serde::{Deserialize, Serialize};
+use shadowslice_policy::pressure::Sign;
 use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Waiting};
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -170,6 +171,14 @@ fn name(verdict: &Verdict) -> &'static str {
         Verdict::Grow { .. } => "grow",
         Verdict::Shrink { .. } => "shrink",
         Verdict::Wait { .. } => "wait",
+    }
+}
+
+/// A sign in words.
+pub(super) const fn sign(sign: Sign) -> &'static str {
+    match sign {
+        Sign::SlackRunsOut => "slack runs out",
+        Sign::TooManyCome => "more comes than the share is for",
     }
 }
 

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use shadowslice_policy::pressure::{Alarm, Sign};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
@@ -18,7 +19,12 @@ struct Rig {
     ordered: Vec<mpsc::Receiver<Order>>,
 }
 
-/// Nobody gives notice.
+/// The first model gives notice.
+fn pressed(since: Moment) -> Pressed {
+    Pressed { model: 0, alarm: Alarm { sign: Sign::SlackRunsOut, since } }
+}
+
+/// Nobody does.
 fn silence() -> mpsc::Receiver<Pressed> {
     mpsc::channel(1).1
 }
@@ -238,20 +244,20 @@ fn a_share_is_the_smallest_that_comes_to_its_sms() {
 #[test]
 fn a_model_that_runs_out_of_slack_has_its_larger_standing_worker_without_a_decision() {
     let mut rig = Rig::new("policy: adaptive");
-    let arrived = rig.planner.clock.now();
-    rig.planner.relieve(Pressed { model: 0, arrived });
+    let since = rig.planner.clock.now();
+    rig.planner.relieve(pressed(since));
     let shadow = rig.ordered[0].try_recv().unwrap();
     assert!(matches!(shadow, Order::Resize { cause: Cause::Pressure, .. }), "{shadow:?}");
     let mut rig = Rig::new("policy: adaptive");
     let larger = Percent::new(40).unwrap();
     rig.standings[0].send_modify(|standing| standing.ready = Some(larger));
-    rig.planner.relieve(Pressed { model: 0, arrived });
+    rig.planner.relieve(pressed(since));
     let order = rig.ordered[0].try_recv().unwrap();
     let Order::Resize { share, cause, onset, .. } = &order else { panic!("{order:?}") };
-    assert_eq!((*share, *cause, *onset), (larger, Cause::Pressure, Some(arrived)));
+    assert_eq!((*share, *cause, *onset), (larger, Cause::Pressure, Some(since)));
     assert_eq!(rig.planned.borrow().report.decisions, 0);
     // It is under way now.
-    rig.planner.relieve(Pressed { model: 0, arrived });
+    rig.planner.relieve(pressed(since));
     assert!(rig.ordered[0].try_recv().is_err());
 }
 
@@ -259,8 +265,8 @@ fn a_model_that_runs_out_of_slack_has_its_larger_standing_worker_without_a_decis
 fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
     let mut rig = Rig::new("policy: equal, act: false");
     rig.standings[0].send_modify(|standing| standing.ready = Some(Percent::WHOLE));
-    let arrived = rig.planner.clock.now();
-    rig.planner.relieve(Pressed { model: 0, arrived });
+    let since = rig.planner.clock.now();
+    rig.planner.relieve(pressed(since));
     rig.decide();
     assert!((0..2).all(|model| rig.ordered[model].try_recv().is_err()));
 }

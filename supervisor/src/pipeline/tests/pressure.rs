@@ -1,4 +1,4 @@
-//! Who is told that slack runs out, and when.
+//! Who is told that a model should have more SMs at once, and when.
 
 use super::*;
 
@@ -47,11 +47,11 @@ async fn notice_is_given_once_in_a_while_and_only_while_a_larger_worker_stands_r
     let _d = ask(&stage, SHORT, 1).await;
     let notice = pressed.recv().await.unwrap();
     assert_eq!(notice.model, 7);
-    assert!((before..=stage.pipeline.now()).contains(&notice.arrived));
+    assert!((before..=stage.pipeline.now()).contains(&notice.alarm.since));
     // The next notice is one of another moment.
     let _e = ask(&stage, SHORT + 1, SHORT).await;
     if let Ok(second) = pressed.try_recv() {
-        assert!(second.arrived.since(notice.arrived) >= Duration::from_millis(10));
+        assert!(second.alarm.since.since(notice.alarm.since) >= Duration::from_millis(10));
     }
     stage.pipeline.set_relief(false);
     let _f = ask(&stage, 2 * SHORT + 1, 2 * SHORT).await;

@@ -1,0 +1,210 @@
+//! When a model should have more SMs at once: as its slack runs out, or as more comes than its share was chosen for.
+//!
+//! Slack shows what is wrong for certain, but only once a queue has built up, which takes some time where a little too much
+//! comes. Arrivals show it sooner the larger the change is, and before anybody is late.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+/// A model that was heard is not heard again for so long.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What says that a model should have more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sign {
+    /// Several requests should be answered too late.
+    SlackRunsOut,
+    /// More requests come than the share was chosen for.
+    TooManyCome,
+}
+
+/// A sign, and since when it shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alarm {
+    /// What it is.
+    pub sign: Sign,
+    /// Since when.
+    pub since: Moment,
+}
+
+/// Watches one model, while it could have more SMs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Pressure {
+    slack: Slack,
+    rise: Rise,
+    quiet_until: Moment,
+}
+
+impl Pressure {
+    /// Whether a sign would be news.
+    pub fn is_heard(&self, now: Moment) -> bool {
+        now >= self.quiet_until
+    }
+
+    /// Notes a request that comes now and should be `answered` at that moment, or is tried at once.
+    pub fn note(
+        &mut self,
+        answered: Option<Moment>,
+        deadline: Moment,
+        watch: Watch,
+        now: Moment,
+    ) -> Option<Alarm> {
+        let risen = self.rise.note(watch, now).map(|since| Alarm { sign: Sign::TooManyCome, since });
+        let short = self.slack.runs_out(answered, deadline);
+        let alarm = risen.or(short.then_some(Alarm { sign: Sign::SlackRunsOut, since: now }));
+        if alarm.is_some() {
+            *self = Self { quiet_until: now + PAUSE, ..Self::default() };
+        }
+        alarm
+    }
+}
+
+/// Slack has run out when so many requests had none: they should be answered too late. Less
+const SHORT: f64 = 8.0;
+
+/// this many for each that had some: a burst alone is no reason to change a share.
+const MADE_UP: f64 = 0.05;
+
+/// Whether a model's slack runs out.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Slack {
+    /// Requests that had none, less what others made up for.
+    short: f64,
+}
+
+impl Slack {
+    fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment) -> bool {
+        let has_none = answered.is_some_and(|answered| answered > deadline);
+        self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
+        self.short >= SHORT
+    }
+}
+
+/// Two rates at which requests may come, as what an arrival speaks for the higher one, and a second against it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Watch {
+    an_arrival: f64,
+    a_second: f64,
+}
+
+/// Nobody can say that fewer come than this part of what would be too many: he who was idle may be so no more.
+const FEWEST: f64 = 0.05;
+
+impl Watch {
+    /// Nothing is too much.
+    pub const OFF: Self = Self { an_arrival: 0.0, a_second: 0.0 };
+
+    /// Requests a second that are expected, and those that are too many. `dispersion` is the variance of arrivals by their
+    /// mean: 1 where they are independent, and as many times as much must come to be sure.
+    pub fn new(expected: f64, too_many: f64, dispersion: f64) -> Self {
+        let expected = expected.max(FEWEST * too_many);
+        if too_many <= expected {
+            return Self::OFF;
+        }
+        let an_arrival = (too_many / expected).ln() / dispersion.max(1.0);
+        Self { an_arrival, a_second: (too_many - expected) / dispersion.max(1.0) }
+    }
+}
+
+/// The score at which too many come: e to this many times as likely as that as many come as expected, and so a false alarm in
+/// nine million requests at most where those come independently (Lorden, 1971).
+const SURE: f64 = 16.0;
+
+/// Page's cumulative sum test (1954) of arrivals: of the two rates, how much likelier is the higher one since it best explains them? The
+/// score is the logarithm.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Rise {
+    score: f64,
+    /// When that was last nothing.
+    since: Moment,
+    last: Moment,
+}
+
+impl Rise {
+    /// Notes an arrival. If too many come: since when.
+    fn note(&mut self, watch: Watch, now: Moment) -> Option<Moment> {
+        let before = self.score - watch.a_second * now.since(self.last).as_secs_f64();
+        if before <= 0.0 {
+            self.since = now;
+        }
+        (self.score, self.last) = (before.max(0.0) + watch.an_arrival, now);
+        (self.score >= SURE).then_some(self.since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Moment {
+        Moment::after_origin(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn slack_runs_out_when_several_requests_have_none() {
+        let mut slack = Slack::default();
+        let mut note = |answered: Option<u64>| slack.runs_out(answered.map(ms), ms(200));
+        assert!(!(0..7).any(|_| note(Some(201))));
+        assert!(
+            !(0..20).any(|_| note(Some(200))) && !note(None),
+            "twenty with slack make up for one without"
+        );
+        assert_eq!([300; 3].map(|at| note(Some(at))), [false, false, true]);
+    }
+
+    /// The alarm that requests so far apart lead to, and how many it took, where so many a second are expected or too many.
+    fn rise(
+        expected: f64,
+        too_many: f64,
+        dispersion: f64,
+        gap: Duration,
+        requests: u32,
+    ) -> Option<(Alarm, u32)> {
+        let watch = Watch::new(expected, too_many, dispersion);
+        let mut pressure = Pressure::default();
+        (1..=requests).find_map(|count| {
+            let now = ms(1_000) + gap * count;
+            pressure.note(None, now, watch, now).map(|alarm| (alarm, count))
+        })
+    }
+
+    #[test]
+    fn more_than_the_share_is_for_is_noticed_the_sooner_the_more_it_is() {
+        let after = |per_s| rise(30.0, 216.0, 1.0, Duration::from_secs(1) / per_s, 10_000);
+        let (alarm, count) = after(420).unwrap();
+        assert_eq!((alarm.sign, alarm.since), (Sign::TooManyCome, ms(1_000) + Duration::from_secs(1) / 420));
+        assert!((8..=12).contains(&count), "{count}");
+        assert!(after(2_000).unwrap().1 < count && after(216).unwrap().1 > count);
+    }
+
+    #[test]
+    fn what_is_expected_and_what_is_between_is_no_alarm() {
+        for per_s in [1, 30, 60, 90] {
+            assert_eq!(rise(30.0, 216.0, 1.0, Duration::from_secs(1) / per_s, 10_000), None, "{per_s}");
+        }
+        assert_eq!(rise(300.0, 216.0, 1.0, Duration::from_micros(1), 10_000), None, "more is expected");
+    }
+
+    #[test]
+    fn bursts_are_believed_less() {
+        let count = |dispersion| rise(100.0, 200.0, dispersion, Duration::from_millis(2), 10_000).unwrap().1;
+        assert!(count(4.0) > 3 * count(1.0));
+    }
+
+    #[test]
+    fn an_idle_model_is_not_alarmed_by_a_few() {
+        let count = rise(0.0, 100.0, 1.0, Duration::from_micros(1), 100).unwrap().1;
+        assert_eq!(count, 6, "20 times as many each: 3.0 of 16");
+    }
+
+    #[test]
+    fn who_was_heard_is_not_heard_for_a_while_and_then_afresh() {
+        let mut pressure = Pressure::default();
+        let mut note = |at| pressure.note(Some(ms(400)), ms(200), Watch::OFF, ms(at));
+        assert!((0..7).all(|_| note(100).is_none()));
+        assert_eq!(note(100), Some(Alarm { sign: Sign::SlackRunsOut, since: ms(100) }));
+        assert!((0..7).all(|_| note(110).is_none()) && note(110).is_some());
+        assert!(!pressure.is_heard(ms(119)) && pressure.is_heard(ms(120)));
+    }
+}
