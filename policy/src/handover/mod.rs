@@ -6,7 +6,9 @@
 //!      └────────────┴───────────┴────────────┴────────▶ Aborting ──▶ Aborted
 //! ```
 //!
-//! A shadow that stands ready already spares the way to it: such a hand-over begins with the cut-over.
+//! A shadow that stands ready already spares the way to it: such a hand-over begins with the cut-over. One that
+//! starts already spares what it has behind it: such a hand-over begins in Spawning or Warming, with what is left of
+//! that.
 //!
 //! The cut-over is the step into Draining. Two ways lead past Probation into Retiring, because there
 //! is nothing to fall back on: an incumbent that is dead when the shadow is warm, and one that takes too
@@ -191,6 +193,30 @@ impl fmt::Display for PhaseName {
     }
 }
 
+/// How far a worker has come that starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Its process starts.
+    Spawning {
+        /// When it must have said hello.
+        until: Moment,
+    },
+    /// It loads, warms up and proves itself, as it was told to.
+    Warming {
+        /// When it must be warm.
+        until: Moment,
+    },
+}
+
+impl Start {
+    /// When this step must be over.
+    pub fn until(self) -> Moment {
+        match self {
+            Self::Spawning { until } | Self::Warming { until } => until,
+        }
+    }
+}
+
 /// One hand-over.
 #[derive(Debug)]
 pub struct Handover {
@@ -203,6 +229,15 @@ impl Handover {
     pub fn begin(now: Moment, incumbent_alive: bool, timeouts: Timeouts) -> (Self, Vec<Action>) {
         let state = State::Spawning { until: now + timeouts.spawn, incumbent_alive };
         (Self { state, timeouts }, vec![Action::Spawn])
+    }
+
+    /// Begins a hand-over to a worker that somebody started already. Nothing is to be done before it has come further.
+    pub fn begin_started(start: Start, incumbent_alive: bool, timeouts: Timeouts) -> Self {
+        let state = match start {
+            Start::Spawning { until } => State::Spawning { until, incumbent_alive },
+            Start::Warming { until } => State::Warming { until, incumbent_alive },
+        };
+        Self { state, timeouts }
     }
 
     /// Begins a hand-over to a worker that stands ready: warm, proven, and with nothing in flight. The

@@ -143,6 +143,21 @@ fn a_hand_over_to_a_standing_worker_begins_with_the_cut_over_and_can_be_taken_ba
 }
 
 #[test]
+fn a_hand_over_to_a_worker_that_starts_already_has_what_is_left_of_its_time() {
+    let begin = |start, alive| Handover::begin_started(start, alive, TIMEOUTS);
+    let mut spawning = begin(Start::Spawning { until: at(3) }, true);
+    assert_eq!((spawning.phase(), spawning.due()), (PhaseName::Spawning, Some(at(3))));
+    assert_eq!(spawning.on(Connected, at(2)), [Warm]);
+    assert_eq!((spawning.phase(), spawning.due()), (PhaseName::Warming, Some(at(12))));
+    let warming = |alive| begin(Start::Warming { until: at(4) }, alive);
+    assert_eq!(warming(true).on(Warmed, at(3)), [Route(Shadow), Drain(Incumbent)]);
+    assert_eq!(warming(false).on(Warmed, at(3)), [Route(Shadow), Complete, Stop(Incumbent)]);
+    let mut late = warming(true);
+    assert_eq!((late.phase(), late.on_time(at(4))), (PhaseName::Warming, vec![Kill(Shadow)]));
+    assert_eq!(late.on(Exited(Shadow), at(4)), [Finish(Aborted(Reason::WarmTimedOut))]);
+}
+
+#[test]
 fn a_parked_or_retiring_incumbent_may_be_adopted_and_one_that_drains_or_is_killed_may_not() {
     let adopted = [Release(Incumbent), Finish(Kept)];
     let mut parked = after(&PROBATION);

@@ -4,6 +4,8 @@
 use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, PhaseName, Side, Timeouts};
 use shadowslice_shared::units::Moment;
 
+use crate::script::Beginning;
+
 /// What was broken.
 pub(crate) type Broken = String;
 
@@ -61,19 +63,20 @@ fn other(side: Side) -> Side {
 }
 
 impl Rules {
-    /// `standing`: the shadow is warm from the start.
-    pub(crate) fn new(timeouts: Timeouts, incumbent_alive: bool, standing: bool) -> Self {
+    /// The present phase of a shadow that starts already began at the origin.
+    pub(crate) fn new(timeouts: Timeouts, incumbent_alive: bool, shadow: Beginning) -> Self {
+        let (warms, standing) = (matches!(shadow, Beginning::Warming { .. }), shadow == Beginning::Standing);
         let incumbent = Seen { in_flight: incumbent_alive, gone: !incumbent_alive, ..Seen::default() };
         Self {
             timeouts,
             sides: [incumbent, Seen::default()],
             routed: Side::Incumbent,
-            connected: standing,
+            connected: warms || standing,
             warmed: standing,
             misbehaved: false,
             completed: false,
             finished: None,
-            phase: PhaseName::Spawning,
+            phase: if warms { PhaseName::Warming } else { PhaseName::Spawning },
             since: Moment::default(),
         }
     }

@@ -37,14 +37,39 @@ pub(crate) enum StartUp {
     FailsBeforeWarm,
 }
 
+/// What there is of the shadow when the hand-over begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    Nothing,
+    /// It was spawned so long ago.
+    Spawning {
+        behind: Duration,
+    },
+    /// It said hello so long ago.
+    Warming {
+        behind: Duration,
+    },
+    /// It stands ready.
+    Standing,
+}
+
+impl Beginning {
+    /// How long ago its present phase began.
+    pub(crate) fn behind(self) -> Duration {
+        match self {
+            Self::Spawning { behind } | Self::Warming { behind } => behind,
+            Self::Nothing | Self::Standing => Duration::ZERO,
+        }
+    }
+}
+
 /// One run. Arrays are indexed by side, the incumbent first.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) faultless: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) incumbent_alive: bool,
-    /// The shadow stands ready from the start.
-    pub(crate) standing: bool,
+    pub(crate) shadow: Beginning,
     pub(crate) start_up: StartUp,
     /// How long things take.
     pub(crate) spawn: Duration,
@@ -98,13 +123,22 @@ impl Script {
         let window = spawn + warm + drain + timeouts.dwell + 2 * timeouts.stop;
         let happenings = happenings(faultless, window, random);
         let repeated = random.below(40);
-        // Nobody hands over from a dead worker to one that stands ready: that one has taken over by then.
-        let standing = incumbent_alive && random.percent(30);
+        let shadow = match random.below(10) {
+            // Nobody hands over from a dead worker to one that stands ready: that one has taken over by then.
+            0..3 if incumbent_alive => Beginning::Standing,
+            3 | 4 if start_up != StartUp::CannotSpawn => {
+                Beginning::Spawning { behind: random.within(spawn.min(timeouts.spawn)) }
+            }
+            5 | 6 if matches!(start_up, StartUp::Succeeds | StartUp::FailsBeforeWarm) => {
+                Beginning::Warming { behind: random.within(warm.min(timeouts.warm)) }
+            }
+            _ => Beginning::Nothing,
+        };
         Self {
             faultless,
             timeouts,
             incumbent_alive,
-            standing,
+            shadow,
             start_up,
             spawn,
             warm,

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, Side};
+use shadowslice_policy::handover::{Action, Fact, Handover, Outcome, Side, Start};
 use shadowslice_shared::units::Moment;
 
 use crate::random::Random;
 use crate::rules::{Broken, Cause, Rules};
-use crate::script::{Happening, Script, StartUp};
+use crate::script::{Beginning, Happening, Script, StartUp};
 
 /// How a run went.
 pub(crate) struct Ending {
@@ -81,14 +81,14 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Ending, Failure> {
     if verbose {
         println!("{script:#?}");
     }
-    let start = Moment::default();
-    let (handover, actions) = if script.standing {
-        Handover::begin_standing(start, script.timeouts)
-    } else {
-        Handover::begin(start, script.incumbent_alive, script.timeouts)
+    let start = Moment::after_origin(script.shadow.behind());
+    let (handover, actions) = begin(&script, start);
+    let rules = Rules::new(script.timeouts, script.incumbent_alive, script.shadow);
+    let shadow = match script.shadow {
+        Beginning::Nothing => Life::Gone,
+        Beginning::Spawning { .. } | Beginning::Warming { .. } => Life::Starting,
+        Beginning::Standing => Life::Serving,
     };
-    let rules = Rules::new(script.timeouts, script.incumbent_alive, script.standing);
-    let shadow = if script.standing { Life::Serving } else { Life::Gone };
     let incumbent = if script.incumbent_alive { Life::Serving } else { Life::Gone };
     let process = |life| Process { life, generation: 0, exit_told: life == Life::Gone };
     let mut world = World {
@@ -106,6 +106,22 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Ending, Failure> {
     world.run(actions).map_err(|rule| Failure { at: world.now, rule })
 }
 
+fn begin(script: &Script, now: Moment) -> (Handover, Vec<Action>) {
+    let (timeouts, alive) = (script.timeouts, script.incumbent_alive);
+    let started = |start| (Handover::begin_started(start, alive, timeouts), Vec::new());
+    let from_origin = |span| Moment::default() + span;
+    match script.shadow {
+        Beginning::Nothing => Handover::begin(now, alive, timeouts),
+        Beginning::Spawning { .. } => started(Start::Spawning { until: from_origin(timeouts.spawn) }),
+        Beginning::Warming { .. } => started(Start::Warming { until: from_origin(timeouts.warm) }),
+        Beginning::Standing => Handover::begin_standing(now, timeouts),
+    }
+}
+
+fn scripted_failure() -> Fact {
+    Fact::BootFailed("scripted".to_owned())
+}
+
 impl World {
     fn run(&mut self, first: Vec<Action>) -> Result<Ending, Broken> {
         for (when, happening) in std::mem::take(&mut self.script.happenings) {
@@ -113,6 +129,11 @@ impl World {
         }
         if !self.script.incumbent_alive {
             self.restart(Side::Incumbent);
+        }
+        match self.script.shadow {
+            Beginning::Spawning { behind } => self.says_hello(self.script.spawn - behind),
+            Beginning::Warming { behind } => self.becomes_warm(self.script.warm - behind),
+            Beginning::Nothing | Beginning::Standing => {}
         }
         self.perform(&Cause::Begin, first)?;
         let bound = Moment::default() + self.script.bound();
@@ -196,7 +217,7 @@ impl World {
         for action in actions {
             match action {
                 Action::Spawn => self.spawn(),
-                Action::Warm => self.warm(),
+                Action::Warm => self.becomes_warm(self.script.warm),
                 Action::Drain(side) => self.schedule_says(side, self.script.drain, Fact::Drained),
                 Action::Stop(side) => self.send_away(side, self.script.deaf[side as usize]),
                 Action::Kill(side) => self.send_away(side, self.script.immortal[side as usize]),
@@ -215,29 +236,29 @@ impl World {
     }
 
     fn spawn(&mut self) {
-        let failure = || Fact::BootFailed("scripted".to_owned());
-        match self.script.start_up {
-            StartUp::CannotSpawn => {
-                self.process_mut(Side::Shadow).exit_told = true;
-                self.schedule(self.script.spawn, Event::Told(failure()));
-            }
-            StartUp::FailsBeforeHello => {
-                self.start(Side::Shadow);
-                self.schedule_says(Side::Shadow, self.script.spawn, failure());
-            }
-            StartUp::FailsBeforeWarm | StartUp::Succeeds => {
-                self.start(Side::Shadow);
-                self.schedule_says(Side::Shadow, self.script.spawn, Fact::Connected);
-            }
+        if self.script.start_up == StartUp::CannotSpawn {
+            self.process_mut(Side::Shadow).exit_told = true;
+            self.schedule(self.script.spawn, Event::Told(scripted_failure()));
+        } else {
+            self.start(Side::Shadow);
+            self.says_hello(self.script.spawn);
         }
     }
 
-    fn warm(&mut self) {
+    fn says_hello(&mut self, after: Duration) {
         let fact = match self.script.start_up {
-            StartUp::FailsBeforeWarm => Fact::BootFailed("scripted".to_owned()),
+            StartUp::FailsBeforeHello => scripted_failure(),
+            _ => Fact::Connected,
+        };
+        self.schedule_says(Side::Shadow, after, fact);
+    }
+
+    fn becomes_warm(&mut self, after: Duration) {
+        let fact = match self.script.start_up {
+            StartUp::FailsBeforeWarm => scripted_failure(),
             _ => Fact::Warmed,
         };
-        self.schedule_says(Side::Shadow, self.script.warm, fact);
+        self.schedule_says(Side::Shadow, after, fact);
     }
 
     /// A process says something; it may be lost, and it may arrive again later.
