@@ -103,7 +103,7 @@ pub struct Handovers {
     /// Those taken back soon after they were completed.
     #[serde(default)]
     pub rolled_back: u64,
-    /// Deaths after which a standing worker served at once.
+    /// Deaths after which a standing worker served.
     #[serde(default)]
     pub failovers: u64,
     /// The last one.

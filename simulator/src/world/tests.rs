@@ -180,6 +180,7 @@ fn a_standing_worker_that_is_not_wanted_any_more_makes_room_for_another() {
 fn a_worker_that_starts_to_stand_ready_serves_when_it_is_needed_before() {
     let seen = with_standby(true, &[(1, Some(80))], &[(4, 80)], 9_000);
     assert_eq!((seen[4].coming, seen[5].share, seen[6].share), (Some(Sms(80)), Sms(50), Sms(80)));
+    assert_eq!(seen[6].since, moment(3_500 * MS), "three seconds from its own start, not from the order");
 }
 
 #[test]

@@ -210,6 +210,7 @@ impl Controller {
             let heard = self.listen(&mut inbox).await;
             self.on(heard);
             self.tend_standby();
+            self.tend_awaited();
             self.tend_relief();
             self.publish();
         }
@@ -309,6 +310,7 @@ impl Controller {
             "a worker misbehaves and is killed"
         );
         self.swap_misbehaved(worker);
+        self.standby_fails(worker);
         if self.incumbent.worker() == Some(worker) {
             self.last_words = why.to_owned();
         }

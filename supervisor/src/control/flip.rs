@@ -1,8 +1,8 @@
 //! What a standing worker is for: a change of share that is in force within a batch, and a death that nobody
-//! waits for.
+//! waits for. One that still starts is waited for, which is sooner than starting another.
 
 use shadowslice_policy::handover::{Fact, Handover, PhaseName};
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::controller::Controller;
 use super::incumbent::Incumbent;
@@ -38,24 +38,30 @@ impl Controller {
         } else {
             // Nobody is parked outside of a hand-over, so it is the standing one.
             self.take_standing();
-            self.begin_flip(worker, wanted);
+            let (machine, actions) = Handover::begin_standing(self.now(), self.context.timeouts);
+            self.begin_with(machine, Some(worker), wanted);
+            self.perform_all(actions);
         }
         Ok(())
     }
 
-    fn begin_flip(&mut self, shadow: WorkerId, wanted: Wanted) {
-        let (machine, actions) = Handover::begin_standing(self.now(), self.context.timeouts);
-        tracing::info!(
-            model = self.model.name,
-            from = %self.share,
-            to = %wanted.share,
-            "hand-over to a worker that stands ready"
-        );
-        self.pipeline.begin_stall();
-        self.effect = Some(Effect::awaited(shadow, &wanted));
-        let incumbent = self.incumbent.worker();
-        self.swap = Some(Swap::new(machine, incumbent, Some(shadow), self.share, wanted));
-        self.perform_all(actions);
+    /// Hands over to the standing worker while it still starts, if it does so with the wanted SMs; gives the order back
+    /// if it does not.
+    pub(super) fn hand_over_to_starting(&mut self, wanted: Wanted) -> Result<(), Wanted> {
+        let starts = self.standby.starting().and_then(|(worker, _)| self.sms_of(worker));
+        if starts != Some(self.sms(wanted.share)) {
+            return Err(wanted);
+        }
+        if self.swap.is_some() {
+            // As for a flip: no memory is needed that the last hand-over has.
+            self.next = Some(wanted);
+            self.feed(Fact::Adopt);
+        } else if let Some((shadow, start)) = self.take_starting() {
+            let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+            let machine = Handover::begin_started(start, serves, self.context.timeouts);
+            self.begin_with(machine, Some(shadow), wanted);
+        }
+        Ok(())
     }
 
     /// A hand-over has ended, and leaves the worker that it relieved to us.
@@ -115,7 +121,7 @@ impl Controller {
     /// A worker that hangs or talks nonsense. Where somebody can serve in its place, that begins before the
     /// worker is dead.
     pub(super) fn relieve(&mut self, worker: WorkerId, why: &str) {
-        if self.serves(worker) && self.standby.ready().is_some() {
+        if self.serves(worker) && self.standby.can_relieve() {
             self.pipeline.condemn(worker);
             self.abandon(worker, why);
         }
@@ -125,13 +131,13 @@ impl Controller {
         matches!(self.incumbent, Incumbent::Serving { worker: serving } if serving == worker)
     }
 
-    /// Whether traffic would move at once if this worker died: to the standing one, or back.
+    /// Whether nobody would have to be started if this worker died: traffic moves to the standing one, or back.
     fn has_relief(&self, worker: WorkerId) -> bool {
         let way_back = self.swap.as_ref().is_some_and(|swap| {
             let phase = swap.machine.phase();
             swap.shadow == Some(worker) && matches!(phase, PhaseName::Draining | PhaseName::Probation)
         });
-        way_back || self.standby.ready().is_some()
+        way_back || self.standby.can_relieve()
     }
 
     /// The worker that serves is as good as dead, and treated so. Its exit follows, or it is killed.
@@ -142,14 +148,37 @@ impl Controller {
         self.incumbent_exited(worker, why.to_owned());
     }
 
-    /// A worker stands ready that was still starting when the incumbent died: it serves, and the restart is off.
-    pub(super) fn relieve_restart(&mut self) {
-        match self.incumbent {
-            Incumbent::Booting { worker, .. } if self.replacing.is_none() => self.let_go(worker),
-            Incumbent::BackingOff { .. } | Incumbent::Waiting { .. } => {}
-            _ => return,
+    /// The incumbent is dead, and the standing worker, if it starts, is waited for, at whatever share. False if it does
+    /// not. If nothing comes of it, another one is started, at `back_off` at the earliest.
+    pub(super) fn await_standby(&mut self, back_off: Moment, why: &str) -> bool {
+        let Some((worker, _)) = self.standby.starting() else { return false };
+        tracing::warn!(
+            model = self.model.name,
+            why,
+            pid = self.pid(worker),
+            "the worker died; the standing one serves when it is warm"
+        );
+        // From here on it is no spare: it starts like one that is to serve, and nobody calls it in.
+        if let Some(process) = self.workers.get_mut(&worker) {
+            process.serve();
         }
-        self.fail_over("it was ready before the restart");
+        self.note_standing(false);
+        self.incumbent = Incumbent::AwaitingStandby { back_off, why: why.to_owned() };
+        true
+    }
+
+    /// After anything that happened: the standing worker that a dead incumbent's model waits for serves when it is
+    /// ready. It may have become the shadow of a hand-over, which serves as well.
+    pub(super) fn tend_awaited(&mut self) {
+        let Incumbent::AwaitingStandby { back_off, why } = &self.incumbent else { return };
+        if self.stopping.is_some() {
+            return;
+        }
+        let (back_off, why) = (*back_off, why.clone());
+        let comes = self.standby.can_relieve() || self.swap.as_ref().is_some_and(Swap::starts);
+        if !self.fail_over(&why) && !comes {
+            self.restart_at(back_off);
+        }
     }
 
     /// The incumbent is dead: the standing worker serves in its place, at whatever share. False if there is none.

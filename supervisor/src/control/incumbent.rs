@@ -25,6 +25,9 @@ pub(super) enum Incumbent {
     Serving { worker: WorkerId },
     /// It died; the next one comes then.
     BackingOff { until: Moment },
+    /// It died while the standing worker was starting, which will serve. If nothing comes of that, the next one comes,
+    /// then at the earliest.
+    AwaitingStandby { back_off: Moment, why: String },
     /// The GPU takes none, and is asked again then.
     Waiting { until: Moment, why: String },
     /// It makes room for one with another share (`handover: restart`).
@@ -40,7 +43,10 @@ impl Incumbent {
             | Self::Booting { worker, .. }
             | Self::Serving { worker }
             | Self::Leaving { worker, .. } => Some(*worker),
-            Self::BackingOff { .. } | Self::Waiting { .. } | Self::Down { .. } => None,
+            Self::BackingOff { .. }
+            | Self::AwaitingStandby { .. }
+            | Self::Waiting { .. }
+            | Self::Down { .. } => None,
         }
     }
 
@@ -50,7 +56,7 @@ impl Incumbent {
             | Self::Booting { deadline, .. }
             | Self::Leaving { deadline, .. } => Some(*deadline),
             Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
-            Self::Serving { .. } | Self::Down { .. } => None,
+            Self::Serving { .. } | Self::AwaitingStandby { .. } | Self::Down { .. } => None,
         }
     }
 
@@ -59,6 +65,9 @@ impl Incumbent {
             Self::Proving { .. } | Self::Booting { .. } => ModelState::Loading,
             Self::Serving { .. } => ModelState::Ready,
             Self::BackingOff { .. } | Self::Leaving { .. } => ModelState::Restarting,
+            Self::AwaitingStandby { .. } => {
+                ModelState::Waiting("the standing worker, which still starts, will serve".to_owned())
+            }
             Self::Waiting { why, .. } => ModelState::Waiting(why.clone()),
             Self::Down { why } => ModelState::Unready(why.clone()),
         }
@@ -210,22 +219,17 @@ impl Controller {
         self.died();
     }
 
-    /// The incumbent is dead: another one after a while, unless too many died.
+    /// The incumbent is dead: the standing one serves, or another one after a while, unless too many died.
     pub(super) fn died(&mut self) {
         self.swap_incumbent_is(None);
         self.all_deaths += 1;
         let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
-            Verdict::After(_) if self.fail_over(&last_words) => {}
             Verdict::After(pause) => {
-                self.all_restarts += 1;
-                tracing::warn!(
-                    model = self.model.name,
-                    ?pause,
-                    deaths = self.restarts.deaths(),
-                    "restarting the worker"
-                );
-                self.incumbent = Incumbent::BackingOff { until: self.after(pause) };
+                let back_off = self.after(pause);
+                if !self.fail_over(&last_words) && !self.await_standby(back_off, &last_words) {
+                    self.restart_at(back_off);
+                }
             }
             Verdict::GiveUp { deaths } => {
                 self.down(format!(
@@ -233,6 +237,14 @@ impl Controller {
                 ));
             }
         }
+    }
+
+    /// Another worker comes in the place of one that died, then at the earliest.
+    pub(super) fn restart_at(&mut self, until: Moment) {
+        self.all_restarts += 1;
+        let (pause, deaths) = (until.since(self.now()), self.restarts.deaths());
+        tracing::warn!(model = self.model.name, ?pause, deaths, "restarting the worker");
+        self.incumbent = Incumbent::BackingOff { until };
     }
 
     /// The model does not serve until somebody does something about it.
@@ -289,7 +301,7 @@ impl Controller {
                 self.pipeline.requeue(worker);
                 self.kill_and_wait(worker);
             }
-            Incumbent::Serving { .. } | Incumbent::Down { .. } => {}
+            Incumbent::Serving { .. } | Incumbent::AwaitingStandby { .. } | Incumbent::Down { .. } => {}
         }
     }
 

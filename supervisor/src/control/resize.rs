@@ -110,6 +110,7 @@ impl Controller {
 
     fn change_share(&mut self, wanted: Wanted) {
         let Err(wanted) = self.flip(wanted) else { return };
+        let Err(wanted) = self.hand_over_to_starting(wanted) else { return };
         if self.swap.is_some() {
             self.next = Some(wanted);
             self.feed(Fact::Reclaim);

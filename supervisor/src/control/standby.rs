@@ -3,14 +3,16 @@
 //! ```text
 //!   None ──▶ Starting ──▶ Ready ──▶ a flip or a fail-over makes it the one that serves
 //!    ▲           │          │
-//!    └───────────┴──────────┴──▶ Leaving, when another share is wanted, or none
+//!    │           ├──────────┴──▶ Leaving, when another share is wanted, or none
+//!    └───────────┴──▶ Failing, when its start comes to nothing
 //! ```
 //!
 //! It is apart from a hand-over: a parked incumbent may become it, and a new one is started only while no
-//! hand-over is under way.
+//! hand-over is under way. But while it starts, a hand-over to its share takes it as its shadow.
 
 use std::time::Duration;
 
+use shadowslice_policy::handover::Start;
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
@@ -52,7 +54,9 @@ enum State {
     /// There is none, and none is started before that.
     None { until: Moment },
     /// It boots.
-    Starting { worker: WorkerId, connected: bool, deadline: Moment },
+    Starting { worker: WorkerId, start: Start },
+    /// Its start came to nothing. It ends, or is killed then.
+    Failing { worker: WorkerId, deadline: Moment },
     /// It stands ready.
     Ready { worker: WorkerId, since: Moment },
     /// It was told to go; the next one comes so long after it has.
@@ -68,9 +72,10 @@ impl Standby {
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self.state {
             State::None { .. } => None,
-            State::Starting { worker, .. } | State::Ready { worker, .. } | State::Leaving { worker, .. } => {
-                Some(worker)
-            }
+            State::Starting { worker, .. }
+            | State::Failing { worker, .. }
+            | State::Ready { worker, .. }
+            | State::Leaving { worker, .. } => Some(worker),
         }
     }
 
@@ -87,13 +92,26 @@ impl Standby {
         }
     }
 
+    /// The one that starts, and how far it has come.
+    pub(super) fn starting(&self) -> Option<(WorkerId, Start)> {
+        match self.state {
+            State::Starting { worker, start } => Some((worker, start)),
+            _ => None,
+        }
+    }
+
+    /// Whether one can take over, at once or when it is warm.
+    pub(super) fn can_relieve(&self) -> bool {
+        matches!(self.state, State::Starting { .. } | State::Ready { .. })
+    }
+
     /// Role and phase, for people.
     pub(super) fn standing(&self) -> (&'static str, &'static str) {
         let phase = match self.state {
-            State::Starting { connected: false, .. } => "starting",
-            State::Starting { connected: true, .. } => "warming",
+            State::Starting { start: Start::Spawning { .. }, .. } => "starting",
+            State::Starting { start: Start::Warming { .. }, .. } => "warming",
             State::Ready { .. } => "standing",
-            State::Leaving { .. } | State::None { .. } => "stopping",
+            State::Failing { .. } | State::Leaving { .. } | State::None { .. } => "stopping",
         };
         ("standby", phase)
     }
@@ -140,7 +158,8 @@ impl Controller {
         let wanted = self.standby_wanted();
         match self.standby.state {
             State::None { until } => wanted.and(Some(until)).filter(|_| self.may_start_standby()),
-            State::Starting { deadline, .. } => Some(deadline),
+            State::Starting { start, .. } => Some(start.until()),
+            State::Failing { deadline, .. } => Some(deadline),
             State::Ready { worker, since } => {
                 let right = self.sms_of(worker).is_some_and(|sms| self.wants_standing(sms));
                 (!right && self.swap.is_none()).then_some(since + self.standby_dwell())
@@ -177,13 +196,14 @@ impl Controller {
                 );
                 self.kill_standby(worker);
             }
+            (State::Failing { worker, .. }, _) => self.kill_standby(worker),
             (State::Ready { .. }, _) => self.dismiss_standby(),
             (State::None { .. } | State::Leaving { .. }, _) => {}
         }
     }
 
     fn start_standby(&mut self, share: Percent) {
-        let deadline = self.after(self.context.timeouts.spawn);
+        let start = Start::Spawning { until: self.after(self.context.timeouts.spawn) };
         if let Err(no_room) = self.room_to_stand(false) {
             let until = self.after(ROOM_PAUSE);
             self.standby.state = State::None { until };
@@ -191,7 +211,7 @@ impl Controller {
         }
         match self.launch(Purpose::Serve, share, true) {
             Ok(worker) => {
-                self.standby.state = State::Starting { worker, connected: false, deadline };
+                self.standby.state = State::Starting { worker, start };
                 self.note_standing(true);
             }
             Err(error) => {
@@ -210,11 +230,13 @@ impl Controller {
     }
 
     pub(super) fn standby_said(&mut self, worker: WorkerId, said: WorkerSaid) {
-        let State::Starting { connected, .. } = self.standby.state else { return };
+        if self.standby.starting().is_none() {
+            return;
+        }
         match said {
-            WorkerSaid::Connected if !connected => {
-                let deadline = self.after(self.context.timeouts.warm);
-                self.standby.state = State::Starting { worker, connected: true, deadline };
+            WorkerSaid::Connected => {
+                let start = Start::Warming { until: self.after(self.context.timeouts.warm) };
+                self.standby.state = State::Starting { worker, start };
                 if let Some(process) = self.workers.get_mut(&worker) {
                     process.warm();
                 }
@@ -224,15 +246,17 @@ impl Controller {
                 tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
                 self.standby.state = State::Ready { worker, since: self.now() };
                 self.standby.obstacle = None;
-                self.relieve_restart();
+                // It was no spare for a while if somebody died and was replaced otherwise before it was warm.
+                self.note_standing(true);
             }
             WorkerSaid::Refused(refusal) => {
                 let why = refusal.to_string();
                 tracing::error!(model = self.model.name, why, "a standing worker refused");
                 self.standby.obstacle = Some(why);
+                self.standby_fails(worker);
             }
             // Its exit follows.
-            WorkerSaid::Connected | WorkerSaid::Lost(_) | WorkerSaid::Loaded(_) | WorkerSaid::Exited(_) => {}
+            WorkerSaid::Lost(_) | WorkerSaid::Loaded(_) | WorkerSaid::Exited(_) => {}
         }
     }
 
@@ -244,7 +268,7 @@ impl Controller {
         self.note_standing(false);
         match self.standby.state {
             State::Leaving { rest, .. } => self.standby.state = State::None { until: now + rest },
-            State::None { .. } | State::Starting { .. } | State::Ready { .. } => {
+            State::None { .. } | State::Starting { .. } | State::Failing { .. } | State::Ready { .. } => {
                 self.standby.failed(now);
                 tracing::warn!(model = self.model.name, "the standing worker ended; another one comes");
             }
@@ -268,7 +292,7 @@ impl Controller {
 
     fn dismiss_for(&mut self, rest: Duration) {
         match self.standby.state {
-            State::Starting { worker, .. } | State::Ready { worker, .. } => {
+            State::Starting { worker, .. } | State::Failing { worker, .. } | State::Ready { worker, .. } => {
                 self.standby.state = State::Leaving { worker, rest };
                 self.let_go(worker);
             }
@@ -276,11 +300,21 @@ impl Controller {
         }
     }
 
-    fn kill_standby(&mut self, worker: WorkerId) {
-        let again = self.after(self.context.timeouts.stop);
-        if let State::Starting { deadline, .. } = &mut self.standby.state {
-            *deadline = again;
+    /// The start of this worker comes to nothing, if it is the standing one that starts; its exit follows.
+    pub(super) fn standby_fails(&mut self, worker: WorkerId) {
+        let deadline = self.after(self.context.timeouts.stop);
+        match self.standby.state {
+            State::Starting { worker: starting, .. } | State::Failing { worker: starting, .. }
+                if starting == worker =>
+            {
+                self.standby.state = State::Failing { worker, deadline };
+            }
+            _ => {}
         }
+    }
+
+    fn kill_standby(&mut self, worker: WorkerId) {
+        self.standby_fails(worker);
         if let Some(process) = self.workers.get(&worker) {
             process.kill();
         }
@@ -306,6 +340,14 @@ impl Controller {
         self.standby.state = State::None { until: self.now() };
         self.note_standing(false);
         Some(worker)
+    }
+
+    /// The standing worker that starts, for somebody to wait for it: it is the standing one no more.
+    pub(super) fn take_starting(&mut self) -> Option<(WorkerId, Start)> {
+        let taken = self.standby.starting()?;
+        self.standby.state = State::None { until: self.now() };
+        self.note_standing(false);
+        Some(taken)
     }
 
     pub(super) fn sms_of(&self, worker: WorkerId) -> Option<Sms> {

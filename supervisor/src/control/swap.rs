@@ -28,7 +28,7 @@ pub(super) struct Swap {
     pub(super) wanted: Wanted,
     /// When a shadow for which there is no memory yet is tried again.
     spawn_again: Option<Moment>,
-    /// Whether the shadow stood ready from the start.
+    /// Whether the shadow stood ready when it began.
     pub(super) at_once: bool,
     /// Whether the incumbent was told to go.
     dismissed: bool,
@@ -43,7 +43,7 @@ impl Swap {
         from: Percent,
         wanted: Wanted,
     ) -> Self {
-        let at_once = shadow.is_some();
+        let at_once = machine.phase() == PhaseName::Draining;
         Self { machine, incumbent, shadow, from, wanted, spawn_again: None, at_once, dismissed: false }
     }
 
@@ -79,6 +79,11 @@ impl Swap {
             Side::Incumbent => self.incumbent = None,
             Side::Shadow => self.shadow = None,
         }
+    }
+
+    /// Whether a shadow starts.
+    pub(super) fn starts(&self) -> bool {
+        self.shadow.is_some() && self.before_cut_over()
     }
 
     /// Whether the incumbent has not been relieved yet.
@@ -119,16 +124,28 @@ impl Swap {
 }
 
 impl Controller {
-    /// Begins a hand-over to the wanted share.
+    /// Begins a hand-over to the wanted share, with a worker that is yet to be started.
     pub(super) fn begin_swap(&mut self, wanted: Wanted) {
         let serves = matches!(self.incumbent, Incumbent::Serving { .. });
         let (machine, actions) = Handover::begin(self.now(), serves, self.context.timeouts);
-        tracing::info!(model = self.model.name, from = %self.share, to = %wanted.share, "hand-over begins");
-        self.pipeline.begin_stall();
-        self.effect = None;
-        let incumbent = self.incumbent.worker();
-        self.swap = Some(Swap::new(machine, incumbent, None, self.share, wanted));
+        self.begin_with(machine, None, wanted);
         self.perform_all(actions);
+    }
+
+    /// A hand-over begins: to this worker, if there is one already. What it begins with is yet to be performed.
+    pub(super) fn begin_with(&mut self, machine: Handover, shadow: Option<WorkerId>, wanted: Wanted) {
+        tracing::info!(
+            model = self.model.name,
+            from = %self.share,
+            to = %wanted.share,
+            pid = shadow.and_then(|shadow| self.pid(shadow)),
+            phase = %machine.phase(),
+            "hand-over begins"
+        );
+        self.pipeline.begin_stall();
+        self.effect = shadow.map(|shadow| Effect::awaited(shadow, &wanted));
+        let incumbent = self.incumbent.worker();
+        self.swap = Some(Swap::new(machine, incumbent, shadow, self.share, wanted));
     }
 
     /// Tells the machine a fact, and performs what follows from it.

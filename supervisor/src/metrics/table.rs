@@ -164,7 +164,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_failovers_total",
         kind: Counter,
-        help: "Times that a standing worker served at once in the place of one that died.",
+        help: "Times that a standing worker served in the place of one that died.",
         samples: |model| one(model.status.handovers.failovers as f64),
     },
     Metric {
@@ -230,7 +230,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_worker_restarts_total",
         kind: Counter,
-        help: "Workers started in the place of one that died, where no other stood ready.",
+        help: "Workers started in the place of one that died, where no other stood ready or was about to.",
         samples: |model| one(model.status.worker_restarts as f64),
     },
     Metric {

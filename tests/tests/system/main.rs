@@ -18,4 +18,5 @@ mod resize;
 mod scene;
 mod soak;
 mod standby;
+mod starting;
 mod tracing;
