@@ -41,7 +41,7 @@ pub(super) struct Demand {
     rate: f64,
     /// The largest rate, forgotten slowly.
     peak: f64,
-    /// Seconds that were observed.
+    /// Seconds that were observed since the first request.
     observed: f64,
     /// The variance of arrivals in an interval by their mean: 1 if they are independent.
     dispersion: f64,
@@ -68,7 +68,9 @@ impl Demand {
         self.rate = came / seconds;
         self.dispersion = self.dispersed();
         self.peak = self.rate + (self.peak - self.rate).max(0.0) * (-span / PEAK_MEMORY).exp();
-        self.observed += span;
+        if self.observed > 0.0 || seen.arrived > 0 {
+            self.observed += span;
+        }
     }
 
     /// Drops the intervals that the newest ones disagree with.
@@ -116,7 +118,7 @@ impl Demand {
         if steady > RECENTLY { now } else { Moment::after_origin(now.since_origin().saturating_sub(steady)) }
     }
 
-    /// For how long arrivals have been observed, in seconds.
+    /// For how long arrivals have been observed, in seconds since the first one.
     pub(super) fn observed(&self) -> f64 {
         self.observed
     }

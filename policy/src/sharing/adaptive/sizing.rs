@@ -15,11 +15,11 @@ const HEADROOM: f64 = 2.5;
 /// The share stays while it carries the demand with that head-room divided, or multiplied, by this.
 const BAND: f64 = 1.5;
 
-/// No share is less than this part of its level, whatever the demand, nor less than somebody chose to start the model with: an
-/// idle model is to answer fast when it is asked.
+/// No share is less than this part of its level, however small the demand, nor less than somebody chose to start the model with:
+/// who is seldom asked is to answer fast.
 const LEAST: f64 = 0.4;
 
-/// A model to which less comes, in requests a second of late, is idle.
+/// A model to which less comes, in requests a second of late, is idle: its share takes nothing from anybody, and stays.
 const IDLE: f64 = 0.01;
 
 /// Shares do not shrink before the demand has been observed for so long, in seconds.
@@ -51,7 +51,7 @@ impl Sizing {
         };
         let low = carries(HEADROOM / BAND);
         let idle = model.demand.peak() < IDLE;
-        if model.demand.observed() < OBSERVED_S {
+        if idle || model.demand.observed() < OBSERVED_S {
             return Self { target: level, low, high: level, level, idle };
         }
         Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level, idle }
@@ -114,7 +114,7 @@ mod tests {
         let target = |arrived: u64| sizing(&[arrived; 12], true).target.0;
         assert!((48..=60).contains(&target(120)), "{}", target(120));
         assert!(target(150) > target(120));
-        assert_eq!(target(0), 40, "an idle model keeps two fifths of its level");
+        assert_eq!(target(1), 40, "two fifths of the level are kept");
         assert!(target(10_000) <= 100);
     }
 
@@ -135,12 +135,27 @@ mod tests {
     }
 
     #[test]
+    fn who_is_idle_stays_where_he_is_and_needs_nobody_beside_him() {
+        let silence = [0; 400];
+        let seldom: Vec<u64> = [1; 12].into_iter().chain(silence).collect();
+        for sizing in [sizing(&silence, true), sizing(&seldom, true)] {
+            for share in [LEVEL, Sms(72), Sms(40)] {
+                assert_eq!(sizing.of_one_with(share), share);
+                assert_eq!(sizing.standby(&live(share)), None);
+            }
+            assert_eq!(sizing.of_one_with(Sms(4)), LEVEL);
+        }
+    }
+
+    #[test]
     fn nobody_has_less_than_somebody_chose_for_him() {
         let terms = Terms { initial: Sms(80), initial_given: true, ..terms("a", 50) };
         let mut model =
             Model::new(&Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms.clone() }, Sms(132));
         for _ in 0..12 {
-            model.observe(&terms, &live(LEVEL), None);
+            let mut live = live(LEVEL);
+            (live.seen.span, live.seen.arrived) = (Duration::from_millis(500), 1);
+            model.observe(&terms, &live, None);
         }
         assert_eq!(Sizing::of(&model, &terms, LEVEL).target, Sms(80));
         assert_eq!(Sizing::of(&model, &terms, Sms(60)).target, Sms(60), "nor more than his level");
@@ -154,7 +169,5 @@ mod tests {
         assert_eq!(sizing.standby(&Live { held: true, ..live(sizing.target) }), None);
         let coming = Live { coming: Some(LEVEL), ..live(sizing.target) };
         assert_eq!(sizing.standby(&coming), None);
-        let idle = super::tests::sizing(&[0; 12], true);
-        assert_eq!(idle.standby(&live(idle.target)), None);
     }
 }
