@@ -364,6 +364,7 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/src/simulate.rs",
         may: &[
             "crate::config",
+            "crate::control::first_sms",
             "crate::errors",
             "crate::exit",
             "shadowslice_policy::sharing",
