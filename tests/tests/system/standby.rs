@@ -242,7 +242,7 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
 #[tokio::test]
 async fn who_would_be_late_has_the_larger_worker_without_waiting_for_a_decision() {
     let more = "profile: profile.yaml, queue: {on_late: serve}";
-    // One decision at the start, and none for as long as the test lasts.
+    // No decision for as long as the test lasts.
     let config = EMULATED.replace("{policy: static}", "{policy: adaptive, interval: 1h}");
     let timeouts = "timeouts: {dwell: 60s}";
     let model = echo("echo", more);

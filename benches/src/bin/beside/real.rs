@@ -92,9 +92,7 @@ struct Sent {
 /// Starts a supervisor on that configuration and sends it these arrivals; `like` names the models.
 pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) -> Result<Round, Failure> {
     let load_average = load_average();
-    // The simulated world asks its policy for the first time when an interval is over, the supervisor at once; so
-    // the supervisor starts an interval after the world does.
-    let mut started = Instant::now() - INTERVAL;
+    let mut started = Instant::now();
     let mut home = Home::new()?;
     home.set_log(config.with_extension("log"));
     let mut server = Server::start(home, Some(config))?;

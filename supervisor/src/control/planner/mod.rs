@@ -20,7 +20,7 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Seen, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::standing::{ModelState, Standing};
 use super::{Cause, Order};
@@ -150,9 +150,10 @@ impl Planner {
         self.learn_terms();
     }
 
-    /// Decides once an interval, and when a model should have more at once, for ever. Models come and go meanwhile.
+    /// Decides when an interval is over, and when a model should have more at once, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
-        let mut tick = tokio::time::interval(self.interval);
+        // Before that nothing has been seen that a policy could go by.
+        let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {

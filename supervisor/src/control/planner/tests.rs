@@ -231,6 +231,18 @@ fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
     assert_eq!(percents("policy: half", "handover: never, "), [20, 20]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_before_an_interval_is_over() {
+    let Rig { planner, planned, .. } = Rig::new("policy: equal, interval: 500ms");
+    let decisions = || planned.borrow().report.decisions;
+    let deciding = tokio::spawn(planner.run());
+    for (after_ms, decided) in [(499, 0), (2, 1), (498, 1), (2, 2)] {
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        assert_eq!(decisions(), decided);
+    }
+    deciding.abort();
+}
+
 #[test]
 fn a_share_is_the_smallest_that_comes_to_its_sms() {
     let rig = Rig::new("policy: equal");
