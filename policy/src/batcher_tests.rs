@@ -219,3 +219,28 @@ proptest! {
         prop_assert_eq!(left, expected);
     }
 }
+
+#[test]
+fn a_wait_is_in_vain_from_the_last_who_joined() {
+    let arrived = |at| Request { arrived: ms(at), ..request(1, 0, 1) };
+    let waits = |arrivals: &[u64], now| {
+        let batch: Vec<_> = arrivals.iter().map(|&at| arrived(at)).collect();
+        let Waits { batches, total, in_vain } = Waits::of(&batch, &LIMITS, ms(now));
+        (batches, total.as_millis(), in_vain.as_millis())
+    };
+    assert_eq!(waits(&[0, 4], 10), (1, 10, 6));
+    assert_eq!(waits(&[4, 0, 1], 11), (1, 11, 7), "in any order");
+    assert_eq!(waits(&[0], 10), (1, 10, 10));
+    assert_eq!(waits(&[0, 1, 2, 3], 10), (0, 0, 0), "full");
+    assert_eq!(waits(&[0, 4], 30), (0, 0, 0), "the lane was not free");
+    assert_eq!(waits(&[0, 4], 5), (0, 0, 0), "its deadline came first");
+    assert_eq!(waits(&[], 5), (0, 0, 0));
+    let limits = Limits { max_delay: Duration::ZERO, ..LIMITS };
+    assert_eq!(Waits::of(&[arrived(0)], &limits, ms(0)), Waits::default());
+    let mut sum = Waits::default();
+    (0..3).for_each(|_| sum += Waits::of(&[arrived(0)], &LIMITS, ms(10)));
+    assert_eq!(
+        (sum.batches, sum.total, sum.in_vain),
+        (3, Duration::from_millis(30), Duration::from_millis(30))
+    );
+}

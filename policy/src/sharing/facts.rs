@@ -5,6 +5,8 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 
+use crate::batcher::Waits;
+
 /// What does not change while a model is served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Terms {
@@ -88,6 +90,8 @@ pub struct Seen {
     pub p99_latency: Duration,
     /// The part of the span in which a batch executed, 0 to 1.
     pub busy: f64,
+    /// What came of waits for company.
+    pub waits: Waits,
     /// Batches by their size. All executed at the share in force, beside whoever was there.
     pub executed: Vec<Executed>,
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{self, Limits, Next};
+use shadowslice_policy::batcher::{self, Limits, Next, Waits};
 use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
@@ -197,6 +197,7 @@ impl<'a> Model<'a> {
 
     /// Sends one batch, less the requests that come too late.
     fn send(&mut self, mut requests: Vec<Request>, now: u64, stage: &mut Stage<'_>) {
+        self.observer.waited(Waits::of(&requests, &self.limits, moment(now)));
         self.drop_late(&mut requests, moment(now));
         if requests.is_empty() {
             return;

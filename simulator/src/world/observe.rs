@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use shadowslice_policy::batcher::Waits;
 use shadowslice_policy::sharing::{Executed, Seen};
 
 use crate::histogram::Histogram;
@@ -61,6 +62,7 @@ pub(super) struct Observer {
     recent: Tally,
     since: u64,
     busy: Busy,
+    waits: Waits,
     /// Batches at the share in force, by their rows: how many, and for how long.
     executed: BTreeMap<u32, (u64, Duration)>,
 }
@@ -80,6 +82,7 @@ impl Observer {
             recent: Tally::new(),
             since: 0,
             busy: Busy::default(),
+            waits: Waits::default(),
             executed: BTreeMap::new(),
         }
     }
@@ -110,6 +113,11 @@ impl Observer {
         }
     }
 
+    /// A batch is sent that may have waited for company.
+    pub(super) fn waited(&mut self, waits: Waits) {
+        self.waits += waits;
+    }
+
     /// A batch executed at the share in force.
     pub(super) fn executed(&mut self, rows: u32, took: Duration) {
         let (count, sum) = self.executed.entry(rows).or_default();
@@ -138,6 +146,7 @@ impl Observer {
             mean_latency: Duration::from_nanos(recent.mean_ns()),
             p99_latency: Duration::from_nanos(recent.latency.quantile(0.99)),
             busy: self.busy.until(now) as f64 / span.max(1) as f64,
+            waits: self.waits,
             executed: executed
                 .map(|(&rows, &sum)| Executed { rows, count: sum.0, mean: mean(sum) })
                 .collect(),
@@ -149,6 +158,7 @@ impl Observer {
         self.total.add(&self.recent);
         self.recent.clear();
         self.executed.clear();
+        self.waits = Waits::default();
         self.busy = Busy { running: self.busy.running, since: now, total: 0 };
         self.since = now;
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use shadowslice_policy::batcher::Waits;
 use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::units::Moment;
 
@@ -23,6 +24,7 @@ pub(crate) struct Observer {
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: Busy,
+    waits: Waits,
     /// How many batches of a size executed, and for how long altogether; ascending by rows.
     executed: Vec<(u32, u64, Duration)>,
 }
@@ -46,6 +48,7 @@ impl Observer {
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
             busy: Busy::default(),
+            waits: Waits::default(),
             executed: Vec::with_capacity(MAX_SIZES),
         }
     }
@@ -64,6 +67,11 @@ impl Observer {
         self.in_time += u64::from(in_time);
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
+    }
+
+    /// A batch is sent that may have waited for company.
+    pub(crate) fn waited(&mut self, waits: Waits) {
+        self.waits += waits;
     }
 
     /// A batch executed at the share in force.
@@ -120,6 +128,7 @@ impl Observer {
             mean_latency: mean(self.latency_sum, self.answered),
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
+            waits: self.waits,
             executed: executed.collect(),
         }
     }
@@ -130,6 +139,7 @@ impl Observer {
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
         self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
+        self.waits = Waits::default();
         self.executed.clear();
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::Next;
+use shadowslice_policy::batcher::{Next, Waits};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::sharing::Door;
@@ -155,6 +155,7 @@ impl State {
             }
             match self.queue.next(&limits, now) {
                 Next::Run(batch) => {
+                    self.stats.recent.waited(Waits::of(&batch, &limits, now));
                     if !self.send(lane, batch, now) {
                         return Left::Ready;
                     }

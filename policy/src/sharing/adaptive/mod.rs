@@ -19,6 +19,7 @@
 mod batching;
 mod capacity;
 mod closed_loop;
+mod company;
 mod contention;
 mod curve;
 mod demand;

@@ -9,6 +9,7 @@ use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
 use super::closed_loop::ClosedLoop;
+use super::company::Company;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 
@@ -48,6 +49,7 @@ pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
     clients: ClosedLoop,
+    company: Company,
     gpu: f64,
     capacity: Capacity,
     /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
@@ -64,8 +66,9 @@ impl Model {
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
-        let clients = ClosedLoop::default();
-        let mut new = Self { curve, demand, clients, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
+        let (clients, company) = (ClosedLoop::default(), Company::default());
+        let mut new =
+            Self { curve, demand, clients, company, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
         new.work_out_capacity(terms);
         new
     }
@@ -76,6 +79,7 @@ impl Model {
             return;
         }
         self.demand.observe(&live.seen);
+        self.company.observe(&live.seen, self.demand.rate());
         if self.clients.observe(live, self.demand.dispersion()) {
             self.press();
         }
@@ -156,7 +160,7 @@ impl Model {
     pub(super) fn door(&self, terms: &Terms, sms: f64, admit: f64, crowded: f64) -> Door {
         let batching = self.batching(terms, sms, admit);
         let max_batch = batching.max();
-        let max_delay = batching.longest_delay(max_batch).mul_f64(crowded);
+        let max_delay = self.company.worth(batching.longest_delay(max_batch).mul_f64(crowded));
         let expected_batch = batching.expected(max_batch, max_delay);
         Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, lead: LEAD, watch: Watch::OFF }
     }
