@@ -171,7 +171,8 @@ impl MemoryLedger {
             return Err(NoRoom::Limit { needed, limit, taken });
         }
         let Memory::Real { free, .. } = memory else { return Ok(()) };
-        if now < book.quiet_until {
+        // What is there already would have to be started again, and is called in if it turns out to be in the way.
+        if now < book.quiet_until && !there {
             return Err(NoRoom::Lag);
         }
         let shadows = book.rows.values().filter(|row| row.has_shadows);
@@ -347,6 +348,11 @@ mod tests {
         assert_eq!(ledger.may_stand("a", Memory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
         assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
         ledger.warmed(at(10));
+        assert_eq!(
+            ledger.may_stand("a", real(80, 80), true, at(11)),
+            Ok(()),
+            "it would only have to be started again"
+        );
         assert_eq!(ledger.may_stand("a", real(80, 80), false, at(11)), Err(NoRoom::Lag));
         assert_eq!(ledger.may_stand("a", real(80, 80), false, at(12)), Ok(()));
     }
