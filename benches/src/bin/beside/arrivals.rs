@@ -12,9 +12,9 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 /// so that the same number of intervals is over on both sides.
 pub(crate) const LEAD: Duration = Duration::from_millis(4250);
 
-/// A supervisor's first interval begins some ms after its process, nobody outside knows how many; so what is simulated
-/// begins this much earlier, for the same arrivals.
-pub(crate) const PHASES_MS: [u64; 11] = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20];
+/// A supervisor's first interval begins some ms after its process, about five by its log; so what is simulated begins this much
+/// earlier, for the same arrivals.
+pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -28,7 +28,7 @@ latency counts from the scheduled arrival to the last byte.
 
 * **real**: the median over the rounds in which others took at most 10 % of the machine, or over all where there were none (see *quiet*), with the smallest
   and the largest in brackets.
-* **simulated**: the median and the range over {phases} phases. Where a policy's intervals fall between requests can be said of the supervisor to some 20 ms only, so
+* **simulated**: the median and the range over {phases} phases. Where a policy's intervals fall between requests can be said of the supervisor to some {last_phase} ms only, so
   each load is simulated as if it came 0 to {last_phase} ms earlier.
 
 The aims, of the medians: goodput within {:.0} %, p99 of all answers within {:.0} %, repartitions within {REPARTITIONS:.0}.
