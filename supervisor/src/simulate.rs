@@ -17,7 +17,6 @@ use shadowslice_simulator::scenario::Scenario;
 use shadowslice_simulator::world::{self, Settings};
 
 use crate::config::{self, Config, ConfigError};
-use crate::control::first_sms;
 use crate::errors;
 use crate::exit::{self, fail};
 use load::{BadLoad, Load, Source};
@@ -133,7 +132,7 @@ fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &
     let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
     let mut policy = contender.policy(&scenario.gpus, &terms);
     let mut started = scenario.clone();
-    for (served, initial) in started.models.iter_mut().zip(first_sms(contender, &scenario.gpus, &terms)) {
+    for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;
     }
     let arrivals = load.arrivals.iter().copied();

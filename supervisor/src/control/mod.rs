@@ -31,9 +31,7 @@ pub use controller::{Context, Controller, Inbox, Parts};
 pub use engine::spec as engine_spec;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
-pub use planner::{
-    DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares, first_sms,
-};
+pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
 pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
 pub use thread::{ControlThread, Hired};
 

@@ -54,23 +54,6 @@ fn scripts_find_the_names_they_hold_on_to() {
 }
 
 #[test]
-fn models_start_with_the_shares_that_serve_starts_them_with() {
-    let mix = |initial: &str| {
-        let mix = fs::read_to_string("../configs/beside.yaml").unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let profiles = fs::canonicalize("../configs/profiles").unwrap();
-        std::os::unix::fs::symlink(profiles, folder.path().join("profiles")).unwrap();
-        let config = folder.path().join("config.yaml");
-        fs::write(&config, mix.replace("initial: 26%", initial)).unwrap();
-        let run = format!("{} --load poisson --policy adaptive --seconds 1", config.display());
-        let report = simulated(&run).unwrap();
-        (report.runs[0].repartitions, report.runs[0].per_model["embedder"].sms)
-    };
-    assert_eq!(mix("initial: 26%"), (0, 108), "less than adaptive leaves a model");
-    assert_eq!(mix("initial: 70%"), (0, 74), "chosen, and kept");
-}
-
-#[test]
 fn another_truth_is_another_run() {
     let mean_ms = |more: &str| {
         let report =

@@ -364,7 +364,6 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/src/simulate.rs",
         may: &[
             "crate::config",
-            "crate::control::first_sms",
             "crate::errors",
             "crate::exit",
             "shadowslice_policy::sharing",

@@ -15,6 +15,15 @@ use crate::cases::{CASES, Case};
 use crate::figures::Figures;
 use crate::{Failure, Options};
 
+/// The configuration without `share.initial`: under `adaptive` a simulation begins as if it had been running, and so does a
+/// supervisor to whom nobody says with what to start.
+fn without_shares(mix: &str) -> String {
+    mix.lines()
+        .filter(|line| !line.trim_start().starts_with("share:"))
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
 /// Simulates cases.
 #[derive(Debug)]
 pub(crate) struct Simulator {
@@ -49,6 +58,7 @@ impl Simulator {
             let path = simulator.config(case);
             let controller =
                 format!("controller: {{policy: {}, interval: {}ms}}", case.policy, INTERVAL.as_millis());
+            let mix = if case.policy == "adaptive" { without_shares(&mix) } else { mix.clone() };
             fs::write(&path, format!("{mix}\n{controller}\n")).map_err(about("write", &path))?;
         }
         Ok(simulator)

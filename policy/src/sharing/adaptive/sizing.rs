@@ -51,7 +51,10 @@ impl Sizing {
         };
         let low = carries(HEADROOM / BAND);
         let idle = model.demand.peak() < IDLE;
-        if idle || model.demand.observed() < OBSERVED_S {
+        if idle {
+            return Self { target: level, low: terms.min, high: level, level, idle };
+        }
+        if model.demand.observed() < OBSERVED_S {
             return Self { target: level, low, high: level, level, idle };
         }
         Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level, idle }
@@ -62,10 +65,11 @@ impl Sizing {
         if share < self.low || share > self.high { self.target } else { share }
     }
 
-    /// When more comes than a share is for: when it should be another one even if the demand comes as it came of late.
+    /// When more comes than a share is for: all that it carries is so much more than its demand of late that it need not be
+    /// reached for that. What is between is left to the intervals.
     pub(super) fn watch(model: &Model, share: Sms) -> Watch {
         let Some(carried) = model.carried_by(share) else { return Watch::OFF };
-        Watch::new(model.demand.peak(), carried * BAND / HEADROOM, model.demand.dispersion())
+        Watch::new(model.demand.peak(), carried, model.demand.dispersion())
     }
 
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.
@@ -139,11 +143,11 @@ mod tests {
         let silence = [0; 400];
         let seldom: Vec<u64> = [1; 12].into_iter().chain(silence).collect();
         for sizing in [sizing(&silence, true), sizing(&seldom, true)] {
-            for share in [LEVEL, Sms(72), Sms(40)] {
+            for share in [LEVEL, Sms(72), Sms(4)] {
                 assert_eq!(sizing.of_one_with(share), share);
                 assert_eq!(sizing.standby(&live(share)), None);
             }
-            assert_eq!(sizing.of_one_with(Sms(4)), LEVEL);
+            assert_eq!(sizing.of_one_with(Sms(120)), LEVEL, "a level is a level");
         }
     }
 

@@ -8,7 +8,6 @@
 //! It decides nothing and waits for nobody: an order that is refused, or fails, is in the next facts.
 
 mod facts;
-mod first;
 mod orders;
 mod report;
 #[cfg(test)]
@@ -17,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Live, Policy, Seen, Terms};
+use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Kind, Live, Policy, Seen, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -30,7 +29,6 @@ use crate::partition::Partition;
 use crate::pipeline::{LatencyHistogram, PRESSURES, Pipeline, Pressed};
 use orders::Orders;
 
-pub use first::sms as first_sms;
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
 /// A model, as the planner reaches it.
@@ -103,10 +101,13 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[
         move |share: Percent| gpu.sms(share)
     };
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
+    let wanted = choice.policy(&whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
-        if sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+        // Ours goes on from where somebody chose to start a model; the others are what they say.
+        let chosen = choice.kind == Kind::Adaptive && terms.initial_given;
+        if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
     };
-    models.iter().zip(terms.iter().zip(first::sms(choice, &whole(gpus), &terms))).map(share).collect()
+    models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
 }
 
 /// The SMs that a worker can have of each GPU.

@@ -222,8 +222,7 @@ fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
         ("policy: half", [60, 60]),
         ("policy: gslice", [20, 20]),
         ("policy: static+doors", [20, 20]),
-        // Nobody knows what 20 % carries, so ours would not leave it at that.
-        ("policy: adaptive", [60, 60]),
+        ("policy: adaptive", [20, 20]),
     ]);
     for (controller, shares) in expected {
         assert_eq!(percents(controller, ""), shares, "{controller}");
