@@ -109,6 +109,10 @@ costs: build ## What a request costs, counted (Debian: linux-perf, valgrind): do
 growth: build ## Whether models, connections, tensors, requests hit a cliff: docs/measurements/growth.md (six minutes once built)
 	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
 
+.PHONY: step
+step: build ## How soon a model has more when more comes: docs/measurements/step.md (three minutes once built)
+	$(TARGET)/release/shadowslice-step --page docs/measurements/step.md $(STEP_ARGS)
+
 # The page names the code that was judged by its trees, which stay the same when a commit is moved.
 .PHONY: judge
 judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)

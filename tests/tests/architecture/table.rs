@@ -417,6 +417,7 @@ pub(crate) const ROWS: &[Row] = &[
     // Programs that are one function of the library's.
     Row { part: "benches/src/bin/costs.rs", may: &["shadowslice_benches::costs"], never: &[] },
     Row { part: "benches/src/bin/growth.rs", may: &["shadowslice_benches::growth"], never: &[] },
+    Row { part: "benches/src/bin/step.rs", may: &["shadowslice_benches::step"], never: &[] },
     // The simulator beside the real thing: both as users have them, from outside.
     Row {
         part: "benches/src/bin/beside",
