@@ -50,11 +50,12 @@ const fn case(standby: Standby, row_ms: f64, base: f64, step: f64) -> Case {
 }
 
 /// All of them.
-pub(super) const CASES: [Case; 9] = [
+pub(super) const CASES: [Case; 10] = [
     case(Standby::Auto, COSTLY_MS, 30.0, 420.0),
     case(Standby::Auto, COSTLY_MS, 30.0, 720.0),
     case(Standby::Auto, COSTLY_MS, 30.0, 1080.0),
     case(Standby::Auto, COSTLY_MS, 200.0, 600.0),
+    case(Standby::Auto, COSTLY_MS, 200.0, 880.0),
     case(Standby::Auto, CHEAP_MS, 400.0, 1200.0),
     case(Standby::Off, COSTLY_MS, 30.0, 420.0),
     case(Standby::Off, COSTLY_MS, 30.0, 720.0),

@@ -1,7 +1,7 @@
 //! An open-loop load whose rate steps up once.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +17,9 @@ use crate::Failure;
 
 /// How long an answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// New rates that may wait for the thread that sends.
+const STEPS: usize = 1;
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +65,7 @@ struct Model {
 /// A load that goes on.
 pub(super) struct Load {
     /// Nobody to send any more ends it.
-    step: Sender<f64>,
+    step: SyncSender<f64>,
     pacing: JoinHandle<Paced>,
 }
 
@@ -78,7 +81,7 @@ impl Load {
     pub(super) fn begin(client: Client, model: String, rate: f64, seed: u64) -> Self {
         let input = Tensor::fp32("x", &[1, 16], &[1.0; 16]);
         let model = Arc::new(Model { name: model, client, input });
-        let (step, steps) = channel();
+        let (step, steps) = sync_channel(STEPS);
         let reactor = Handle::current();
         let random = SplitMix64::new(seed);
         let pacing = thread::spawn(move || pace(&model, rate, random, &steps, &reactor));
