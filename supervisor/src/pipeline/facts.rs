@@ -2,6 +2,7 @@
 
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::lane::WorkerId;
 
@@ -34,8 +35,12 @@ impl Reporter {
     }
 
     pub(crate) fn report(&self, fact: LaneFact) {
-        if let Err(error) = self.0.try_send(fact) {
-            tracing::error!(%error, "a lane's fact is lost: the controller has stopped or is far behind");
+        match self.0.try_send(fact) {
+            // As a model goes, its controller does so before the last of its lanes.
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(fact)) => {
+                tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
+            }
         }
     }
 }
