@@ -40,6 +40,12 @@ fn started(server: &Server) -> usize {
     server.log().matches("worker started").count()
 }
 
+/// The model once so many hand-overs were completed: whoever ordered one hears of it a moment before everybody does.
+async fn completed(server: &Server, handovers: u64) -> Result<Model, Error> {
+    let all = move |model: &Model| model.handovers.completed >= handovers;
+    server.wait_status("echo", "a hand-over that was completed", all).await
+}
+
 /// Deaths, and workers that were started in the place of dead ones.
 fn deaths_and_restarts(model: &Model) -> (u64, u64) {
     let count = |key: &str| model.more[key].as_u64().expect("a count");
@@ -77,7 +83,7 @@ async fn a_change_to_the_share_of_a_worker_that_starts_waits_for_it_and_starts_n
     let (resized, ()) = tokio::join!(server.resize("echo", 50), going_on);
     let handover = resized.unwrap();
     assert_eq!((handover.from_sms, handover.to_sms, handover.at_once), (26, 66, Some(false)), "{handover:?}");
-    let model = server.model("echo").await.unwrap();
+    let model = completed(&server, 2).await.unwrap();
     assert_eq!((model.share_percent, incumbent(&model).map(|worker| worker.pid)), (50, Some(pid)));
     assert_eq!((model.handovers.completed, model.handovers.aborted), (2, 0));
     assert_eq!(deaths_and_restarts(&model), (0, 0));
@@ -100,7 +106,7 @@ async fn what_is_left_of_the_last_change_is_not_waited_for() {
     };
     let (resized, ()) = tokio::join!(server.resize("echo", 50), going_on);
     assert_eq!(resized.unwrap().to_sms, 66);
-    let model = server.model("echo").await.unwrap();
+    let model = completed(&server, 3).await.unwrap();
     assert_eq!((model.share_percent, incumbent(&model).map(|worker| worker.pid)), (50, Some(pid)));
     assert_eq!((model.handovers.completed, model.handovers.aborted), (3, 0));
     server.stop().await.unwrap();
@@ -118,7 +124,8 @@ async fn a_change_fails_with_the_worker_that_it_waits_for() {
     };
     let (resized, ()) = tokio::join!(server.resize("echo", 50), killing);
     assert!(resized.is_err(), "its shadow was killed, yet {resized:?}");
-    let model = server.model("echo").await.unwrap();
+    let aborted = |model: &Model| model.handovers.aborted > 0;
+    let model = server.wait_status("echo", "a hand-over that was aborted", aborted).await.unwrap();
     assert_eq!((model.share_percent, incumbent(&model).map(|worker| worker.pid)), (20, serving));
     assert_eq!((model.handovers.completed, model.handovers.aborted), (1, 1));
     assert_eq!(deaths_and_restarts(&model), (0, 0));
