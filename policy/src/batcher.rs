@@ -43,6 +43,9 @@ pub struct Waits {
 impl Waits {
     /// What came of the wait of a batch that runs now; nothing of one that was full, or was kept by the lane and not by the wait.
     pub fn of<K, T>(batch: &[Entry<K, T>], limits: &Limits, now: Moment) -> Self {
+        if limits.max_delay.is_zero() {
+            return Self::default();
+        }
         let arrivals = || batch.iter().map(|entry| entry.arrived);
         let (Some(oldest), Some(newest)) = (arrivals().min(), arrivals().max()) else {
             return Self::default();
@@ -51,7 +54,7 @@ impl Waits {
         let (total, in_vain) = (now.since(oldest), now.since(newest));
         let full = rows >= u64::from(limits.max_rows) || batch.len() >= limits.max_requests;
         let waited = limits.max_delay..=limits.max_delay + limits.max_delay / LATE_PART;
-        if limits.max_delay.is_zero() || full || !waited.contains(&total) {
+        if full || !waited.contains(&total) {
             return Self::default();
         }
         Self { batches: 1, total, in_vain }
