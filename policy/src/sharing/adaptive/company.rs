@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::super::Seen;
+use super::lasting::Lasting;
 use crate::batcher::Waits;
 
 /// What was seen of waits weighs this part of it an interval later.
@@ -20,12 +21,6 @@ const DEVIATION: f64 = 0.3;
 /// Deviations that chance explains.
 const CHANCE: f64 = 3.0;
 
-/// For so many seconds nobody waits who waited in vain, twice as long each time,
-const OFF_S: f64 = 120.0;
-
-/// up to this.
-const MAX_OFF_S: f64 = 3_600.0;
-
 /// Watches one model's waits.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Company {
@@ -33,8 +28,8 @@ pub(super) struct Company {
     /// In seconds, together.
     waited: f64,
     in_vain: f64,
-    /// How often waits turned out to be in vain.
-    times: i32,
+    /// How long waits stay away that were in vain.
+    lasting: Lasting,
     /// For how many seconds nobody waits from now on.
     off_s: f64,
 }
@@ -48,8 +43,8 @@ impl Company {
         self.waited = self.waited * MEMORY + total.as_secs_f64();
         self.in_vain = self.in_vain * MEMORY + in_vain.as_secs_f64();
         if self.batches >= BATCHES && self.is_in_vain(rate) {
-            let off_s = (OFF_S * 2_f64.powi(self.times)).min(MAX_OFF_S);
-            *self = Self { times: self.times.saturating_add(1), off_s, ..Self::default() };
+            let off_s = self.lasting.again();
+            *self = Self { lasting: self.lasting, off_s, ..Self::default() };
         }
     }
 

@@ -23,6 +23,7 @@ mod company;
 mod contention;
 mod curve;
 mod demand;
+mod lasting;
 mod layout;
 mod learnt;
 mod model;

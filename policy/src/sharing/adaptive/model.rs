@@ -12,6 +12,7 @@ use super::closed_loop::ClosedLoop;
 use super::company::Company;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
+use super::lasting::Lasting;
 
 /// The parts of a GPU at which it is tried how cheap a request can be.
 const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
@@ -25,20 +26,14 @@ struct Pressed {
     /// Requests a second.
     rate: f64,
     intervals: u32,
-    /// How often there was one so far.
-    times: i32,
+    /// How long the level is kept for one.
+    lasting: Lasting,
     /// Until when the level is kept whatever comes, in seconds of observation.
     until: f64,
 }
 
 /// Intervals in which it shows how large a demand is.
 const SHOWN_IN: u32 = 4;
-
-/// For so many seconds a model that had too little keeps its level, twice as long each time,
-const KEPT_S: f64 = 120.0;
-
-/// up to this: who needs more now and then is to come to rest.
-const MAX_KEPT_S: f64 = 3_600.0;
 
 /// A demand of at least this part of one for which less than the level was too little is as large.
 const AS_LARGE: f64 = 0.6;
@@ -112,10 +107,9 @@ impl Model {
 
     /// Less than the level turned out to be too little.
     pub(super) fn press(&mut self) {
-        let times = self.pressed.map_or(0, |pressed| pressed.times.saturating_add(1));
-        let kept = (KEPT_S * 2_f64.powi(times)).min(MAX_KEPT_S);
-        let until = self.demand.observed() + kept;
-        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0, times, until });
+        let mut lasting = self.pressed.map_or_else(Lasting::default, |pressed| pressed.lasting);
+        let until = self.demand.observed() + lasting.again();
+        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0, lasting, until });
     }
 
     /// Whether less than the level was too little for as large a demand, or just now.
