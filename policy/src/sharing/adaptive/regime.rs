@@ -28,9 +28,9 @@ const MEMORY: f64 = 0.99;
 /// A way to share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caps {
-    /// Everybody may have what the others leave, lower priorities less.
+    /// Everybody may have what the others leave.
     Generous,
-    /// They fit onto the GPU together.
+    /// They fit onto the GPU together, and are less the lower the priority.
     Fitting,
 }
 

@@ -6,6 +6,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::super::fixtures::{live, profile, terms};
 use super::super::{Executed, Kind, Policy};
 use super::*;
+use crate::batcher::Waits;
 use crate::pressure::Watch;
 
 const GPU: Sms = Sms(132);
@@ -173,6 +174,19 @@ fn clients_that_wait_for_their_answers_get_a_share_back_that_slows_them_down() {
     shares.dedup();
     assert_eq!(shares.len(), 3, "{shares:?}");
     assert!(shares[1] < GPU && shares[2] == GPU);
+}
+
+#[test]
+fn batches_wait_on_a_crowded_gpu_but_not_for_company_that_does_not_come() {
+    let terms = models(&[1, 1, 1]);
+    let waits = |in_vain: Duration| {
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&[150; 3], &policy.initial());
+        facts.models[0].seen.waits = Waits { batches: 40, total: 600 * MS, in_vain };
+        policy.decide(&facts).doors.iter().map(|door| !door.max_delay.is_zero()).collect::<Vec<_>>()
+    };
+    assert_eq!(waits(120 * MS), [true; 3]);
+    assert_eq!(waits(590 * MS), [false, true, true]);
 }
 
 #[test]
