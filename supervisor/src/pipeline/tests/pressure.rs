@@ -1,5 +1,7 @@
 //! Who is told that a model should have more SMs at once, and when.
 
+use shadowslice_policy::pressure::{Sign, Watch};
+
 use super::*;
 
 /// A pipeline of model 7 that answers whoever is late, where nothing keeps the SLO; and where it gives notice.
@@ -87,4 +89,14 @@ async fn nobody_waits_for_whoever_does_not_listen() {
     drop(pressed);
     asked.push(ask(&stage, 1 + 3 * SHORT, SHORT).await);
     drop(worker);
+}
+
+#[tokio::test]
+async fn more_than_the_share_is_for_gives_notice_before_slack_runs_out() {
+    let (stage, mut pressed) = stage(4);
+    let _worker = crowd(&stage).await;
+    stage.pipeline.set_door(Door { watch: Watch::new(0.0, 0.01, 1.0), ..Door::open(64) });
+    stage.pipeline.set_relief(true);
+    let _asked = ask(&stage, 0, SHORT - 1).await;
+    assert_eq!(pressed.try_recv().unwrap().alarm.sign, Sign::TooManyCome);
 }
