@@ -52,6 +52,13 @@ pub struct Facts {
     pub models: Vec<Live>,
 }
 
+impl Facts {
+    /// The shares in force.
+    pub fn shares(&self) -> Vec<Sms> {
+        self.models.iter().map(|live| live.share).collect()
+    }
+}
+
 /// One model as it stands now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Live {

@@ -21,5 +21,5 @@ mod policy;
 
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms};
-pub use plan::{Change, Decision, Door, Plan, Verdict, Waiting};
+pub use plan::{Change, Decision, Door, Plan, Relief, Verdict, Waiting};
 pub use policy::{Kind, Policy, UnknownPolicy};

@@ -46,6 +46,17 @@ pub struct Change {
     pub onset: Moment,
 }
 
+/// What is done between two decisions for a model under pressure.
+#[derive(Debug, Clone, PartialEq)]
+#[must_use = "relief that is not carried out has changed nothing"]
+pub struct Relief {
+    /// The share that it gets.
+    pub change: Change,
+    /// How each model batches and whom it lets in from then on, in the models' order: what was right beside the share before would
+    /// refuse requests that can be answered now, up to the next decision.
+    pub doors: Vec<Door>,
+}
+
 /// A model's batching and admission.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Door {
@@ -129,6 +140,6 @@ pub enum Waiting {
     Handover,
     /// People hold the share.
     Held,
-    /// The GPU is overloaded, and another model's worker warms up there.
+    /// The GPU is overloaded: workers warm up there one at a time, and no share shrinks.
     Overload,
 }

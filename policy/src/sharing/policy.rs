@@ -8,7 +8,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
-use super::{Change, Decision, Facts, Terms};
+use super::{Decision, Facts, Relief, Terms};
 
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,7 +146,8 @@ impl Policy {
         };
         if let Some(ours) = &mut self.our_doors {
             ours.observe(&self.terms, facts);
-            for (target, door) in targets.iter_mut().zip(ours.doors(&self.terms, facts).0) {
+            let shares = facts.shares();
+            for (target, door) in targets.iter_mut().zip(ours.doors(&self.terms, &facts.gpus, &shares).0) {
                 target.door = door;
             }
         }
@@ -155,9 +156,9 @@ impl Policy {
 
     /// What `model` should have at once, or as soon as can be, which shows a sign of pressure since `onset`; nothing if
     /// another share would not help.
-    pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
+    pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Relief> {
         match &mut self.rule {
-            Rule::Adaptive(adaptive) => adaptive.pressure(model, onset, facts),
+            Rule::Adaptive(adaptive) => adaptive.pressure(model, onset, &self.terms, facts),
             Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
         }
     }

@@ -123,9 +123,9 @@ pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
     |ask, facts| match ask {
         Ask::Interval => policy.decide(facts),
         Ask::Pressure(model) => {
-            let change = policy.pressure(model, facts.now, facts);
-            let plan = change.map(|change| Plan { epoch: 0, changes: vec![change] });
-            Decision { plan, ..Decision::default() }
+            let Some(relief) = policy.pressure(model, facts.now, facts) else { return Decision::default() };
+            let plan = Plan { epoch: 0, changes: vec![relief.change] };
+            Decision { plan: Some(plan), doors: relief.doors, ..Decision::default() }
         }
     }
 }

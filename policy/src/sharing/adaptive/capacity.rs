@@ -40,6 +40,11 @@ impl Capacity {
         (above < self.0.len()).then_some(below)
     }
 
+    /// What the model carries at most; nothing while nothing is known.
+    pub(super) fn most(&self) -> Option<f64> {
+        self.0.last().map(|&(_, carried)| carried)
+    }
+
     /// The smallest share that carries so many requests a second, or the largest that is of use.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
         let index = self.0.partition_point(|&(_, carried)| carried < rate);

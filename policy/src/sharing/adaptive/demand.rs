@@ -33,6 +33,13 @@ const RECENTLY: Duration = Duration::from_secs(3);
 /// Half of what a peak was above the rate is forgotten after about two thirds of this time, in seconds.
 const PEAK_MEMORY: f64 = 20.0;
 
+/// Arrivals that vary so many times as much as independent ones come in bursts. Of a hundred models whose requests are
+/// independent, one seems to at some time within the first 64 intervals.
+const BURSTY: f64 = 2.0;
+
+/// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
+const BURST_MEMORY: f64 = 60.0;
+
 /// What is known of one model's arrivals. Rates are in requests a second.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Demand {
@@ -45,11 +52,13 @@ pub(super) struct Demand {
     observed: f64,
     /// The variance of arrivals in an interval by their mean: 1 if they are independent.
     dispersion: f64,
+    /// The largest of those, forgotten slowly.
+    bursts: f64,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0 }
+        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0, bursts: 1.0 }
     }
 }
 
@@ -67,7 +76,8 @@ impl Demand {
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
         self.dispersion = self.dispersed();
-        self.peak = self.rate + (self.peak - self.rate).max(0.0) * (-span / PEAK_MEMORY).exp();
+        self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
+        self.bursts = slowly(self.bursts, self.dispersion, span / BURST_MEMORY);
         if self.observed > 0.0 || seen.arrived > 0 {
             self.observed += span;
         }
@@ -112,6 +122,11 @@ impl Demand {
         self.dispersion
     }
 
+    /// Whether requests come in bursts, or did not long ago.
+    pub(super) fn is_bursty(&self) -> bool {
+        self.bursts >= BURSTY
+    }
+
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
     pub(super) fn onset(&self, now: Moment) -> Moment {
         let steady = Duration::from_secs_f64(sum(self.window.iter()).1);
@@ -131,6 +146,11 @@ impl Demand {
 
 fn sum<'a>(intervals: impl Iterator<Item = &'a (f64, f64)>) -> (f64, f64) {
     intervals.fold((0.0, 0.0), |(came, seconds), interval| (came + interval.0, seconds + interval.1))
+}
+
+/// What is remembered of a largest value that is now this: all of it at first, and a part `1/e` of the excess after an `age` of 1.
+fn slowly(largest: f64, now: f64, age: f64) -> f64 {
+    now + (largest - now).max(0.0) * (-age).exp()
 }
 
 #[cfg(test)]
@@ -183,6 +203,16 @@ mod tests {
     fn bursts_show_as_dispersion() {
         let bursty: Vec<u64> = (0..60).map(|step| [44, 60, 35, 66, 45][step % 5]).collect();
         assert!(after(&bursty).dispersion > 2.0);
+    }
+
+    #[test]
+    fn bursts_are_remembered_for_a_while() {
+        let burst = [44, 60, 35, 66, 45, 20, 80].repeat(4);
+        let then = |calm: usize| after(&[&burst[..], &vec![50; calm]].concat());
+        assert!(then(0).is_bursty() && then(64).is_bursty());
+        assert!(then(64).dispersion < BURSTY, "not by what comes now");
+        assert!(!then(400).is_bursty());
+        assert!(!after(&[50; 20]).is_bursty());
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::time::Duration;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::carry_out::plan;
-use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting};
+use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting};
 use model::Model;
 use outlook::Outlook;
 use pacing::Pacing;
@@ -82,17 +82,22 @@ impl Adaptive {
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Decision {
         self.observe(terms, facts);
-        let (mut doors, mut report) = self.doors(terms, facts);
+        let shares = facts.shares();
+        let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &shares);
         let (mut changes, mut standby) = (Vec::new(), Vec::new());
-        let mut pacing = Pacing::of(self.overloaded(terms, &facts.gpus), terms, facts);
+        let overloaded = self.overloaded(terms, &facts.gpus);
+        let mut pacing = Pacing::of(overloaded, terms, facts);
         for (model, live) in facts.models.iter().enumerate() {
             let sizing = self.sizing(model, terms);
-            doors[model].watch = Sizing::watch(&self.models[model], live.share);
             let gpu = terms[model].gpu;
             standby.push(pacing.standby(gpu, live, sizing.standby(live)));
             let have = live.coming.unwrap_or(live.share);
             let to = sizing.of_one_with(have);
             if near(have, to) {
+                continue;
+            }
+            if to < have && pacing.keeps_shares(gpu) {
+                report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
                 continue;
             }
             report[model] = moved(to, live, facts);
@@ -141,17 +146,19 @@ impl Adaptive {
             live.held || live.coming.is_none() && near(live.share, wanted)
         });
         if settled {
-            self.regimes[gpu].observe(here.iter().map(|&model| &facts.models[model].seen), load);
+            // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
+            let carried = here.iter().filter(|&&model| self.models[model].could_be_carried());
+            self.regimes[gpu].observe(carried.map(|&model| &facts.models[model].seen), load);
         }
         self.lay_out(&here, terms, sms, self.regimes[gpu].caps());
     }
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.
-    pub(super) fn doors(&self, terms: &[Terms], facts: &Facts) -> (Vec<Door>, Vec<Verdict>) {
+    pub(super) fn doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
         let mut doors: Vec<Door> = terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect();
         let mut report = vec![Verdict::Keep; terms.len()];
-        for (gpu, &sms) in facts.gpus.iter().enumerate() {
-            let outlook = Outlook::of(&self.models, terms, facts, gpu, sms);
+        for (gpu, &sms) in gpus.iter().enumerate() {
+            let outlook = Outlook::of(&self.models, terms, shares, gpu, sms);
             for (model, door) in outlook.doors() {
                 report[model] = outlook.verdict(model, &door);
                 doors[model] = door;
@@ -160,9 +167,24 @@ impl Adaptive {
         (doors, report)
     }
 
+    /// The same, with doors that notice when more comes than our shares are for.
+    fn watched_doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
+        let (mut doors, report) = self.doors(terms, gpus, shares);
+        for ((door, model), &share) in doors.iter_mut().zip(&self.models).zip(shares) {
+            door.watch = Sizing::watch(model, share);
+        }
+        (doors, report)
+    }
+
     /// All that the model may have, or what the standing worker has of that: at once where one stands, else as fast as a shadow
     /// starts, and then not twice in a dwell time.
-    pub(super) fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Change> {
+    pub(super) fn pressure(
+        &mut self,
+        model: usize,
+        onset: Moment,
+        terms: &[Terms],
+        facts: &Facts,
+    ) -> Option<Relief> {
         let (live, level) = (facts.models.get(model)?, *self.levels.get(model)?);
         if live.held || live.coming.is_some() || live.share >= level || near(live.share, level) {
             return None;
@@ -173,7 +195,13 @@ impl Adaptive {
         }
         let to = standing.unwrap_or(level);
         self.models[model].press();
-        Some(Change { model, from: live.share, to, at_once: standing.is_some(), onset })
+        let mut shares = facts.shares();
+        if standing.is_some() {
+            shares[model] = to;
+        }
+        let (doors, _) = self.watched_doors(terms, &facts.gpus, &shares);
+        let change = Change { model, from: live.share, to, at_once: standing.is_some(), onset };
+        Some(Relief { change, doors })
     }
 }
 

@@ -129,6 +129,13 @@ impl Model {
         self.capacity.of_less(share)
     }
 
+    /// Whether the whole GPU would carry its demand, if what batches take longer than its profile says is the neighbours' fault; true
+    /// while nothing is known.
+    pub(super) fn could_be_carried(&self) -> bool {
+        let rate = self.demand.rate() / self.curve.scale().max(1.0);
+        self.capacity.most().is_none_or(|most| rate <= most)
+    }
+
     /// Its batches when it has so many SMs and a part of its demand is let in.
     pub(super) fn batching<'a>(&'a self, terms: &'a Terms, sms: f64, admit: f64) -> Batching<'a> {
         Batching { terms, curve: &self.curve, sms, rate: self.demand.rate() * admit }

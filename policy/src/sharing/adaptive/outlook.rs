@@ -54,9 +54,9 @@ pub(super) struct Outlook<'a> {
 }
 
 impl<'a> Outlook<'a> {
-    pub(super) fn of(models: &'a [Model], terms: &'a [Terms], facts: &Facts, gpu: usize, sms: Sms) -> Self {
+    pub(super) fn of(models: &'a [Model], terms: &'a [Terms], shares: &[Sms], gpu: usize, sms: Sms) -> Self {
         let here = on(gpu, terms);
-        let caps = here.iter().map(|&model| f64::from(facts.models[model].share.0)).collect();
+        let caps = here.iter().map(|&model| f64::from(shares[model].0)).collect();
         let gpu = f64::from(sms.0);
         let admits = admitted(&here, models, terms, gpu * FULL);
         Self { models, terms, gpu, here, caps, admits }

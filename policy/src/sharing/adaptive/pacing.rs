@@ -21,6 +21,11 @@ impl Pacing {
         Self { gpus }
     }
 
+    /// Whether nobody's share should shrink there: he would want it back at once, while all execute all the time anyway.
+    pub(super) fn keeps_shares(&self, gpu: usize) -> bool {
+        self.gpus[gpu].0
+    }
+
     /// Whether a hand-over may begin there now for which a worker must start; if so, one does.
     pub(super) fn admits(&mut self, gpu: usize) -> bool {
         let (overloaded, busy) = self.gpus[gpu];
@@ -55,6 +60,11 @@ mod tests {
         assert!(!pacing(true, Some(Sms(66))).admits(0));
         let mut calm = pacing(false, Some(Sms(66)));
         assert!(calm.admits(0) && calm.admits(0));
+    }
+
+    #[test]
+    fn in_overload_shares_stay() {
+        assert!(pacing(true, None).keeps_shares(0) && !pacing(true, None).keeps_shares(1));
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl Regime {
         if self.fitting { Caps::Fitting } else { Caps::Generous }
     }
 
-    /// Learns from an interval in which nobody's share changed; `load` is the part of the GPU that the demand takes at least.
+    /// Learns from an interval in which nobody's share changed, of the models that could be carried; `load` is the part of the GPU that all demand
+    /// takes at least.
     pub(super) fn observe<'s>(&mut self, seen: impl Iterator<Item = &'s Seen>, load: f64) {
         let (arrived, missed) = seen.fold((0, 0), |(arrived, missed), seen| {
             let late = seen.answered.saturating_sub(seen.in_time);

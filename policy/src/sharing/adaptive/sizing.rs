@@ -1,7 +1,8 @@
 //! How much of its level a model has: as much as carries its demand with head-room.
 //!
 //! More would be of no use to it, and take from who needs it in the same moment; less would be too little before a
-//! hand-over can bring more. The demand is the largest of late, so that a share does not follow every wave.
+//! hand-over can bring more. The demand is the largest of late, so that a share does not follow every wave. Who meets bursts
+//! keeps what he has: a share that carries their mean is too small in each of them, for a moment.
 
 use shadowslice_shared::units::Sms;
 
@@ -54,7 +55,7 @@ impl Sizing {
         if idle {
             return Self { target: level, low: terms.min, high: level, level, idle };
         }
-        if model.demand.observed() < OBSERVED_S {
+        if model.demand.observed() < OBSERVED_S || model.demand.is_bursty() {
             return Self { target: level, low, high: level, level, idle };
         }
         Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level, idle }
@@ -136,6 +137,13 @@ mod tests {
         assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
         assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);
         assert_eq!(sizing(&[1; 20], false).of_one_with(LEVEL), LEVEL, "nor while nobody knows what it costs");
+    }
+
+    #[test]
+    fn nothing_shrinks_under_bursts_nor_grows_for_them() {
+        let bursty = sizing(&[20, 2, 30, 5, 18, 3].repeat(4), true);
+        assert_eq!(bursty.of_one_with(LEVEL), LEVEL);
+        assert_eq!(bursty.of_one_with(Sms(48)), Sms(48));
     }
 
     #[test]

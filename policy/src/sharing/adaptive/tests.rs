@@ -47,6 +47,11 @@ fn carry_out(decision: &Decision, facts: &mut Facts) {
     }
 }
 
+/// The change that pressure on the first model brings.
+fn pressure(policy: &mut Policy, facts: &Facts) -> Option<Change> {
+    policy.pressure(0, facts.now, facts).map(|relief| relief.change)
+}
+
 /// Decides so many times, half a second apart, while this many requests come for each model.
 fn pass(policy: &mut Policy, facts: &mut Facts, arrived: &[u64], times: u32) -> Vec<Change> {
     let mut changes = Vec::new();
@@ -113,11 +118,11 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
     facts.models[0].standing = Some(Sms(126));
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
     let change = Change { model: 0, from: Sms(10), to: Sms(126), at_once: true, onset: facts.now };
-    assert_eq!(policy.pressure(0, facts.now, &facts), Some(change.clone()));
+    assert_eq!(pressure(&mut policy, &facts), Some(change.clone()));
     let began = Moment::after_origin(facts.now.since_origin() - 500 * MS);
     assert_eq!(policy.decide(&facts).plan.unwrap().changes, [Change { onset: began, ..change }]);
     facts.models[0].held = true;
-    assert_eq!(policy.pressure(0, facts.now, &facts), None);
+    assert_eq!(pressure(&mut policy, &facts), None);
     assert_eq!(policy.pressure(7, facts.now, &facts), None, "no such model");
 }
 
@@ -130,14 +135,14 @@ fn a_share_that_was_too_little_is_not_come_back_to() {
     for _ in 0..10 {
         shrunk.extend(pass(&mut policy, &mut facts, &[50], 30).iter().map(|change| change.to));
         facts.models[0].standing = Some(GPU);
-        let Some(change) = policy.pressure(0, facts.now, &facts) else { break };
+        let Some(change) = pressure(&mut policy, &facts) else { break };
         (facts.models[0].share, facts.models[0].standing) = (change.to, None);
     }
     assert_eq!(shrunk.len(), 1, "{shrunk:?}");
     assert!(!pass(&mut policy, &mut facts, &[5], 240).is_empty(), "less demand needs less");
     // A burst shows how large it was only after slack ran out.
     facts.models[0].standing = Some(GPU);
-    assert!(policy.pressure(0, facts.now, &facts).is_some());
+    assert!(pressure(&mut policy, &facts).is_some());
     (facts.models[0].share, facts.models[0].standing) = (GPU, None);
     assert_eq!(pass(&mut policy, &mut facts, &[50], 20), []);
     assert_eq!(pass(&mut policy, &mut facts, &[5], 240), [], "for longer than the first time");
@@ -195,33 +200,59 @@ fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
     let mut facts = facts(&[50], &[Sms(10)]);
     let change = Change { model: 0, from: Sms(10), to: GPU, at_once: false, onset: facts.now };
-    assert_eq!(policy.pressure(0, facts.now, &facts), Some(change));
+    assert_eq!(pressure(&mut policy, &facts), Some(change));
     facts.models[0].since = Moment::after_origin(Duration::from_secs(57));
-    assert_eq!(policy.pressure(0, facts.now, &facts), None, "too soon");
+    assert_eq!(pressure(&mut policy, &facts), None, "too soon");
     facts.models[0].since = Moment::default();
     facts.models[0].coming = Some(Sms(40));
-    assert_eq!(policy.pressure(0, facts.now, &facts), None, "one is under way");
+    assert_eq!(pressure(&mut policy, &facts), None, "one is under way");
     facts.models[0].coming = None;
     facts.models[0].share = Sms(128);
-    assert_eq!(policy.pressure(0, facts.now, &facts), None, "all that there is");
+    assert_eq!(pressure(&mut policy, &facts), None, "all that there is");
+}
+
+#[test]
+fn doors_suit_the_share_that_pressure_brings_at_once() {
+    let terms = models(&[1, 1]);
+    let doors = |standing: Option<Sms>, share: Sms| {
+        let mut facts = facts(&[50, 50], &[share, Sms(66)]);
+        facts.models[0].standing = standing;
+        // What executed would say another thing beside each share.
+        facts.models.iter_mut().for_each(|live| live.seen.executed.clear());
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let decided = policy.decide(&facts).doors;
+        (decided, policy.pressure(0, facts.now, &facts).map(|relief| relief.doors))
+    };
+    let (small, relieved) = doors(Some(Sms(126)), Sms(10));
+    let (large, _) = doors(None, Sms(126));
+    assert_ne!(small, large);
+    assert_eq!(relieved, Some(large));
+    let (small, warming) = doors(None, Sms(10));
+    assert_eq!(warming, Some(small), "until the shadow is warm the share is what it was");
 }
 
 #[test]
 fn where_slos_are_missed_for_no_want_of_sms_caps_come_to_fit() {
     let terms = models(&[1, 1, 1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[50; 3], &policy.initial());
-    for _ in 0..30 {
-        facts.models.iter_mut().for_each(|live| came(live, 50, 9));
-        let caps: u32 = facts.models.iter().map(|live| live.share.0).sum();
-        if caps > GPU.0 {
-            facts.models.iter_mut().for_each(|live| live.seen.in_time = 30);
+    let fit = |arrived: [u64; 3]| {
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&arrived, &policy.initial());
+        let mut fit = false;
+        for _ in 0..30 {
+            let caps: u32 = facts.models.iter().map(|live| live.share.0).sum();
+            fit |= caps <= GPU.0;
+            for (live, arrived) in facts.models.iter_mut().zip(arrived) {
+                came(live, arrived, 9);
+                live.seen.in_time = if caps > GPU.0 { arrived * 3 / 5 } else { arrived };
+            }
+            facts.now = facts.now + 500 * MS;
+            let decision = policy.decide(&facts);
+            carry_out(&decision, &mut facts);
         }
-        facts.now = facts.now + 500 * MS;
-        let decision = policy.decide(&facts);
-        carry_out(&decision, &mut facts);
-    }
-    assert!(facts.models.iter().map(|live| live.share.0).sum::<u32>() <= GPU.0, "{facts:?}");
+        fit
+    };
+    assert!(fit([50; 3]));
+    assert!(!fit([500, 0, 0]), "no share of the GPU carries a thousand requests a second");
 }
 
 #[test]

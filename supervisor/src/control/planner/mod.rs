@@ -16,7 +16,9 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Decision, Facts, Kind, Live, Policy, Seen, Terms};
+use shadowslice_policy::sharing::{
+    Change, Choice, Decision, Door, Facts, Kind, Live, Policy, Relief, Seen, Terms,
+};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -176,9 +178,7 @@ impl Planner {
         let decision = self.policy.decide(&facts);
         let took = self.clock.now().since(began);
         if self.act {
-            for ((sharer, _), door) in self.models.iter().zip(&decision.doors) {
-                sharer.pipeline.set_door(*door);
-            }
+            self.set_doors(&decision.doors);
         }
         let mut obstacles = vec![None; self.models.len()];
         for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
@@ -199,6 +199,12 @@ impl Planner {
         });
     }
 
+    fn set_doors(&self, doors: &[Door]) {
+        for ((sharer, _), door) in self.models.iter().zip(doors) {
+            sharer.pipeline.set_door(*door);
+        }
+    }
+
     /// A model should have more at once, and maybe others: asks for each how much.
     fn relieve(&mut self, first: Pressed) {
         let mut notices = vec![first];
@@ -208,16 +214,29 @@ impl Planner {
             notices.push(next);
         }
         let now = self.clock.now();
-        let facts = self.facts(now, Pipeline::peek);
+        let mut facts = self.facts(now, Pipeline::peek);
         for Pressed { model, alarm } in notices {
             // One that has gone gives no more notice.
             let place = self.models.iter().position(|(sharer, _)| sharer.id == model);
-            let change = place.and_then(|place| self.policy.pressure(place, alarm.since, &facts));
-            let Some(change) = change else { continue };
-            let Some(live) = facts.models.get(change.model) else { continue };
+            let relief = place.and_then(|place| self.policy.pressure(place, alarm.since, &facts));
+            let Some(Relief { change, doors }) = relief else { continue };
+            let Some(live) = facts.models.get_mut(change.model) else { continue };
             let sign = report::sign(alarm.sign);
-            if let Err(why) = self.order(&change, Cause::Pressure, live, sign, now) {
-                tracing::debug!(model, sign, why, "a model should have more at once, and nothing is done");
+            match self.order(&change, Cause::Pressure, live, sign, now) {
+                Ok(()) => {
+                    self.set_doors(&doors);
+                    if change.at_once {
+                        live.share = change.to;
+                    }
+                }
+                Err(why) => {
+                    tracing::debug!(
+                        model,
+                        sign,
+                        why,
+                        "a model should have more at once, and nothing is done"
+                    );
+                }
             }
         }
     }

@@ -204,7 +204,9 @@ fn reason(waiting: &Waiting, now: Moment) -> String {
         }
         Waiting::Handover => "a hand-over of it is under way".to_owned(),
         Waiting::Held => "its share is held".to_owned(),
-        Waiting::Overload => "the GPU is overloaded, and another model's worker warms up there".to_owned(),
+        Waiting::Overload => {
+            "the GPU is overloaded: workers warm up there one at a time, and no share shrinks".to_owned()
+        }
     }
 }
 

@@ -268,6 +268,12 @@ fn a_model_that_runs_out_of_slack_has_its_larger_standing_worker_without_a_decis
     let Order::Resize { share, cause, onset, .. } = &order else { panic!("{order:?}") };
     assert_eq!((*share, *cause, *onset), (larger, Cause::Pressure, Some(since)));
     assert_eq!(rig.planned.borrow().report.decisions, 0);
+    let doors = rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late());
+    assert_eq!(
+        doors.collect::<Vec<_>>(),
+        [true; 2],
+        "doors suit the new shares, and are open before anything is decided"
+    );
     // It is under way now.
     rig.planner.relieve(pressed(since));
     assert!(rig.ordered[0].try_recv().is_err());
@@ -279,6 +285,7 @@ fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
     rig.standings[0].send_modify(|standing| standing.ready = Some(Percent::WHOLE));
     let since = rig.planner.clock.now();
     rig.planner.relieve(pressed(since));
+    assert!(!rig.planner.models[0].0.pipeline.refuses_late());
     rig.decide();
     assert!((0..2).all(|model| rig.ordered[model].try_recv().is_err()));
 }
