@@ -146,9 +146,10 @@ impl Adaptive {
             live.held || live.coming.is_none() && near(live.share, wanted)
         });
         if settled {
-            // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
-            let carried = here.iter().filter(|&&model| self.models[model].could_be_carried());
-            self.regimes[gpu].observe(carried.map(|&model| &facts.models[model].seen), load);
+            let models = &self.models;
+            let seen =
+                here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
+            self.regimes[gpu].observe(seen, load);
         }
         self.lay_out(&here, terms, sms, self.regimes[gpu].caps());
     }

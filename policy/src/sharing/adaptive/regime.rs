@@ -14,12 +14,13 @@ const ROOM: f64 = 0.8;
 const MISSED: f64 = 0.2;
 
 /// of at least so many,
-const REQUESTS: u64 = 20;
+const REQUESTS: f64 = 20.0;
 
 /// in so many intervals in a row, before the other way is tried.
 const INTERVALS: u32 = 4;
 
-/// It must miss less than this part of what this one misses to be tried again.
+/// Caps that fit must miss less than this part of what generous ones miss to be tried again. Generous ones are come back to if they miss
+/// less at all: they cost nobody anything, if they do not cost time.
 const BETTER: f64 = 0.7;
 
 /// What an interval weighs after the next one.
@@ -47,9 +48,14 @@ impl Record {
         self.missed / self.arrived.max(1.0)
     }
 
-    fn add(&mut self, arrived: u64, missed: u64) {
-        self.arrived = self.arrived * MEMORY + arrived as f64;
-        self.missed = self.missed * MEMORY + missed as f64;
+    fn add(&mut self, arrived: f64, missed: f64) {
+        self.arrived += arrived;
+        self.missed += missed;
+    }
+
+    fn fade(&mut self) {
+        self.arrived *= MEMORY;
+        self.missed *= MEMORY;
     }
 }
 
@@ -60,12 +66,14 @@ pub(super) struct Regime {
     here: Record,
     there: Record,
     doubts: u32,
+    /// Whether an interval is over. In the first one doors turned nobody away, which says nothing of caps.
+    begun: bool,
 }
 
 impl Regime {
     pub(super) fn new() -> Self {
         let nothing = Record { arrived: 0.0, missed: 0.0 };
-        Self { fitting: false, here: nothing, there: nothing, doubts: 0 }
+        Self { fitting: false, here: nothing, there: nothing, doubts: 0, begun: false }
     }
 
     /// The caps to share it with.
@@ -73,21 +81,28 @@ impl Regime {
         if self.fitting { Caps::Fitting } else { Caps::Generous }
     }
 
-    /// Learns from an interval in which nobody's share changed, of the models that could be carried; `load` is the part of the GPU that all demand
-    /// takes at least.
-    pub(super) fn observe<'s>(&mut self, seen: impl Iterator<Item = &'s Seen>, load: f64) {
-        let (arrived, missed) = seen.fold((0, 0), |(arrived, missed), seen| {
-            let late = seen.answered.saturating_sub(seen.in_time);
-            (arrived + seen.arrived, missed + late + seen.refused)
-        });
-        if load >= ROOM {
+    /// Learns from an interval in which nobody's share changed: what was seen of each model, and whether the whole GPU would carry it. `load`
+    /// is the part of the GPU that all demand takes at least.
+    pub(super) fn observe<'s>(&mut self, models: impl Iterator<Item = (&'s Seen, bool)>, load: f64) {
+        if load >= ROOM || !std::mem::replace(&mut self.begun, true) {
             self.doubts = 0;
             return;
         }
-        self.here.add(arrived, missed);
-        let doubtful = arrived >= REQUESTS && missed as f64 > MISSED * arrived as f64;
+        let (mut all, mut telling) = (Record::default(), Record::default());
+        for (seen, carried) in models {
+            let missed = seen.answered.saturating_sub(seen.in_time) + seen.refused;
+            all.add(seen.arrived as f64, missed as f64);
+            // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
+            if carried || self.fitting {
+                telling.add(seen.arrived as f64, missed as f64);
+            }
+        }
+        self.here.fade();
+        self.here.add(all.arrived, all.missed);
+        let doubtful = telling.arrived >= REQUESTS && telling.missed > MISSED * telling.arrived;
         self.doubts = if doubtful { self.doubts + 1 } else { 0 };
-        if self.doubts >= INTERVALS && self.there.part() < BETTER * self.here.part() {
+        let better = if self.fitting { 1.0 } else { BETTER };
+        if self.doubts >= INTERVALS && self.there.part() < better * self.here.part() {
             (self.here, self.there, self.doubts) = (self.there, self.here, 0);
             self.fitting = !self.fitting;
         }
@@ -102,14 +117,21 @@ mod tests {
     fn observe(regime: &mut Regime, missed: u64, load: f64, intervals: u32) -> Caps {
         let seen = Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
         for _ in 0..intervals {
-            regime.observe([seen.clone(), Seen::default()].iter(), load);
+            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load);
         }
         regime.caps()
     }
 
+    /// One whose first interval is over, in which all missed.
+    fn begun() -> Regime {
+        let mut regime = Regime::new();
+        observe(&mut regime, 100, 0.5, 1);
+        regime
+    }
+
     #[test]
     fn misses_that_last_though_there_is_room_lead_to_the_other_way() {
-        let mut regime = Regime::new();
+        let mut regime = begun();
         assert_eq!(observe(&mut regime, 30, 0.5, 3), Caps::Generous);
         assert_eq!(observe(&mut regime, 30, 0.5, 1), Caps::Fitting);
         assert_eq!(observe(&mut regime, 0, 0.5, 100), Caps::Fitting);
@@ -118,26 +140,44 @@ mod tests {
     #[test]
     fn overload_a_few_misses_and_a_bad_moment_do_not() {
         for (missed, load) in [(30, 0.95), (15, 0.5)] {
-            assert_eq!(observe(&mut Regime::new(), missed, load, 9), Caps::Generous);
+            assert_eq!(observe(&mut begun(), missed, load, 9), Caps::Generous);
         }
-        let mut regime = Regime::new();
+        let mut regime = begun();
         for _ in 0..9 {
             observe(&mut regime, 90, 0.5, 3);
             assert_eq!(observe(&mut regime, 1, 0.5, 1), Caps::Generous);
         }
         let seen = Seen { arrived: 10, refused: 10, ..Seen::default() };
-        (0..9).for_each(|_| regime.observe([seen.clone()].iter(), 0.5));
+        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5));
         assert_eq!(regime.caps(), Caps::Generous, "too few to say anything");
     }
 
     #[test]
     fn the_better_way_is_kept() {
-        let mut regime = Regime::new();
+        let mut regime = begun();
         observe(&mut regime, 30, 0.5, 4);
         assert_eq!(observe(&mut regime, 60, 0.5, 4), Caps::Generous);
         assert_eq!(observe(&mut regime, 30, 0.5, 100), Caps::Generous);
-        let mut regime = Regime::new();
+        let mut regime = begun();
         observe(&mut regime, 60, 0.5, 4);
         assert_eq!(observe(&mut regime, 30, 0.5, 100), Caps::Fitting);
+        let mut regime = begun();
+        observe(&mut regime, 30, 0.5, 4);
+        assert_eq!(observe(&mut regime, 32, 0.5, 4), Caps::Generous, "a little better is enough");
+    }
+
+    #[test]
+    fn who_is_not_carried_is_no_reason_to_try_and_counts_once_it_is_tried() {
+        let seen = |missed: u64| Seen { arrived: 100, refused: missed, ..Seen::default() };
+        let interval = |regime: &mut Regime, missed: u64| {
+            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5);
+            regime.caps()
+        };
+        let mut regime = begun();
+        assert!((0..100).all(|_| interval(&mut regime, 60) == Caps::Generous));
+        let mut regime = begun();
+        observe(&mut regime, 40, 0.5, 4);
+        (0..4).for_each(|_| _ = interval(&mut regime, 90));
+        assert_eq!(regime.caps(), Caps::Generous, "they miss more now");
     }
 }
