@@ -37,6 +37,9 @@ const PEAK_MEMORY: f64 = 20.0;
 /// independent, one seems to at some time within the first 64 intervals.
 const BURSTY: f64 = 2.0;
 
+/// Fewer intervals than this say nothing of bursts: the one in which a rate changed is among them.
+const TELLING: usize = 6;
+
 /// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
 const BURST_MEMORY: f64 = 60.0;
 
@@ -77,7 +80,8 @@ impl Demand {
         self.rate = came / seconds;
         self.dispersion = self.dispersed();
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
-        self.bursts = slowly(self.bursts, self.dispersion, span / BURST_MEMORY);
+        let dispersion = if self.window.len() >= TELLING { self.dispersion } else { 1.0 };
+        self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
         if self.observed > 0.0 || seen.arrived > 0 {
             self.observed += span;
         }
@@ -213,6 +217,8 @@ mod tests {
         assert!(then(64).dispersion < BURSTY, "not by what comes now");
         assert!(!then(400).is_bursty());
         assert!(!after(&[50; 20]).is_bursty());
+        let begins = |first: u64| after(&[&[first][..], &[190; 10]].concat());
+        assert!((0..190).all(|first| !begins(first).is_bursty()), "a load that begins within an interval");
     }
 
     #[test]
