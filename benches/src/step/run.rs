@@ -15,8 +15,8 @@ use crate::step::load::Load;
 use crate::step::orders::to_grow;
 use crate::step::round::{AFTER, Round};
 
-/// How long anything may take that the supervisor does by itself.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long anything may take that the supervisor does by itself. A model whose requests seem to come in bursts keeps its share for a minute or so.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where no worker stands ready, a share that has changed stays for so long, whatever comes; so the steps come later.
 const DWELL: Duration = Duration::from_secs(5);
