@@ -492,10 +492,4 @@ impl Pipeline {
     fn now(&self) -> Moment {
         self.clock.now()
     }
-
-    /// Whether its door refuses what would be late.
-    #[cfg(test)]
-    pub fn refuses_late(&self) -> bool {
-        self.state.lock().door.refuses_late()
-    }
 }

@@ -158,6 +158,13 @@ fn good() -> Vec<Output> {
     vec![Output { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
 }
 
+impl Pipeline {
+    /// Whether its door refuses what would be late.
+    pub(crate) fn refuses_late(&self) -> bool {
+        self.state.lock().door.refuses_late()
+    }
+}
+
 #[tokio::test]
 async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another() {
     let part = |offset, len| vec![Extent { offset, len }];
