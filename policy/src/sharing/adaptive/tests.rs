@@ -212,6 +212,15 @@ fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
 }
 
 #[test]
+fn no_share_shrinks_in_overload() {
+    let terms = models(&[1, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[5, 900], &policy.initial());
+    assert_eq!(pass(&mut policy, &mut facts, &[5, 900], 30), []);
+    assert!(!pass(&mut policy, &mut facts, &[5, 50], 30).is_empty(), "it is over");
+}
+
+#[test]
 fn doors_suit_the_share_that_pressure_brings_at_once() {
     let terms = models(&[1, 1]);
     let doors = |standing: Option<Sms>, share: Sms| {
