@@ -32,6 +32,10 @@ use crate::trace::{self, Sampling, Tracer};
 /// Beyond the stop timeout, how long the controllers' end is waited for.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
+/// Every so many tasks a data-path thread takes one from the queue that all threads share, though its own is not empty. Its own holds
+/// 256 tasks: with more connections awake, those in the shared one would wait while the others have tens of answers each.
+const SHARED_QUEUE_TURN: u32 = 2;
+
 /// Runs a supervisor; returns the exit code.
 pub fn run(path: &Path) -> u8 {
     host::init_logging();
@@ -100,6 +104,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
+        .global_queue_interval(SHARED_QUEUE_TURN)
         .enable_all()
         .build()
         .map_err(|error| Box::new(ServeError::Runtime(error)))?;

@@ -43,6 +43,9 @@ struct Options {
     /// Only these parts
     #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
     parts: Vec<Part>,
+    /// Only rows of the sweep whose setting has this in its name, such as `64000000 B`
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
     /// Where the page goes; without it the tables are only shown
     #[arg(long)]
     page: Option<PathBuf>,
@@ -85,7 +88,7 @@ async fn run(options: &Options) -> Result<(), Failure> {
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut found = Found::default();
     if options.parts.contains(&Part::Sweep) {
-        found.sweep = sweep::all(&binaries, span, options.rounds).await?;
+        found.sweep = sweep::all(&binaries, span, options.rounds, &options.only).await?;
     }
     if options.parts.contains(&Part::Memory) {
         found.memory =

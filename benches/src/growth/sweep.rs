@@ -32,10 +32,16 @@ pub(super) struct Row {
     pub(super) memory: Memory,
 }
 
-/// All rows.
-pub(super) async fn all(binaries: &Path, span: Duration, rounds: u32) -> Result<Vec<Row>, Failure> {
+/// All rows whose setting's name has `only` in it.
+pub(super) async fn all(
+    binaries: &Path,
+    span: Duration,
+    rounds: u32,
+    only: &str,
+) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    for (grows, setting, models) in cases() {
+    let wanted = cases().into_iter().filter(|(_, setting, _)| setting.to_string().contains(only));
+    for (grows, setting, models) in wanted {
         eprintln!("{setting}, {models} models");
         let measured = row(binaries, span, rounds, setting, models).await;
         let (round, memory) =

@@ -20,8 +20,13 @@ controller: {policy: static}
 
 /// A folder with these models, in YAML, on the emulated GPU.
 pub(crate) fn home(models: &[String]) -> Result<Home, Error> {
+    home_under("static", models)
+}
+
+fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
+    let host = EMULATED.replace("policy: static", &format!("policy: {policy}"));
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
-    Home::with_config(&format!("{EMULATED}models:\n{models}"))
+    Home::with_config(&format!("{host}models:\n{models}"))
 }
 
 /// A model that answers `x` as `y`, with more keys.
@@ -46,7 +51,12 @@ pub(crate) fn profile(execution_ms: f64) -> String {
 
 /// A server with one `echo` model that takes `execution_ms` per batch, ready.
 pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<Server, Error> {
-    let home = home(&[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
+    one_echo_under("static", execution_ms, more).await
+}
+
+/// The same, whose share that policy decides.
+pub(crate) async fn one_echo_under(policy: &str, execution_ms: f64, more: &str) -> Result<Server, Error> {
+    let home = home_under(policy, &[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
     home.write("profile.yaml", profile(execution_ms))?;
     Server::ready(home).await
 }

@@ -13,7 +13,7 @@ use shadowslice_tests::random::SplitMix64;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Handover, Model};
 
-use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, planned_load};
+use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under, planned_load};
 
 /// Hand-overs of the long run.
 const HANDOVERS: usize = 1000;
@@ -154,20 +154,21 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
     }
 }
 
-/// Kills the worker that serves, again and again, each time once another one stands ready.
+/// Kills the worker that serves, again and again, each time once another one serves and one stands ready.
 async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
-    let mut stood = 0;
+    let mut killed = 0;
     for _ in 0..count {
         let phase = |model: &Model, phase: &str| {
             let found = model.workers.iter().find(|worker| worker.more["phase"] == phase);
             found.map(|worker| worker.pid)
         };
-        let another = |model: &Model| phase(model, "standing").is_some_and(|pid| pid != stood);
-        let model = server.wait_status("echo", "another worker that stands ready", another).await?;
-        stood = phase(&model, "standing").unwrap_or_default();
-        let serving = phase(&model, "serving").and_then(Process::of);
-        let killed = serving.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
-        assert!(killed, "nobody serves: {model:?}");
+        let anew = |model: &Model| {
+            phase(model, "standing").is_some() && phase(model, "serving").is_some_and(|pid| pid != killed)
+        };
+        let model = server.wait_status("echo", "another that serves, and one that stands ready", anew).await?;
+        killed = phase(&model, "serving").unwrap_or_default();
+        let dead = Process::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
+        assert!(dead, "nobody serves: {model:?}");
     }
     Ok(())
 }
@@ -175,15 +176,26 @@ async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
 async fn who_is_killed_beside_a_standing_worker_costs_at_most_a_batch_and_20_ms() {
+    who_serves_is_killed("static").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make soak` runs it"]
+async fn who_is_killed_while_a_policy_acts_costs_at_most_a_batch_and_20_ms() {
+    who_serves_is_killed("adaptive").await;
+}
+
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "the body of two tests")]
+async fn who_serves_is_killed(policy: &str) {
     const BATCH_MS: f64 = 5.0;
-    let server = one_echo(BATCH_MS, WITH_STANDBY).await.unwrap();
+    let server = one_echo_under(policy, BATCH_MS, WITH_STANDBY).await.unwrap();
     let began = Instant::now();
     let (tally, killed) = crowded_while(&server, 8, kill_who_serves(&server, KILLS)).await;
     killed.unwrap();
     let took = began.elapsed();
     let (twin, ()) = crowded_while(&server, 8, tokio::time::sleep(took)).await;
     server.stop().await.unwrap();
-    println!("{KILLS} kills of who serves:");
+    println!("{KILLS} kills of who serves, under the policy {policy}:");
     report(&[], &tally, &twin);
     assert_nothing_lost(&tally);
     assert!(tally.latency_ms(1.0) <= twin.latency_ms(0.999) + BATCH_MS + 20.0, "a kill is seen for longer");
