@@ -12,7 +12,6 @@ mod adaptive;
 mod baselines;
 mod carry_out;
 mod choice;
-mod door;
 mod facts;
 #[cfg(test)]
 mod fixtures;

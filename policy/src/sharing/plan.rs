@@ -71,15 +71,12 @@ pub struct Door {
     pub expected_batch: u32,
     /// How long a batch that is not full waits for more, counted from its oldest arrival.
     pub max_delay: Duration,
-    /// How long before the batch that executes should end the next one may be sent. Until then
-    /// requests wait where they still join a larger batch, or are refused.
-    pub lead: Duration,
     /// When more comes than its share was chosen for.
     pub watch: Watch,
 }
 
 impl Door {
-    /// A door that turns nobody away, and a lane that always has its next batch.
+    /// A door that turns nobody away.
     pub const fn open(max_batch: u32) -> Self {
         Self {
             max_batch,
@@ -87,7 +84,6 @@ impl Door {
             admit: 1.0,
             max_delay: Duration::ZERO,
             refuse_late: false,
-            lead: Duration::MAX,
             watch: Watch::OFF,
         }
     }

@@ -170,7 +170,7 @@ impl<'a> Model<'a> {
         let mut alarm = NEVER;
         while !self.queue.is_empty() && self.lanes[self.serving].in_flight.len() < IN_FLIGHT {
             if !self.lanes[self.serving].is_empty() {
-                let send_at = door::send_at(self.lane_free(moment(now)), self.door.lead);
+                let send_at = door::send_at(self.lane_free(moment(now)));
                 if send_at > moment(now) {
                     alarm = at_ns(send_at);
                     break;

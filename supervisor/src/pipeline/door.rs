@@ -141,7 +141,7 @@ impl Doorkeeper {
         if lane.executes_nothing() {
             return None;
         }
-        Some(door::send_at(lane.free_at(now), self.door.lead)).filter(|&moment| moment > now)
+        Some(door::send_at(lane.free_at(now))).filter(|&moment| moment > now)
     }
 
     /// Says whether a lane serves, and does not stall.

@@ -165,7 +165,8 @@ async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
         let anew = |model: &Model| {
             phase(model, "standing").is_some() && phase(model, "serving").is_some_and(|pid| pid != killed)
         };
-        let model = server.wait_status("echo", "another that serves, and one that stands ready", anew).await?;
+        let model =
+            server.wait_status("echo", "another that serves, and one that stands ready", anew).await?;
         killed = phase(&model, "serving").unwrap_or_default();
         let dead = Process::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
         assert!(dead, "nobody serves: {model:?}");

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use super::super::Terms;
-use super::super::door::largest;
 use super::curve::{Curve, Line};
 
 /// A batch's execution may take this part of the SLO: the rest is its wait for the one before.
@@ -109,6 +108,16 @@ impl Batching<'_> {
     }
 }
 
+/// The largest batch up to `limit` that fits, where smaller ones fit if larger ones do; at least 1.
+fn largest(limit: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut fitting, mut above) = (1, limit.max(1) + 1);
+    while above - fitting > 1 {
+        let middle = fitting + (above - fitting) / 2;
+        if fits(middle) { fitting = middle } else { above = middle }
+    }
+    fitting
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::super::fixtures::{profile, terms};
@@ -163,5 +172,12 @@ mod tests {
         let blind = Batching { terms: &terms, curve: &curve, sms: 20.0, rate: 100.0 };
         assert_eq!((blind.max(), blind.longest_delay(16)), (16, Duration::ZERO));
         assert_eq!((blind.expected(16, Duration::ZERO), blind.busy()), (1, 1.0));
+    }
+
+    #[test]
+    fn a_search_that_nothing_fits_ends_at_one() {
+        assert_eq!(largest(16, |_| false), 1);
+        assert_eq!(largest(16, |_| true), 16);
+        assert_eq!(largest(0, |_| true), 1);
     }
 }

@@ -4,7 +4,6 @@ use shadowslice_shared::units::Sms;
 
 use crate::pressure::Watch;
 
-use super::super::door::LEAD;
 use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
@@ -163,6 +162,6 @@ impl Model {
         let max_batch = batching.max();
         let max_delay = self.company.worth(batching.longest_delay(max_batch).mul_f64(crowded));
         let expected_batch = batching.expected(max_batch, max_delay);
-        Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, lead: LEAD, watch: Watch::OFF }
+        Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, watch: Watch::OFF }
     }
 }

@@ -18,12 +18,12 @@ fn stage(room: usize) -> (Stage, mpsc::Receiver<Pressed>) {
 /// Requests that must have no slack before that is news.
 const SHORT: usize = 8;
 
-/// Asks so often while a batch executes and so many wait.
+/// Asks so often while a batch executes and so many wait already.
 async fn ask(stage: &Stage, waiting: usize, times: usize) -> Vec<impl Sized> {
     let mut asked = Vec::new();
     for more in 0..times {
         asked.push(stage.ask());
-        stage.until((waiting + more, 2)).await;
+        stage.until((waiting + more + 1, 1)).await;
     }
     asked
 }
@@ -40,7 +40,7 @@ async fn crowd(stage: &Stage) -> Actor {
 async fn notice_is_given_once_in_a_while_and_only_while_a_larger_worker_stands_ready() {
     let (stage, mut pressed) = stage(4);
     let _worker = crowd(&stage).await;
-    let (_a, _b) = (stage.ask(), stage.until((0, 2)).await);
+    let (_a, _b) = (stage.ask(), stage.until((1, 1)).await);
     assert!(pressed.try_recv().is_err(), "nobody stands ready");
     stage.pipeline.set_relief(true);
     let before = stage.pipeline.now();
