@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
+use crate::latency::Predictor;
 use crate::queue::{Entry, Place, Queue};
 
 /// What bounds the batches of one model.
@@ -97,6 +98,17 @@ pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Mo
         Some(start) => Next::Run(take_batch(queue, start, limits)),
         None => Next::WaitUntil(soonest),
     }
+}
+
+/// How many rows go first, where so many could go together. A batch that would be padded is parted where both parts,
+/// one after the other, take no longer than the whole: the first is answered sooner, nobody later, and
+/// who comes meanwhile joins the second.
+pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
+    let times = |first: u32| {
+        Some((predictor.predict(first)? + predictor.predict(rows - first)?, predictor.predict(rows)?))
+    };
+    let worth_it = |first: &u32| times(*first).is_some_and(|(parts, whole)| parts <= whole);
+    predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
 /// Until when the batch that starts there waits for company; nothing when it is ready.

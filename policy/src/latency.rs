@@ -45,6 +45,8 @@ pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
+    /// What batches are padded to, ascending; beyond the last they run as they are.
+    sizes: Vec<u32>,
     /// Mean execution time in seconds by rows, at a pace of 1; recent observations first.
     observed: BTreeMap<u32, f64>,
     /// What those are multiplied by now; never zero.
@@ -55,12 +57,35 @@ impl Predictor {
     /// A predictor for a model that runs on so many SMs, with its profile if it has one.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
-        Self { profile, sms, observed: BTreeMap::new(), pace: 1.0 }
+        Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0 }
+    }
+
+    /// Batches execute as the next of these sizes.
+    #[must_use]
+    pub fn padded_to(mut self, mut sizes: Vec<u32>) -> Self {
+        sizes.sort_unstable();
+        self.sizes = sizes;
+        self
+    }
+
+    /// The largest batch without padding among those that are smaller than this one; nothing if it needs none either.
+    pub fn unpadded_below(&self, rows: u32) -> Option<u32> {
+        let above = self.sizes.partition_point(|&size| size < rows);
+        if self.sizes.get(above)? == &rows {
+            return None;
+        }
+        self.sizes[..above].last().copied()
+    }
+
+    /// As how many rows a batch of so many executes.
+    fn padded(&self, rows: u32) -> u32 {
+        let above = self.sizes.partition_point(|&size| size < rows);
+        self.sizes.get(above).copied().unwrap_or(rows)
     }
 
     /// A batch of so many rows executed in that time.
     pub fn observe(&mut self, rows: u32, took: Duration) {
-        let took = took.as_secs_f64();
+        let (rows, took) = (self.padded(rows), took.as_secs_f64());
         self.follow(rows, took);
         let took = took / self.pace;
         if let Some(mean) = self.observed.get_mut(&rows) {
@@ -117,7 +142,7 @@ impl Predictor {
     /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
-        self.at_pace_1(rows).map(|seconds| span(self.pace * seconds))
+        self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
     }
 
     fn at_pace_1(&self, rows: u32) -> Option<f64> {
@@ -168,6 +193,21 @@ mod tests {
 
     fn near(predicted: Option<Duration>, expected: Duration) -> bool {
         predicted.is_some_and(|predicted| predicted.abs_diff(expected) < MS / 1000)
+    }
+
+    #[test]
+    fn a_batch_takes_as_long_as_the_size_it_is_padded_to() {
+        let mut predictor = Predictor::new(Some(&profile()), Sms(20)).padded_to(vec![1, 4, 8]);
+        let times = [1, 2, 4, 5, 8, 9].map(|rows| predictor.predict(rows).unwrap());
+        assert_eq!((times[1], times[3]), (times[2], times[4]));
+        assert!(times[0] < times[1] && times[2] < times[3]);
+        predictor.observe(5, 80 * MS);
+        assert_eq!(predictor.observed().map(|(rows, _)| rows).collect::<Vec<_>>(), [8]);
+        assert_eq!(
+            [1, 3, 4, 7, 8, 9].map(|rows| predictor.unpadded_below(rows)),
+            [None, Some(1), None, Some(4), None, None]
+        );
+        assert_eq!(Predictor::new(None, Sms(20)).unpadded_below(3), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use shadowslice_shared::units::Percent;
 
 use super::controller::Controller;
 use super::{engine, loaded};
-use crate::config::Model;
+use crate::config::{Engine, Model};
 use crate::partition::{Grant, GrantError, Wanted};
 use crate::pipeline::{Arrival, LaneReader, WorkerId};
 use crate::process::{Launch, SpawnError, Worker};
@@ -82,6 +82,7 @@ impl Controller {
             worker: worker.id,
             share: worker.share,
             sms: worker.sms,
+            pads: standing.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
             device: standing.uuid.unwrap_or(standing.device).into(),
             times: times.to_vec(),
             crowding: self.gpu.crowding(),

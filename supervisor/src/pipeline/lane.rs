@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
+use shadowslice_policy::batcher;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::Entry;
 use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES};
@@ -103,6 +104,8 @@ pub struct Arrival {
     pub device: Arc<str>,
     /// How long its batches executed when they were warmed up.
     pub times: Vec<WarmTime>,
+    /// Whether it pads batches to the next size that was warmed up.
+    pub pads: bool,
     /// How crowded its GPU is.
     pub crowding: Crowding,
 }
@@ -139,7 +142,8 @@ pub(crate) enum SendFailure {
 
 impl Lane {
     pub(crate) fn new(arrival: Arrival, profile: Option<&Profile>, socket: Arc<BatchSocket>) -> Self {
-        let mut predictor = Predictor::new(profile, arrival.sms);
+        let sizes = arrival.times.iter().filter(|_| arrival.pads).map(|time| time.rows).collect();
+        let mut predictor = Predictor::new(profile, arrival.sms).padded_to(sizes);
         for time in &arrival.times {
             predictor.expect(time.rows, time.took);
         }
@@ -176,6 +180,22 @@ impl Lane {
     /// How long a batch of so many rows should take, as far as is known.
     pub(crate) fn time(&self, rows: u32) -> Duration {
         self.predictor.predict(rows).unwrap_or(Duration::ZERO)
+    }
+
+    /// Takes out of a batch what had better be sent after the rest of it.
+    pub(crate) fn part(&self, batch: &mut Vec<Waiting>) -> Vec<Waiting> {
+        let rows = batch.iter().map(|request| request.rows).sum();
+        let mut left = batcher::first_part(rows, &self.predictor);
+        if left == rows {
+            return Vec::new();
+        }
+        let first = batch.iter().take_while(|request| {
+            let fits = request.rows <= left;
+            left = left.saturating_sub(request.rows);
+            fits
+        });
+        let first = first.count();
+        if first == 0 { Vec::new() } else { batch.split_off(first) }
     }
 
     /// When it should be through with what it has; not in the past.

@@ -187,6 +187,7 @@ impl State {
         if batch.is_empty() {
             return true;
         }
+        self.queue.put_back(self.lanes[lane].part(&mut batch));
         self.next_batch += 1;
         match self.lanes[lane].send(self.next_batch, batch, now) {
             Ok(()) => true,

@@ -14,6 +14,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
     self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
+use shadowslice_shared::boot::WarmTime;
 use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -113,18 +114,24 @@ impl Stage {
     }
 
     fn enter_with(&self, worker: u64, sms: Sms) -> Actor {
+        self.enter_as(worker, sms, |_| ())
+    }
+
+    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut Arrival)) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let arrival = Arrival {
+        let mut arrival = Arrival {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
             sms,
             device: "emulated".into(),
             times: Vec::new(),
+            pads: false,
             crowding: Crowding::default(),
         };
+        change(&mut arrival);
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
         tokio::spawn(reader.run());

@@ -278,3 +278,25 @@ async fn what_executed_at_another_share_is_not_seen() {
     let seen = stage.pipeline.observe();
     assert_eq!((seen.answered, seen.executed.len()), (2, 0));
 }
+
+#[tokio::test]
+async fn a_batch_that_would_be_padded_is_parted_where_that_delays_nobody() {
+    for (pads, parts) in [(true, vec![2, 1]), (false, vec![3])] {
+        let stage = stage(EASY);
+        let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
+        stage.until((3, 0)).await;
+        let worker = stage.enter_as(1, Sms(60), |arrival| {
+            arrival.times =
+                [1, 2, 4].map(|rows| WarmTime { rows, took: Duration::ZERO, error: 0.0 }).to_vec();
+            arrival.pads = pads;
+        });
+        for part in parts {
+            let batch = worker.batch().await;
+            assert_eq!(batch.requests.len(), part);
+            worker.answer_well(&batch);
+        }
+        for request in asked {
+            answered(request).await;
+        }
+    }
+}
