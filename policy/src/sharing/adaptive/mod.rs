@@ -29,6 +29,7 @@ mod learnt;
 mod model;
 mod outlook;
 mod pacing;
+mod patience;
 mod regime;
 mod sizing;
 

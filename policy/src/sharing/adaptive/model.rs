@@ -12,6 +12,7 @@ use super::company::Company;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::lasting::Lasting;
+use super::patience::Patience;
 
 /// The parts of a GPU at which it is tried how cheap a request can be.
 const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
@@ -44,6 +45,7 @@ pub(super) struct Model {
     pub(super) demand: Demand,
     clients: ClosedLoop,
     company: Company,
+    patience: Patience,
     gpu: f64,
     capacity: Capacity,
     /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
@@ -60,9 +62,19 @@ impl Model {
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
-        let (clients, company) = (ClosedLoop::default(), Company::default());
-        let mut new =
-            Self { curve, demand, clients, company, gpu, capacity, cheapest, pressed, capacity_of: 0.0 };
+        let (clients, company, patience) = (ClosedLoop::default(), Company::default(), Patience::default());
+        let mut new = Self {
+            curve,
+            demand,
+            clients,
+            company,
+            patience,
+            gpu,
+            capacity,
+            cheapest,
+            pressed,
+            capacity_of: 0.0,
+        };
         new.work_out_capacity(terms);
         new
     }
@@ -74,6 +86,7 @@ impl Model {
         }
         self.demand.observe(&live.seen);
         self.company.observe(&live.seen, self.demand.rate());
+        self.patience.observe(&live.seen, terms.percentile);
         if self.clients.observe(live, self.demand.dispersion()) {
             self.press();
         }
@@ -160,7 +173,8 @@ impl Model {
     pub(super) fn door(&self, terms: &Terms, sms: f64, admit: f64, crowded: f64) -> Door {
         let batching = self.batching(terms, sms, admit);
         let max_batch = batching.max();
-        let max_delay = self.company.worth(batching.longest_delay(max_batch).mul_f64(crowded));
+        let longest = self.patience.of(batching.longest_delay(max_batch));
+        let max_delay = self.company.worth(longest.mul_f64(crowded));
         let expected_batch = batching.expected(max_batch, max_delay);
         Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, watch: Watch::OFF }
     }
