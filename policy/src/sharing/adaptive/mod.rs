@@ -32,6 +32,7 @@ mod pacing;
 mod patience;
 mod regime;
 mod sizing;
+mod yielding;
 
 use std::time::Duration;
 
@@ -42,11 +43,15 @@ use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting
 use model::Model;
 use outlook::Outlook;
 use pacing::Pacing;
-use regime::{Caps, Regime};
+use regime::Regime;
 use sizing::{Sizing, near};
+use yielding::{Class, Yielding};
 
 /// A share that just changed stays for this long, the fast path aside.
 const DWELL: Duration = Duration::from_secs(5);
+
+/// Who executes for more than this part of the time is in others' way.
+const BUSY: f64 = 0.5;
 
 /// The adaptive policy and what it remembers.
 #[derive(Debug, Clone)]
@@ -54,6 +59,8 @@ pub(super) struct Adaptive {
     models: Vec<Model>,
     /// How each GPU is shared.
     regimes: Vec<Regime>,
+    /// Who makes room on each GPU.
+    yielding: Vec<Yielding>,
     /// The most that each model should have.
     levels: Vec<Sms>,
     epoch: u64,
@@ -64,16 +71,21 @@ impl Adaptive {
         let models = terms.iter().map(|terms| Model::new(terms, gpus[terms.gpu])).collect();
         let levels = terms.iter().map(|terms| terms.initial).collect();
         let regimes = vec![Regime::new(); gpus.len()];
-        let mut new = Self { models, regimes, levels, epoch: 0 };
+        let yielding = vec![Yielding::new(); gpus.len()];
+        let mut new = Self { models, regimes, yielding, levels, epoch: 0 };
         for (gpu, &sms) in gpus.iter().enumerate() {
-            new.lay_out(&outlook::on(gpu, terms), terms, sms, Caps::Generous);
+            new.lay_out(gpu, terms, sms);
         }
         new
     }
 
-    fn lay_out(&mut self, here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) {
-        let levels = layout::levels(here, terms, gpu, caps);
-        here.iter().zip(levels).for_each(|(&model, level)| self.levels[model] = level);
+    fn lay_out(&mut self, gpu: usize, terms: &[Terms], sms: Sms) {
+        let here = outlook::on(gpu, terms);
+        let levels = layout::levels(&here, terms, sms, self.regimes[gpu].caps());
+        for (&model, level) in here.iter().zip(&levels) {
+            let most = self.yielding[gpu].most(terms[model].priority, sms);
+            self.levels[model] = terms[model].within((*level).min(most));
+        }
     }
 
     /// The shares that the models should start with, of whose demand nothing is known.
@@ -97,7 +109,7 @@ impl Adaptive {
             if near(have, to) {
                 continue;
             }
-            if to < have && pacing.keeps_shares(gpu) {
+            if to < have && pacing.keeps_shares(gpu) && !self.yielding[gpu].asks(terms[model].priority) {
                 report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
                 continue;
             }
@@ -152,7 +164,32 @@ impl Adaptive {
                 here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
             self.regimes[gpu].observe(seen, load);
         }
-        self.lay_out(&here, terms, sms, self.regimes[gpu].caps());
+        let classes = self.classes(&here, terms, facts, sms);
+        let span = here.iter().map(|&model| facts.models[model].seen.span).max().unwrap_or_default();
+        self.yielding[gpu].observe(&classes, span.as_secs_f64(), settled);
+        self.lay_out(gpu, terms, sms);
+    }
+
+    /// What was seen of each priority there with those above it, the highest first.
+    fn classes(&self, here: &[usize], terms: &[Terms], facts: &Facts, sms: Sms) -> Vec<Class> {
+        let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
+        priorities.sort_unstable();
+        priorities.dedup();
+        let class = |priority: u32| {
+            let mut class = Class { priority, load: 0.0, arrived: 0.0, missed: 0.0, beside: false };
+            for &model in here {
+                let seen = &facts.models[model].seen;
+                if terms[model].priority > priority {
+                    class.beside |= seen.busy > BUSY;
+                    continue;
+                }
+                class.load += self.models[model].load_undisturbed() / f64::from(sms.0.max(1));
+                class.arrived += seen.arrived as f64;
+                class.missed += (seen.answered.saturating_sub(seen.in_time) + seen.refused) as f64;
+            }
+            class
+        };
+        priorities.into_iter().map(class).collect()
     }
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.

@@ -1,0 +1,233 @@
+//! Whether lower priorities make room for a higher one.
+//!
+//! A generous cap takes nothing from who executes at the same time, as long as the GPU divides itself. Where kernels take turns
+//! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
+//! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
+
+use shadowslice_shared::units::Sms;
+
+use super::lasting::Lasting;
+
+/// A priority asks for little that takes less than this part of the GPU, with those above it.
+const LITTLE: f64 = 0.5;
+
+/// This part of its requests in an interval must miss their SLOs,
+const MISSED: f64 = 0.05;
+
+/// of at least so many,
+const REQUESTS: f64 = 20.0;
+
+/// in so many intervals in a row, before lower ones make room; as many tell whether that helps. Waits for company that are to blame have been
+/// cut by then.
+const INTERVALS: u32 = 8;
+
+/// They must miss less than this part of what they missed before.
+const BETTER: f64 = 0.7;
+
+/// What part of the GPU those have who make room.
+const LEFT: f64 = 0.65;
+
+/// What was seen of a priority and those above it on one GPU, in an interval.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Class {
+    pub(super) priority: u32,
+    /// The part of the GPU that their demand takes at least.
+    pub(super) load: f64,
+    /// Requests that came.
+    pub(super) arrived: f64,
+    /// Those that were late or refused.
+    pub(super) missed: f64,
+    /// Whether a lower one executes for much of the time.
+    pub(super) beside: bool,
+}
+
+impl Class {
+    fn suffers(&self) -> bool {
+        let misses = self.arrived >= REQUESTS && self.missed > MISSED * self.arrived;
+        misses && self.beside && self.load < LITTLE
+    }
+}
+
+/// What a priority missed over some intervals.
+#[derive(Debug, Clone, Copy, Default)]
+struct Record {
+    intervals: u32,
+    arrived: f64,
+    missed: f64,
+}
+
+impl Record {
+    fn add(&mut self, class: &Class) {
+        self.intervals += 1;
+        self.arrived += class.arrived;
+        self.missed += class.missed;
+    }
+
+    fn part(&self) -> f64 {
+        self.missed / self.arrived.max(1.0)
+    }
+}
+
+/// Who makes room on one GPU.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// Nobody. The highest priority that suffers has done so for some intervals.
+    Nobody { priority: u32, suffered: Record },
+    /// Nobody, for so many seconds: it did not help.
+    InVain { left_s: f64 },
+    /// Those below this priority, which missed that part before.
+    Tried { priority: u32, before: f64, since: Record },
+    /// Those below it, for so many seconds, unless it is asked for nothing in so many intervals.
+    Helps { priority: u32, left_s: f64, quiet: u32 },
+}
+
+/// Decides who makes room on one GPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Yielding {
+    state: State,
+    lasting: Lasting,
+}
+
+impl Yielding {
+    pub(super) fn new() -> Self {
+        Self { state: State::nobody(), lasting: Lasting::default() }
+    }
+
+    /// The most that a model of this priority may have of a GPU with so many SMs.
+    pub(super) fn most(&self, priority: u32, gpu: Sms) -> Sms {
+        if !self.asks(priority) {
+            return gpu;
+        }
+        Sms((f64::from(gpu.0) * LEFT) as u32).max(Sms(Sms::STEP))
+    }
+
+    /// Whether a model of this priority makes room.
+    pub(super) fn asks(&self, priority: u32) -> bool {
+        match self.state {
+            State::Tried { priority: above, .. } | State::Helps { priority: above, .. } => priority > above,
+            State::Nobody { .. } | State::InVain { .. } => false,
+        }
+    }
+
+    /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; highest priorities first.
+    pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
+        let class = |of: u32| classes.iter().find(|class| class.priority == of);
+        self.state = match self.state {
+            State::Nobody { priority, mut suffered } => match classes.iter().find(|class| class.suffers()) {
+                Some(class) => {
+                    if class.priority != priority {
+                        suffered = Record::default();
+                    }
+                    suffered.add(class);
+                    let priority = class.priority;
+                    if suffered.intervals < INTERVALS {
+                        State::Nobody { priority, suffered }
+                    } else {
+                        State::Tried { priority, before: suffered.part(), since: Record::default() }
+                    }
+                }
+                None => State::nobody(),
+            },
+            State::InVain { left_s } if left_s > span_s => State::InVain { left_s: left_s - span_s },
+            State::InVain { .. } => State::nobody(),
+            State::Tried { priority, before, mut since } => {
+                if let Some(class) = class(priority).filter(|_| settled) {
+                    since.add(class);
+                }
+                if since.intervals < INTERVALS {
+                    State::Tried { priority, before, since }
+                } else if since.part() < BETTER * before {
+                    State::Helps { priority, left_s: self.lasting.again(), quiet: 0 }
+                } else {
+                    State::InVain { left_s: self.lasting.again() }
+                }
+            }
+            State::Helps { priority, left_s, quiet } => {
+                let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
+                let (quiet, left_s) = (if asked { 0 } else { quiet + 1 }, left_s - span_s);
+                if left_s > 0.0 && quiet < INTERVALS {
+                    State::Helps { priority, left_s, quiet }
+                } else {
+                    State::nobody()
+                }
+            }
+        };
+    }
+}
+
+impl State {
+    fn nobody() -> Self {
+        Self::Nobody { priority: 0, suffered: Record::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN_S: f64 = 0.5;
+
+    /// A hundred requests of the first priority, of which so many miss, beside one that executes all the time.
+    fn first(missed: f64) -> Class {
+        Class { priority: 1, load: 0.1, arrived: 100.0, missed, beside: true }
+    }
+
+    /// Whether the third priority makes room after so many such intervals.
+    fn observe(yielding: &mut Yielding, class: Class, intervals: u32) -> bool {
+        for _ in 0..intervals {
+            yielding.observe(&[class], SPAN_S, true);
+        }
+        yielding.asks(3)
+    }
+
+    #[test]
+    fn who_suffers_beside_lower_priorities_is_made_room_for() {
+        let mut yielding = Yielding::new();
+        assert!(!observe(&mut yielding, first(10.0), 7));
+        assert!(observe(&mut yielding, first(10.0), 1));
+        assert_eq!([1, 2].map(|priority| yielding.most(priority, Sms(132))), [Sms(132), Sms(85)]);
+        assert!(observe(&mut yielding, first(1.0), 8 + 239), "it helps");
+        assert!(!observe(&mut yielding, first(1.0), 1), "for two minutes");
+    }
+
+    #[test]
+    fn nobody_is_that_does_not_suffer_for_want_of_it() {
+        let fine = [
+            first(5.0),
+            Class { beside: false, ..first(50.0) },
+            Class { load: 0.5, ..first(50.0) },
+            Class { arrived: 19.0, ..first(19.0) },
+        ];
+        for class in fine {
+            assert!(!observe(&mut Yielding::new(), class, 100), "{class:?}");
+        }
+        let mut yielding = Yielding::new();
+        for _ in 0..9 {
+            observe(&mut yielding, first(50.0), 7);
+            assert!(!observe(&mut yielding, first(0.0), 1), "a bad moment");
+        }
+    }
+
+    #[test]
+    fn what_does_not_help_is_not_kept_and_tried_again_later() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, first(10.0), 8);
+        for _ in 0..100 {
+            yielding.observe(&[first(90.0)], SPAN_S, false);
+        }
+        assert!(observe(&mut yielding, first(8.0), 7), "nothing counts before all have their shares");
+        assert!(!observe(&mut yielding, first(8.0), 1));
+        assert!(!observe(&mut yielding, first(8.0), 240 + 7));
+        assert!(observe(&mut yielding, first(8.0), 1));
+    }
+
+    #[test]
+    fn room_that_nobody_asks_for_is_given_back() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, first(10.0), 8);
+        assert!(observe(&mut yielding, first(0.0), 8));
+        let gone = Class { arrived: 0.0, ..first(0.0) };
+        assert!(observe(&mut yielding, gone, 7));
+        assert!(!observe(&mut yielding, gone, 1));
+    }
+}
