@@ -43,7 +43,7 @@ use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting
 use model::Model;
 use outlook::Outlook;
 use pacing::Pacing;
-use regime::Regime;
+use regime::{Caps, Regime};
 use sizing::{Sizing, near};
 use yielding::{Class, Yielding};
 
@@ -109,7 +109,7 @@ impl Adaptive {
             if near(have, to) {
                 continue;
             }
-            if to < have && pacing.keeps_shares(gpu) && !self.yielding[gpu].asks(terms[model].priority) {
+            if to < have && self.keeps(model, have, &terms[model], pacing.keeps_shares(gpu)) {
                 report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
                 continue;
             }
@@ -125,6 +125,15 @@ impl Adaptive {
             }
         }
         Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }
+    }
+
+    /// Whether the share of a model that has this one does not shrink now.
+    fn keeps(&self, model: usize, have: Sms, terms: &Terms, overloaded: bool) -> bool {
+        let Terms { gpu, priority, .. } = *terms;
+        let yielding = &self.yielding[gpu];
+        let makes_room = yielding.asks(priority) && have > self.levels[model];
+        let generous = self.regimes[gpu].caps() == Caps::Generous;
+        generous && yielding.spares(priority) || overloaded && !makes_room
     }
 
     /// By GPU: whether all demand takes more of it than can be planned for.

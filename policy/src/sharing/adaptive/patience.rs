@@ -53,7 +53,7 @@ impl Patience {
     }
 }
 
-/// Whether more answers were late than may be, after batches waited.
+/// Whether more answers were late than may be, after batches waited; not where the load is to blame, for which more are refused.
 fn is_to_blame(seen: &Seen, percentile: f64) -> bool {
     let answered = seen.answered as f64;
     let late = seen.answered.saturating_sub(seen.in_time) as f64;

@@ -221,6 +221,33 @@ fn no_share_shrinks_in_overload() {
 }
 
 #[test]
+fn lower_priorities_make_room_for_who_goes_on_missing_his_slo_and_he_keeps_his_share() {
+    for overloaded in [false, true] {
+        let terms = models(&[1, 3]);
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&[100, 200], &policy.initial());
+        let mut shares = Vec::new();
+        for _ in 0..60 {
+            came(&mut facts.models[0], 100, 9);
+            came(&mut facts.models[1], if overloaded { 2_000 } else { 200 }, 9);
+            // Kernels take turns: less for the one is what helps the other.
+            let crowded = facts.models[1].share > Sms(86);
+            facts.models[0].seen.in_time = if crowded { 90 } else { 100 };
+            facts.now = facts.now + 500 * MS;
+            let decision = policy.decide(&facts);
+            carry_out(&decision, &mut facts);
+            shares.push(facts.shares());
+        }
+        assert_eq!(shares[..7], vec![vec![GPU; 2]; 7][..], "{overloaded}");
+        let at_most = if overloaded { Sms(86)..=Sms(86) } else { Sms(34)..=Sms(86) };
+        assert!(
+            shares[20..].iter().all(|shares| shares[0] == GPU && at_most.contains(&shares[1])),
+            "{shares:?}"
+        );
+    }
+}
+
+#[test]
 fn doors_suit_the_share_that_pressure_brings_at_once() {
     let terms = models(&[1, 1]);
     let doors = |standing: Option<Sms>, share: Sms| {

@@ -98,7 +98,8 @@ impl Yielding {
         if !self.asks(priority) {
             return gpu;
         }
-        Sms((f64::from(gpu.0) * LEFT) as u32).max(Sms(Sms::STEP))
+        let steps = f64::from(gpu.0) * LEFT / f64::from(Sms::STEP);
+        Sms((steps.round() as u32).max(1) * Sms::STEP)
     }
 
     /// Whether a model of this priority makes room.
@@ -106,6 +107,17 @@ impl Yielding {
         match self.state {
             State::Tried { priority: above, .. } | State::Helps { priority: above, .. } => priority > above,
             State::Nobody { .. } | State::InVain { .. } => false,
+        }
+    }
+
+    /// Whether a model of this priority keeps what it has: it suffers, or is made room for.
+    pub(super) fn spares(&self, priority: u32) -> bool {
+        match self.state {
+            State::Nobody { priority: lowest, suffered } => suffered.intervals > 0 && priority <= lowest,
+            State::Tried { priority: lowest, .. } | State::Helps { priority: lowest, .. } => {
+                priority <= lowest
+            }
+            State::InVain { .. } => false,
         }
     }
 
@@ -183,9 +195,11 @@ mod tests {
     #[test]
     fn who_suffers_beside_lower_priorities_is_made_room_for() {
         let mut yielding = Yielding::new();
+        assert!(!yielding.spares(1));
         assert!(!observe(&mut yielding, first(10.0), 7));
+        assert_eq!([1, 2].map(|priority| yielding.spares(priority)), [true, false]);
         assert!(observe(&mut yielding, first(10.0), 1));
-        assert_eq!([1, 2].map(|priority| yielding.most(priority, Sms(132))), [Sms(132), Sms(85)]);
+        assert_eq!([1, 2].map(|priority| yielding.most(priority, Sms(132))), [Sms(132), Sms(86)]);
         assert!(observe(&mut yielding, first(1.0), 8 + 239), "it helps");
         assert!(!observe(&mut yielding, first(1.0), 1), "for two minutes");
     }
