@@ -9,10 +9,12 @@
 //!
 //! 1. [`demand`] says how much comes, [`curve`] what it costs, [`contention`] what neighbours leave, [`capacity`] what a share carries.
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
-//!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority.
+//!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority; where [`yielding`] has seen
+//!    that a higher priority misses its SLO beside lower ones, those have less.
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
 //!    level a second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
-//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded.
+//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded, where
+//!    somebody comes ([`company`]) and nobody is late for it ([`patience`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
 
