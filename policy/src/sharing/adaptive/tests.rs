@@ -195,6 +195,20 @@ fn batches_wait_on_a_crowded_gpu_but_not_for_company_that_does_not_come() {
 }
 
 #[test]
+fn batches_do_not_wait_that_make_answers_late() {
+    let terms = models(&[1, 1, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[150; 3], &policy.initial());
+    let seen = &mut facts.models[0].seen;
+    seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS };
+    seen.in_time = 130;
+    let mut waits = || policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>();
+    let [first, second, _, last] = [(); 4].map(|()| waits());
+    assert!(first[0] > second[0] && second[0] > Duration::ZERO);
+    assert_eq!(last.iter().map(Duration::is_zero).collect::<Vec<_>>(), [true, false, false]);
+}
+
+#[test]
 fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     let terms = models(&[1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
