@@ -195,6 +195,10 @@ impl Adaptive {
                     continue;
                 }
                 class.load += self.models[model].load_undisturbed() / f64::from(sms.0.max(1));
+                // Who is asked for more than the whole GPU could answer misses SLOs whoever makes room.
+                if !self.models[model].could_be_carried() {
+                    continue;
+                }
                 class.arrived += seen.arrived as f64;
                 class.missed += (seen.answered.saturating_sub(seen.in_time) + seen.refused) as f64;
             }

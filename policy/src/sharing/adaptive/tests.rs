@@ -262,6 +262,24 @@ fn lower_priorities_make_room_for_who_goes_on_missing_his_slo_and_he_keeps_his_s
 }
 
 #[test]
+fn nobody_makes_room_for_who_is_asked_for_more_than_the_gpu_could_answer() {
+    // Of few SMs' use: what it asks for is little, and still too much for it.
+    let mut terms = models(&[1, 3]);
+    terms[0].profile = Some(profile(2.0, 70.0, 20));
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[400, 2_000], &policy.initial());
+    for _ in 0..60 {
+        came(&mut facts.models[0], 400, 9);
+        came(&mut facts.models[1], 2_000, 9);
+        facts.models[0].seen.in_time = 300;
+        facts.now = facts.now + 500 * MS;
+        let decision = policy.decide(&facts);
+        carry_out(&decision, &mut facts);
+    }
+    assert_eq!(facts.shares(), [GPU; 2]);
+}
+
+#[test]
 fn doors_suit_the_share_that_pressure_brings_at_once() {
     let terms = models(&[1, 1]);
     let doors = |standing: Option<Sms>, share: Sms| {
