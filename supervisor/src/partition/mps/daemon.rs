@@ -21,7 +21,7 @@ pub(super) struct Daemon {
     child: Child,
     group: Option<Pid>,
     _input: Option<ChildStdin>,
-    _guardian: Option<Child>,
+    guardian: Option<Child>,
 }
 
 impl Daemon {
@@ -32,7 +32,7 @@ impl Daemon {
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();
-        Ok(Self { child, group, _input: input, _guardian: guardian(control) })
+        Ok(Self { child, group, _input: input, guardian: guardian(control) })
     }
 
     /// Its process.
@@ -75,6 +75,10 @@ impl Daemon {
         self.child.wait().await.ok();
         // A server has a process group of its own, for all we know.
         place.evict(control.program()).await;
+        if let Some(mut guardian) = self.guardian {
+            // An error means that it has ended.
+            guardian.kill().await.ok();
+        }
     }
 }
 
