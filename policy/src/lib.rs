@@ -7,10 +7,12 @@
 //! On the way of a request: [`door`] says whether it can still be answered in time, [`queue`] holds it,
 //! [`batcher`] says when it runs and with whom, [`late`] whether it still runs when its deadline has
 //! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
-//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow.
+//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow. [`sharing`] divides the GPUs by what was
+//! seen, of which [`bursts`] and [`pressure`] are noted as requests come.
 
 pub mod batcher;
 pub mod blame;
+pub mod bursts;
 pub mod door;
 pub mod handover;
 pub mod late;

@@ -81,19 +81,35 @@ impl Slack {
     }
 }
 
-/// Two rates at which requests may come, as what an arrival speaks for the higher one, and a second against it.
+/// A rate at which requests may come and a higher one, as what an arrival speaks for the higher one, and a second against it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Watch {
+struct Rates {
     an_arrival: f64,
     a_second: f64,
 }
+
+impl Rates {
+    const NONE: Self = Self { an_arrival: 0.0, a_second: 0.0 };
+
+    fn new(expected: f64, higher: f64, dispersion: f64) -> Self {
+        let an_arrival = (higher / expected).ln() / dispersion;
+        Self { an_arrival, a_second: (higher - expected) / dispersion }
+    }
+}
+
+/// Rates that would be too many requests: as few as that, and many times more. A rise is seen soonest by who looks for one of its size.
+const HIGHER: [f64; 2] = [1.0, 1.6];
+
+/// What is watched for: more requests than a share is for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Watch([Rates; HIGHER.len()]);
 
 /// Nobody can say that fewer come than this part of what would be too many: he who was idle may be so no more.
 const FEWEST: f64 = 0.05;
 
 impl Watch {
     /// Nothing is too much.
-    pub const OFF: Self = Self { an_arrival: 0.0, a_second: 0.0 };
+    pub const OFF: Self = Self([Rates::NONE; HIGHER.len()]);
 
     /// Requests a second that are expected, and those that are too many. `dispersion` is the variance of arrivals by their
     /// mean: 1 where they are independent, and as many times as much must come to be sure.
@@ -102,34 +118,49 @@ impl Watch {
         if too_many <= expected {
             return Self::OFF;
         }
-        let an_arrival = (too_many / expected).ln() / dispersion.max(1.0);
-        Self { an_arrival, a_second: (too_many - expected) / dispersion.max(1.0) }
+        Self(HIGHER.map(|times| Rates::new(expected, times * too_many, dispersion.max(1.0))))
     }
 }
 
-/// The score at which too many come: e to this many times as likely as that as many come as expected, and so a false alarm in
-/// nine million requests at most where those come independently (Lorden, 1971).
+/// The score at which too many come: e to this many times as likely as that as many come as expected, and so two false alarms, one
+/// for each of the higher rates, in nine million requests at most where those come independently (Lorden, 1971).
 const SURE: f64 = 16.0;
 
 /// Page's cumulative sum test (1954) of arrivals: of the two rates, how much likelier is the higher one since it best explains them? The
 /// score is the logarithm.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-struct Rise {
+struct Score {
     score: f64,
     /// When that was last nothing.
     since: Moment,
+}
+
+impl Score {
+    /// Notes an arrival so many seconds after the one before. If too many come: since when.
+    fn note(&mut self, rates: Rates, after_s: f64, now: Moment) -> Option<Moment> {
+        let before = self.score - rates.a_second * after_s;
+        if before <= 0.0 {
+            self.since = now;
+        }
+        self.score = before.max(0.0) + rates.an_arrival;
+        (self.score >= SURE).then_some(self.since)
+    }
+}
+
+/// Whether more requests come, by a test for each of the higher rates.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Rise {
+    scores: [Score; HIGHER.len()],
     last: Moment,
 }
 
 impl Rise {
     /// Notes an arrival. If too many come: since when.
     fn note(&mut self, watch: Watch, now: Moment) -> Option<Moment> {
-        let before = self.score - watch.a_second * now.since(self.last).as_secs_f64();
-        if before <= 0.0 {
-            self.since = now;
-        }
-        (self.score, self.last) = (before.max(0.0) + watch.an_arrival, now);
-        (self.score >= SURE).then_some(self.since)
+        let after_s = now.since(self.last).as_secs_f64();
+        self.last = now;
+        let tests = self.scores.iter_mut().zip(watch.0);
+        tests.fold(None, |alarm, (score, rates)| score.note(rates, after_s, now).or(alarm))
     }
 }
 
@@ -195,7 +226,7 @@ mod tests {
     #[test]
     fn an_idle_model_is_not_alarmed_by_a_few() {
         let count = rise(0.0, 100.0, 1.0, Duration::from_micros(1), 100).unwrap().1;
-        assert_eq!(count, 6, "20 times as many each: 3.0 of 16");
+        assert_eq!(count, 5, "32 times as many each: 3.5 of 16");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 
 use crate::batcher::Waits;
+use crate::bursts::Slots;
 
 /// What does not change while a model is served.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,6 +84,8 @@ pub struct Seen {
     pub span: Duration,
     /// Requests that came, refused ones included.
     pub arrived: u64,
+    /// The same by short slots.
+    pub slots: Slots,
     /// Requests answered.
     pub answered: u64,
     /// Requests answered within the SLO.

@@ -116,8 +116,8 @@ impl<'a> Model<'a> {
 
     /// A request comes. True if that shows that its model should have more SMs at once, and they may be had.
     pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) -> bool {
-        self.observer.arrived();
         let arrived = moment(now);
+        self.observer.arrived(arrived);
         let deadline = arrived + self.served.terms.slo;
         let relief = self.pressure.is_heard(arrived) && self.may_have_more();
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.

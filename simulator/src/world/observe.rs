@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shadowslice_policy::batcher::Waits;
+use shadowslice_policy::bursts::SlotCounter;
 use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_shared::units::Moment;
 
 use crate::histogram::Histogram;
+use crate::time::moment;
 
 /// Counts and latencies over a span of time.
 #[derive(Debug, Clone)]
@@ -63,6 +66,7 @@ pub(super) struct Observer {
     since: u64,
     busy: Busy,
     waits: Waits,
+    slots: SlotCounter,
     /// Batches at the share in force, by their rows: how many, and for how long.
     executed: BTreeMap<u32, (u64, Duration)>,
 }
@@ -83,12 +87,14 @@ impl Observer {
             since: 0,
             busy: Busy::default(),
             waits: Waits::default(),
+            slots: SlotCounter::default(),
             executed: BTreeMap::new(),
         }
     }
 
-    pub(super) fn arrived(&mut self) {
+    pub(super) fn arrived(&mut self, now: Moment) {
         self.recent.arrived += 1;
+        self.slots.note(now);
     }
 
     pub(super) fn refused(&mut self, count: usize) {
@@ -135,10 +141,12 @@ impl Observer {
         let span = now - self.since;
         let mean = |(count, sum): (u64, Duration)| sum / u32::try_from(count).unwrap_or(u32::MAX);
         let executed = self.executed.iter();
+        let mut slots = self.slots;
         let recent = &self.recent;
         Seen {
             span: Duration::from_nanos(span),
             arrived: recent.arrived,
+            slots: slots.take(moment(now)),
             answered: recent.answered,
             in_time: recent.in_time,
             refused: recent.refused,
@@ -159,6 +167,7 @@ impl Observer {
         self.recent.clear();
         self.executed.clear();
         self.waits = Waits::default();
+        self.slots.take(moment(now));
         self.busy = Busy { running: self.busy.running, since: now, total: 0 };
         self.since = now;
     }
@@ -177,7 +186,7 @@ mod tests {
     #[test]
     fn what_is_taken_covers_the_span_and_starts_afresh() {
         let mut observer = Observer::new();
-        (0..3).for_each(|_| observer.arrived());
+        (0..3).for_each(|_| observer.arrived(moment(0)));
         observer.refused(1);
         observer.started(100);
         observer.started(200);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use shadowslice_policy::batcher::Waits;
+use shadowslice_policy::bursts::SlotCounter;
 use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::units::Moment;
 
@@ -18,6 +19,7 @@ const LONGEST_US: u64 = 60_000_000;
 pub(crate) struct Observer {
     since: Moment,
     arrived: u64,
+    slots: SlotCounter,
     answered: u64,
     in_time: u64,
     refused: u64,
@@ -41,6 +43,7 @@ impl Observer {
         Self {
             since: now,
             arrived: 0,
+            slots: SlotCounter::default(),
             answered: 0,
             in_time: 0,
             refused: 0,
@@ -54,8 +57,9 @@ impl Observer {
     }
 
     /// A request came, to be refused or not.
-    pub(crate) fn arrived(&mut self) {
+    pub(crate) fn arrived(&mut self, now: Moment) {
         self.arrived += 1;
+        self.slots.note(now);
     }
 
     pub(crate) fn refused(&mut self) {
@@ -116,11 +120,13 @@ impl Observer {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
+        let mut slots = self.slots;
         let executed =
             self.executed.iter().map(|&(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) });
         Seen {
             span,
             arrived: self.arrived,
+            slots: slots.take(now),
             answered: self.answered,
             in_time: self.in_time,
             refused: self.refused,
@@ -136,6 +142,7 @@ impl Observer {
     fn clear(&mut self, now: Moment) {
         self.since = now;
         (self.arrived, self.answered, self.in_time, self.refused) = (0, 0, 0, 0);
+        self.slots.take(now);
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
         self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
@@ -164,7 +171,7 @@ mod tests {
     #[test]
     fn each_look_sees_what_came_since_the_last() {
         let mut observer = Observer::new(at(0));
-        (0..5).for_each(|_| observer.arrived());
+        (0..5).for_each(|_| observer.arrived(at(0)));
         observer.refused();
         observer.note_busy(true, at(20));
         observer.note_busy(true, at(30));
@@ -176,6 +183,7 @@ mod tests {
             observer.executed(rows, ms(took));
         }
         let seen = observer.take(2, at(100));
+        assert_eq!(seen.slots.arrived(), 5.0);
         assert_eq!((seen.span, seen.arrived, seen.refused, seen.queued), (ms(100), 5, 1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
         assert!(seen.p99_latency.abs_diff(ms(30)) < ms(1), "{:?}", seen.p99_latency);
@@ -183,7 +191,9 @@ mod tests {
         let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };
         assert_eq!(seen.executed, [executed(2, 2, 4), executed(8, 1, 7)]);
         let next = observer.take(0, at(150));
-        assert_eq!(next, Seen { span: ms(50), busy: 1.0, ..Seen::default() }, "one still executes");
+        let slots = next.slots;
+        assert_eq!(next, Seen { span: ms(50), busy: 1.0, slots, ..Seen::default() }, "one still executes");
+        assert_eq!((slots.arrived(), slots.variance()), (0.0, 0.0), "those before were taken");
     }
 
     #[test]

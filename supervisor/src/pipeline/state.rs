@@ -98,7 +98,7 @@ impl State {
         if let Some(journal) = journal {
             journal.queued(now);
         }
-        self.stats.accepted();
+        self.stats.accepted(now);
         self.dispatch(now);
         Ok(())
     }

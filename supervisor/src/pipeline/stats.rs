@@ -125,14 +125,14 @@ impl Stats {
 
     /// A request was turned away as it came.
     pub(crate) fn turned_away(&mut self, why: Refusal, now: Moment) {
-        self.recent.arrived();
+        self.recent.arrived(now);
         self.rejected(why, Duration::ZERO, now);
     }
 
     /// A request was accepted.
-    pub(crate) fn accepted(&mut self) {
+    pub(crate) fn accepted(&mut self, now: Moment) {
         self.counts.accepted += 1;
-        self.recent.arrived();
+        self.recent.arrived(now);
     }
 
     /// A request was turned away, `waited` after it came.

@@ -135,6 +135,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::trace::Place",
             "shadowslice_policy::batcher",
             "shadowslice_policy::blame",
+            "shadowslice_policy::bursts",
             "shadowslice_policy::door",
             "shadowslice_policy::late",
             "shadowslice_policy::latency",

@@ -10,6 +10,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::super::Seen;
+use crate::bursts::Slots;
 
 /// Intervals remembered.
 const WINDOW: usize = 64;
@@ -23,6 +24,9 @@ const CHANCE: f64 = 3.5;
 
 /// Intervals of independent arrivals that speak for a dispersion of 1 before anything was seen.
 const CALM: f64 = 8.0;
+
+/// The one in which a rate changed is left out, so of fewer intervals than this their slots say nothing.
+const SLOTTED: usize = 6;
 
 /// Arrivals that vary more than this against their mean are changes of rate, and no bursts.
 const MAX_DISPERSION: f64 = 5.0;
@@ -43,17 +47,38 @@ const TELLING: usize = 6;
 /// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
 const BURST_MEMORY: f64 = 60.0;
 
+/// Standard deviations by which what was seen may be off by chance.
+const UNSURE: f64 = 2.0;
+
+/// This part of a peak may come again without being news.
+const OF_PEAK: f64 = 0.8;
+
+/// What came in an interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Interval {
+    came: f64,
+    seconds: f64,
+    slots: Slots,
+}
+
+impl Interval {
+    /// How much its slots differ, more than independent arrivals.
+    fn uneven(&self) -> f64 {
+        self.slots.variance() / self.slots.arrived().max(1.0)
+    }
+}
+
 /// What is known of one model's arrivals. Rates are in requests a second.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Demand {
-    /// Requests and seconds of the intervals that agree, newest last.
-    window: VecDeque<(f64, f64)>,
+    /// The intervals that agree, newest last.
+    window: VecDeque<Interval>,
     rate: f64,
     /// The largest rate, forgotten slowly.
     peak: f64,
     /// Seconds that were observed since the first request.
     observed: f64,
-    /// The variance of arrivals in an interval by their mean: 1 if they are independent.
+    /// The variance of arrivals by their mean: 1 if they are independent.
     dispersion: f64,
     /// The largest of those, forgotten slowly.
     bursts: f64,
@@ -74,11 +99,11 @@ impl Demand {
         if self.window.len() == WINDOW {
             self.window.pop_front();
         }
-        self.window.push_back((seen.arrived as f64, span));
+        self.window.push_back(Interval { came: seen.arrived as f64, seconds: span, slots: seen.slots });
         self.forget();
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
-        self.dispersion = self.dispersed();
+        self.dispersion = self.dispersed().max(self.uneven()).clamp(1.0, MAX_DISPERSION);
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
         let dispersion = if self.window.len() >= TELLING { self.dispersion } else { 1.0 };
         self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
@@ -105,15 +130,29 @@ impl Demand {
         }
     }
 
-    /// The variance of arrivals in an interval by their mean, 1 or more.
+    /// The variance of arrivals from interval to interval by their mean.
     fn dispersed(&self) -> f64 {
-        let excess = |&(came, seconds): &(f64, f64)| {
-            let expected = self.rate * seconds;
-            (came - expected).powi(2) / expected.max(1.0)
+        let excess = |interval: &Interval| {
+            let expected = self.rate * interval.seconds;
+            (interval.came - expected).powi(2) / expected.max(1.0)
         };
         let intervals = self.window.len() as f64;
         let sum: f64 = self.window.iter().map(excess).sum();
-        ((sum + CALM) / (intervals - 1.0 + CALM)).clamp(1.0, MAX_DISPERSION)
+        (sum + CALM) / (intervals - 1.0 + CALM)
+    }
+
+    /// The same from slot to slot within intervals, which shows bursts within seconds.
+    fn uneven(&self) -> f64 {
+        if self.window.len() < SLOTTED {
+            return 1.0;
+        }
+        let uneven = |(at, interval): (usize, &Interval)| (at, interval.uneven());
+        let most = self.window.iter().enumerate().map(uneven).max_by(|one, other| one.1.total_cmp(&other.1));
+        let others = self.window.iter().enumerate().filter(|(at, _)| most.is_none_or(|most| most.0 != *at));
+        let (variance, arrived) = others.fold((0.0, 0.0), |(variance, arrived), (_, interval)| {
+            (variance + interval.slots.variance(), arrived + interval.slots.arrived())
+        });
+        variance / arrived.max(1.0)
     }
 
     /// What comes now, or came not long ago.
@@ -121,7 +160,14 @@ impl Demand {
         self.peak
     }
 
-    /// The variance of arrivals in an interval by their mean, 1 or more.
+    /// The most that comes where nothing has changed: what comes now, give or take chance, or nearly what came not long ago.
+    pub(super) fn expected(&self) -> f64 {
+        let seconds = sum(self.window.iter()).1;
+        let chance = (self.rate * self.dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt();
+        (self.rate + UNSURE * chance).max(OF_PEAK * self.peak)
+    }
+
+    /// The variance of arrivals by their mean, 1 or more.
     pub(super) fn dispersion(&self) -> f64 {
         self.dispersion
     }
@@ -148,8 +194,9 @@ impl Demand {
     }
 }
 
-fn sum<'a>(intervals: impl Iterator<Item = &'a (f64, f64)>) -> (f64, f64) {
-    intervals.fold((0.0, 0.0), |(came, seconds), interval| (came + interval.0, seconds + interval.1))
+/// Requests and seconds.
+fn sum<'a>(intervals: impl Iterator<Item = &'a Interval>) -> (f64, f64) {
+    intervals.fold((0.0, 0.0), |(came, seconds), interval| (came + interval.came, seconds + interval.seconds))
 }
 
 /// What is remembered of a largest value that is now this: all of it at first, and a part `1/e` of the excess after an `age` of 1.
@@ -160,6 +207,7 @@ fn slowly(largest: f64, now: f64, age: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bursts::SlotCounter;
 
     fn after(arrivals: &[u64]) -> Demand {
         let mut demand = Demand::default();
@@ -219,6 +267,41 @@ mod tests {
         assert!(!after(&[50; 20]).is_bursty());
         let begins = |first: u64| after(&[&[first][..], &[190; 10]].concat());
         assert!((0..190).all(|first| !begins(first).is_bursty()), "a load that begins within an interval");
+    }
+
+    /// After intervals in which requests came at these ms, in slots that were counted from one to the next.
+    fn slotted<'a>(intervals: impl IntoIterator<Item = &'a [u64]>) -> Demand {
+        let (mut demand, mut counter) = (Demand::default(), SlotCounter::default());
+        for (n, arrivals) in intervals.into_iter().enumerate() {
+            let at = |ms: u64| Moment::after_origin(Duration::from_millis(500 * n as u64 + ms));
+            arrivals.iter().for_each(|&ms| counter.note(at(ms)));
+            let (slots, arrived) = (counter.take(at(500)), arrivals.len() as u64);
+            demand.observe(&Seen { span: Duration::from_millis(500), arrived, slots, ..Seen::default() });
+        }
+        demand
+    }
+
+    #[test]
+    fn bursts_within_intervals_show_within_seconds() {
+        let bursts: Vec<u64> = [0, 100, 300].iter().flat_map(|&burst| burst..burst + 20).collect();
+        assert!(!slotted([&bursts[..]; 5]).is_bursty());
+        assert!(slotted([&bursts[..]; 6]).is_bursty(), "though as many come in each interval");
+        let even: Vec<u64> = (0..100).map(|n| 5 * n).collect();
+        assert_eq!(slotted([&even[..]; 6]).dispersion(), 1.0);
+        let once: Vec<u64> = (0..100).collect();
+        let changes = [&even[..], &even, &once, &even, &even, &even];
+        assert_eq!(slotted(changes).uneven(), 0.0, "one interval is no burst");
+    }
+
+    #[test]
+    fn what_is_expected_allows_for_chance_and_for_what_came_not_long_ago() {
+        let steady = after(&[100; 20]);
+        assert!((200.0..210.0).contains(&steady.expected()), "{}", steady.expected());
+        assert!(after(&[100]).expected() > steady.expected() + 10.0, "less is known");
+        let fell = after(&[&[100; 20][..], &[20; 4]].concat());
+        assert_eq!(fell.rate(), 40.0);
+        assert!((120.0..160.0).contains(&fell.expected()), "{}", fell.expected());
+        assert!(after(&[0; 10]).expected().is_finite() && Demand::default().expected() == 0.0);
     }
 
     #[test]

@@ -24,6 +24,9 @@ const INTERVALS: u32 = 8;
 /// They must miss less than this part of what they missed before.
 const BETTER: f64 = 0.7;
 
+/// Seconds within which lower ones must have made room and shown what that is worth; models take minutes to start at most.
+const TRIAL_S: f64 = 300.0;
+
 /// What part of the GPU those have who make room.
 const LEFT: f64 = 0.65;
 
@@ -75,8 +78,8 @@ enum State {
     Nobody { priority: u32, suffered: Record },
     /// Nobody, for so many seconds: it did not help.
     InVain { left_s: f64 },
-    /// Those below this priority, which missed that part before.
-    Tried { priority: u32, before: f64, since: Record },
+    /// Those below this priority, which missed that part before, for so many seconds more at most.
+    Tried { priority: u32, before: f64, since: Record, left_s: f64 },
     /// Those below it, for so many seconds, unless it is asked for nothing in so many intervals.
     Helps { priority: u32, left_s: f64, quiet: u32 },
 }
@@ -135,20 +138,22 @@ impl Yielding {
                     if suffered.intervals < INTERVALS {
                         State::Nobody { priority, suffered }
                     } else {
-                        State::Tried { priority, before: suffered.part(), since: Record::default() }
+                        let (before, since) = (suffered.part(), Record::default());
+                        State::Tried { priority, before, since, left_s: TRIAL_S }
                     }
                 }
                 None => State::nobody(),
             },
             State::InVain { left_s } if left_s > span_s => State::InVain { left_s: left_s - span_s },
             State::InVain { .. } => State::nobody(),
-            State::Tried { priority, before, mut since } => {
+            State::Tried { priority, before, mut since, left_s } => {
                 if let Some(class) = class(priority).filter(|_| settled) {
                     since.add(class);
                 }
-                if since.intervals < INTERVALS {
-                    State::Tried { priority, before, since }
-                } else if since.part() < BETTER * before {
+                let left_s = left_s - span_s;
+                if since.intervals < INTERVALS && left_s > 0.0 {
+                    State::Tried { priority, before, since, left_s }
+                } else if since.intervals == INTERVALS && since.part() < BETTER * before {
                     State::Helps { priority, left_s: self.lasting.again(), quiet: 0 }
                 } else {
                     State::InVain { left_s: self.lasting.again() }
@@ -233,6 +238,18 @@ mod tests {
         assert!(!observe(&mut yielding, first(8.0), 1));
         assert!(!observe(&mut yielding, first(8.0), 240 + 7));
         assert!(observe(&mut yielding, first(8.0), 1));
+    }
+
+    #[test]
+    fn who_cannot_make_room_is_asked_no_longer() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, first(10.0), 8);
+        let unsettled = |yielding: &mut Yielding, intervals: u32| {
+            (0..intervals).for_each(|_| yielding.observe(&[first(0.0)], SPAN_S, false));
+            yielding.asks(3)
+        };
+        assert!(unsettled(&mut yielding, 599));
+        assert!(!unsettled(&mut yielding, 1), "hand-overs fail again and again");
     }
 
     #[test]

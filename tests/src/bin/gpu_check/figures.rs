@@ -108,6 +108,7 @@ impl Figures {
             "complete": failed.is_none(),
             "quick": setting.quick,
             "seconds": seconds,
+            "date": self.get(&["date"]),
         });
         self.set(&["stages", stage.name()], record);
         match failed {

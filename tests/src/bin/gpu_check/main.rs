@@ -12,6 +12,7 @@ mod mps;
 mod neighbours;
 mod numbers;
 mod pairs;
+mod policies;
 mod profiles;
 mod report;
 mod serving;

@@ -1,6 +1,7 @@
 //! The page: the figures as tables, what each of them means, and which command took it. What is not there is
 //! said to be missing.
 
+mod policies;
 mod table;
 
 use std::fmt::Write;
@@ -111,6 +112,18 @@ const SECTIONS: &[Section] = &[
         means: "The same, of the time that a batch executes: the GPU's part alone.",
         show: |figures| square(figures, "pair_execution_slowdown"),
     },
+    Section {
+        title: "Policies",
+        stage: "policies",
+        figure: "policies",
+        means: "The same loads under `controller.policy` as named, by the profiles above, batches up to 16, nothing said of shares; in spans, one \
+                after the other. *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each asked by four \
+                clients that ask again as soon as they are answered. *hog*: ResNet-50 with the SLO named and priority 1 gets 300 requests a \
+                second at random times, beside VGG-19 (100 ms, 3) with 24 such clients. *step*: ResNet-50 alone gets 30 a second, then 800. \
+                Latencies are the clients', over gRPC on a Unix socket, in open loop from the scheduled arrival; the supervisor counts \
+                from when it has the request to when it has the answer. What is refused or failed is not within the SLO.",
+        show: policies::policies,
+    },
 ];
 
 const HANDOVER_PARTS: [&str; 8] =
@@ -124,7 +137,7 @@ pub(crate) fn page(figures: &Value) -> String {
         line(format!("**A rehearsal** {what}.\n"));
     }
     line(format!(
-        "{}, driver {}, MPS: {}; {} cores, {}; {}. Taken by `make gpu-check`; figures for programs: gpu.json.\n",
+        "{}, driver {}, MPS: {}; {} cores, {}; last taken {}, by `make gpu-check`; figures for programs: gpu.json.\n",
         cell(&figures["device"]),
         cell(&figures["driver"]),
         cell(&figures["mps"]),
@@ -142,8 +155,10 @@ pub(crate) fn page(figures: &Value) -> String {
     for Section { title, stage, figure, means, show } in SECTIONS {
         let there = figures.get(*figure).is_some_and(|value| !value.is_null());
         let body = if there { show(figures) } else { "**Missing**: not measured.\n".into() };
+        let taken = &figures["stages"][*stage]["date"];
+        let taken = if taken.is_null() { String::new() } else { format!(" Taken {}.", cell(taken)) };
         line(format!(
-            "\n## {title}\n\n{means} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{}",
+            "\n## {title}\n\n{means}{taken} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{}",
             body.trim_end()
         ));
     }
@@ -294,14 +309,19 @@ mod tests {
             "device": "NVIDIA H200", "driver": "580", "date": "2026-11-20", "mps": null,
             "sms_by_percent": {"1": 8, "2": 8, "10": 12},
             "handover_ms": {"resnet50": {"spawn": 20.5, "effect": 3000.0}},
+            "stages": {"sms": {"date": "2026-11-19"}},
+            "policies": {"crowd": {"half": [{"seconds": 8.0, "models": {"vgg19": {
+                "answered_per_s": 805.0, "p50_ms": 4.0, "within_slo": 0.987, "failed": {"door": 2, "late": 1}, "share_percent": 50}}}]}},
             "failed": {"pairs": "it\nbroke"},
         });
         let page = page(&figures);
         assert!(page.contains("NVIDIA H200, driver 580, MPS: -"));
         assert!(page.contains("1-2 %: 8; 10 %: 12"));
         assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 | - |"));
+        assert!(page.contains("together. Taken 2026-11-19. `make"));
+        assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
         assert!(page.contains("Stage pairs failed**: it broke"));
-        assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 2);
+        assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 3);
         assert!(!page.contains("rehearsal"));
     }
 }

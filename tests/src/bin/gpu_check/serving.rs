@@ -45,16 +45,21 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts it, and waits until all models are ready.
     pub(crate) async fn start(setting: &Setting, service: Service<'_>) -> Result<Self, Error> {
-        let mut home = Home::with_config(&config(setting, service))?;
+        Self::start_with(setting, service.name, &config(setting, service)).await
+    }
+
+    /// The same with another configuration; `name` names the log.
+    pub(crate) async fn start_with(setting: &Setting, name: &str, config: &str) -> Result<Self, Error> {
+        let mut home = Home::with_config(config)?;
         home.set_binary(setting.supervisor());
         home.set_patience(PATIENCE);
-        home.set_log(setting.log(service.name));
+        home.set_log(setting.log(name));
         // CUDA keeps what it compiles in the home directory, where the next supervisor finds it.
         let kept = setting.out.join("cache");
         std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
         home.set_env("HOME", kept);
         home.set_env("ORT_DISABLE_TELEMETRY", "1");
-        let serving = Self { server: Server::start(home, None)?, name: service.name.into() };
+        let serving = Self { server: Server::start(home, None)?, name: name.into() };
         serving.wait_ready().await?;
         Ok(serving)
     }
@@ -135,12 +140,22 @@ fn incumbent(model: &status::Model) -> Option<&Worker> {
     model.workers.iter().find(|worker| worker.role == "incumbent")
 }
 
-fn config(setting: &Setting, service: Service<'_>) -> String {
-    let gpu = match &setting.device {
+/// The GPU as a configuration names it.
+pub(crate) fn gpu(setting: &Setting) -> String {
+    match &setting.device {
         Device::Gpu(index) => format!("{{device: {index}}}"),
         Device::Emulated => "{device: emulated, sms: 132}".into(),
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS));
+    }
+}
+
+/// Threads that a model is given.
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
+}
+
+fn config(setting: &Setting, service: Service<'_>) -> String {
+    let gpu = gpu(setting);
+    let threads = threads();
     let Service { share, batch, .. } = service;
     let mut text = format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\ngpus: [{gpu}]\n\

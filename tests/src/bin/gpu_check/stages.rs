@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{handover, host, lossless, neighbours, pairs, profiles, sms, sweep};
+use crate::{handover, host, lossless, neighbours, pairs, policies, profiles, sms, sweep};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,11 +29,13 @@ pub(crate) enum Stage {
     Pairs,
     /// `shadowslice profile` of each model.
     Profiles,
+    /// Policies side by side, by the profiles that were measured.
+    Policies,
 }
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
@@ -42,6 +44,7 @@ impl Stage {
         Self::Sweep,
         Self::Pairs,
         Self::Profiles,
+        Self::Policies,
     ];
 
     /// Its name on the command line and in the figures.
@@ -55,6 +58,7 @@ impl Stage {
             Self::Sweep => "sweep",
             Self::Pairs => "pairs",
             Self::Profiles => "profiles",
+            Self::Policies => "policies",
         }
     }
 
@@ -67,6 +71,7 @@ impl Stage {
             Self::Lossless | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
             Self::Pairs => 4,
+            Self::Policies => 25,
         };
         Duration::from_secs(60 * minutes)
     }
@@ -130,5 +135,6 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Sweep => sweep::run(setting, figures).await,
         Stage::Pairs => pairs::run(setting, figures).await,
         Stage::Profiles => profiles::run(setting, figures).await,
+        Stage::Policies => policies::run(setting, figures).await,
     }
 }

@@ -10,7 +10,7 @@ use shadowslice_tests::client::Client;
 use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
 use shadowslice_tests::server::Server;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::Error;
 use crate::models::{Described, inputs};
@@ -22,8 +22,8 @@ pub(crate) const TOLERANCE: f32 = 0.02;
 /// Different inputs, of those that are told apart by their answers.
 const INPUTS: u64 = 8;
 
-/// Connections of an open-loop load.
-const CONNECTIONS: usize = 8;
+/// Connections that a model's loads share: one for each client, of most loads.
+const CONNECTIONS: usize = 24;
 
 /// A load consists of parts of this length, each with arrivals of its own.
 const PART: Duration = Duration::from_secs(2);
@@ -78,6 +78,26 @@ impl Subject {
             }
             Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
         }
+    }
+
+    /// So many clients ask for so long, each again as soon as it is answered.
+    pub(crate) async fn ask_in_turn(self: &Arc<Self>, clients: usize, span: Duration) -> Tally {
+        let (tally, subject) = (Arc::default(), Arc::clone(self));
+        // A measured time: there is no event to wait for.
+        let work = sleep(span);
+        load::closed(clients, &tally, move |n| Arc::clone(&subject).asked(n), work).await;
+        std::mem::take(&mut tally.lock())
+    }
+
+    /// The planned requests come, whether or not earlier ones were answered.
+    pub(crate) async fn ask_at_random(self: &Arc<Self>, plan: &Plan) -> Tally {
+        let tally = Arc::default();
+        load::run(plan, &tally, |n| Arc::clone(self).asked(n)).await;
+        std::mem::take(&mut tally.lock())
+    }
+
+    async fn asked(self: Arc<Self>, n: usize) -> Outcome {
+        self.ask(n).await
     }
 
     /// Keeps `concurrency` requests of so many rows under way for a while, each on a connection of its own.

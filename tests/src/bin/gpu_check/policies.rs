@@ -1,0 +1,224 @@
+//! How policies share the GPU: the same loads under each of them, scenario by scenario.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use serde_json::{Map, Value, json};
+use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use shadowslice_tests::metrics::{self, Metrics};
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::models::Model;
+use crate::numbers::rounded;
+use crate::serving::{Serving, gpu, threads};
+use crate::stages::Stage;
+use crate::tools::Setting;
+use crate::traffic::Subject;
+
+/// What each is called in the figures, and in the configuration. `adaptive` goes by what it sees, so it runs twice.
+const POLICIES: [(&str, &str); 4] = [
+    ("adaptive", "adaptive"),
+    ("adaptive, again", "adaptive"),
+    ("half", "half"),
+    ("unpartitioned", "unpartitioned"),
+];
+
+/// Rows of the largest batch.
+const BATCH: u32 = 16;
+
+/// Spans of a quick run are so many times shorter.
+const QUICK: u64 = 4;
+
+/// Who asks a model.
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    /// So many clients, each of which asks again as soon as it is answered.
+    InTurn(usize),
+    /// So many requests a second in each span, at random times, answered or not.
+    AtRandom(&'static [f64]),
+}
+
+/// A model, and who asks it.
+#[derive(Debug, Clone, Copy)]
+struct Guest {
+    model: &'static str,
+    slo_ms: u64,
+    priority: u32,
+    asked: Asked,
+}
+
+/// Models that are asked together.
+#[derive(Debug, Clone, Copy)]
+struct Scenario {
+    name: &'static str,
+    guests: &'static [Guest],
+    /// The parts that it is measured in, one after the other, in seconds.
+    spans_s: &'static [u64],
+}
+
+const fn guest(model: &'static str, slo_ms: u64, priority: u32, asked: Asked) -> Guest {
+    Guest { model, slo_ms, priority, asked }
+}
+
+const HOG: Guest = guest("vgg19", 100, 3, Asked::InTurn(24));
+
+const BESIDE_HOG: Asked = Asked::AtRandom(&[300.0; 3]);
+
+const SCENARIOS: [Scenario; 5] = [
+    Scenario {
+        name: "crowd",
+        guests: &[
+            guest("resnet50", 15, 1, Asked::InTurn(4)),
+            guest("bert-base", 40, 2, Asked::InTurn(4)),
+            guest("vgg19", 100, 3, Asked::InTurn(4)),
+        ],
+        spans_s: &[8; 3],
+    },
+    Scenario { name: "hog, 15 ms", guests: &[guest("resnet50", 15, 1, BESIDE_HOG), HOG], spans_s: &[8; 3] },
+    Scenario {
+        name: "hog, 6 ms",
+        guests: &[guest("resnet50", 6, 1, BESIDE_HOG), HOG],
+        spans_s: &[10, 14, 12],
+    },
+    Scenario {
+        name: "hog, 5 ms",
+        guests: &[guest("resnet50", 5, 1, BESIDE_HOG), HOG],
+        spans_s: &[10, 14, 12],
+    },
+    Scenario {
+        name: "step",
+        guests: &[guest("resnet50", 15, 1, Asked::AtRandom(&[30.0, 800.0]))],
+        spans_s: &[14, 6],
+    },
+];
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    for scenario in &SCENARIOS {
+        let Some(models) = scenario.models(setting) else { continue };
+        for (name, policy) in POLICIES {
+            let done = format!("{}, {name}", scenario.name);
+            if figures.has_model(Stage::Policies, &done, setting.quick) {
+                continue;
+            }
+            let config = scenario.config(setting, figures, policy, &models)?;
+            let log = format!("policies-{done}").replace(", ", "-").replace(' ', "-");
+            let serving = Serving::start_with(setting, &log, &config).await?;
+            let spans = scenario.spans(setting, &serving).await?;
+            figures.set(&["policies", scenario.name, name], spans);
+            serving.stop(figures).await?;
+            figures.has_now(Stage::Policies, &done, setting.quick)?;
+        }
+    }
+    Ok(())
+}
+
+impl Scenario {
+    /// The files of its models, if all are there.
+    fn models<'a>(&self, setting: &'a Setting) -> Option<Vec<&'a Model>> {
+        let file = |guest: &Guest| setting.models.iter().find(|model| model.name == guest.model);
+        self.guests.iter().map(file).collect()
+    }
+
+    fn config(
+        &self,
+        setting: &Setting,
+        figures: &Figures,
+        policy: &str,
+        models: &[&Model],
+    ) -> Result<String, Error> {
+        let mut text = format!(
+            "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{}]\n\
+             controller: {{policy: {policy}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n",
+            gpu(setting)
+        );
+        for (Guest { model: name, slo_ms, priority, .. }, model) in self.guests.iter().zip(models) {
+            let path = model.path.to_string_lossy();
+            write!(
+                text,
+                "  - {{name: {name}, path: {path:?}, slo: {slo_ms}ms, priority: {priority}, batch: {{max: {BATCH}}}, \
+                 queue: {{memory: 1Gi}}, threads: {}",
+                threads()
+            )
+            .expect("a string takes everything");
+            if let Some(profile) = figures.get(&["profiles", name]).and_then(Value::as_str) {
+                let path = setting.out.join("profiles").join(format!("{name}.yaml"));
+                std::fs::write(&path, profile).map_err(Error::io("write", &path))?;
+                write!(text, ", profile: {:?}", path.to_string_lossy()).expect("a string takes everything");
+            }
+            text.push_str("}\n");
+        }
+        Ok(text)
+    }
+
+    async fn spans(&self, setting: &Setting, serving: &Serving) -> Result<Value, Error> {
+        let learning = self.guests.iter().map(|guest| Subject::learn(&serving.server, guest.model));
+        let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+        let mut spans = Vec::new();
+        let mut counted = self.counted(serving).await?;
+        for (part, &seconds) in self.spans_s.iter().enumerate() {
+            let span = Duration::from_millis(seconds * 1000 / if setting.quick { QUICK } else { 1 });
+            let begun = Instant::now();
+            let asking =
+                self.guests.iter().zip(&subjects).map(|(guest, subject)| guest.ask(subject, part, span));
+            let tallies: Vec<Tally> = join_all(asking).await;
+            let took = begun.elapsed();
+            let before = std::mem::replace(&mut counted, self.counted(serving).await?);
+            let mut models = Map::new();
+            for (index, (guest, tally)) in self.guests.iter().zip(&tallies).enumerate() {
+                if tally.wrong > 0 {
+                    let why = format!("{} wrong answers: {:?}", tally.wrong, tally.examples);
+                    return Err(Error::Request { model: guest.model.into(), why });
+                }
+                let share = serving.server.model(guest.model).await?.share_percent;
+                let kept = counted[index] - before[index];
+                models.insert(guest.model.into(), guest.figures(tally, took, kept, share));
+            }
+            spans.push(json!({ "seconds": rounded(took.as_secs_f64()), "models": models }));
+        }
+        Ok(spans.into())
+    }
+
+    /// Requests of each model that the supervisor has answered within their SLO.
+    async fn counted(&self, serving: &Serving) -> Result<Vec<f64>, Error> {
+        let socket = serving.server.home().run_dir().join("metrics.sock");
+        let failed = |source| Error::Io { what: "ask for the metrics".into(), source };
+        let answer = metrics::ask(&socket, "GET", "/metrics").await.map_err(failed)?;
+        let metrics = Metrics::parse(&answer.body).map_err(Error::Unusable)?;
+        let name = "shadowslice_requests_within_slo_total";
+        let of = |guest: &Guest| metrics.of(guest.model, name, "").unwrap_or(0.0);
+        Ok(self.guests.iter().map(of).collect())
+    }
+}
+
+impl Guest {
+    /// Asks for so long, in that part of the scenario.
+    async fn ask(&self, subject: &Arc<Subject>, part: usize, span: Duration) -> Tally {
+        match self.asked {
+            Asked::InTurn(clients) => subject.ask_in_turn(clients, span).await,
+            Asked::AtRandom(rates) => {
+                let seed = part as u64 + 1;
+                let plan = Plan { rate: rates[part], span, arrivals: Arrivals::Poisson, seed };
+                subject.ask_at_random(&plan).await
+            }
+        }
+    }
+
+    /// What became of its requests; the supervisor counts `kept` as answered within the SLO.
+    fn figures(&self, tally: &Tally, took: Duration, kept: f64, share: u32) -> Value {
+        let ms = |quantile| rounded(tally.latency_ms(quantile));
+        json!({
+            "offered": tally.offered,
+            "answered_per_s": rounded(tally.right as f64 / took.as_secs_f64()),
+            "p50_ms": ms(0.5), "p90_ms": ms(0.9), "p99_ms": ms(0.99),
+            "within_slo": rounded(tally.attainment(Duration::from_millis(self.slo_ms))),
+            "counted_within_slo": rounded(kept / tally.offered.max(1) as f64),
+            "failed": tally.failed,
+            "share_percent": share,
+            "sent_late_ms": rounded(tally.sent_late.as_secs_f64() * 1e3),
+        })
+    }
+}
