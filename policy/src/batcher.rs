@@ -39,11 +39,14 @@ pub struct Waits {
     pub total: Duration,
     /// How long of that nobody joined them any more.
     pub in_vain: Duration,
+    /// How long the lane executed nothing because of waits, those of full batches included.
+    pub idle: Duration,
 }
 
 impl Waits {
-    /// What came of the wait of a batch that runs now; nothing of one that was full, or was kept by the lane and not by the wait.
-    pub fn of<K, T>(batch: &[Entry<K, T>], limits: &Limits, now: Moment) -> Self {
+    /// What came of the wait of a batch that runs now, on a lane that has executed nothing since that moment. Of one that was full, or was
+    /// kept by the lane and not by the wait, only how long the lane was idle.
+    pub fn of<K, T>(batch: &[Entry<K, T>], limits: &Limits, idle_since: Option<Moment>, now: Moment) -> Self {
         if limits.max_delay.is_zero() {
             return Self::default();
         }
@@ -53,12 +56,13 @@ impl Waits {
         };
         let rows: u64 = batch.iter().map(|entry| u64::from(entry.rows)).sum();
         let (total, in_vain) = (now.since(oldest), now.since(newest));
+        let idle = idle_since.map_or(Duration::ZERO, |since| now.since(since.max(oldest)));
         let full = rows >= u64::from(limits.max_rows) || batch.len() >= limits.max_requests;
         let waited = limits.max_delay..=limits.max_delay + limits.max_delay / LATE_PART;
         if full || !waited.contains(&total) {
-            return Self::default();
+            return Self { idle, ..Self::default() };
         }
-        Self { batches: 1, total, in_vain }
+        Self { batches: 1, total, in_vain, idle }
     }
 }
 
@@ -70,6 +74,7 @@ impl AddAssign for Waits {
         self.batches += other.batches;
         self.total = self.total.saturating_add(other.total);
         self.in_vain = self.in_vain.saturating_add(other.in_vain);
+        self.idle = self.idle.saturating_add(other.idle);
     }
 }
 

@@ -94,6 +94,8 @@ pub struct Seen {
     pub refused: u64,
     /// Requests that wait now.
     pub queued: usize,
+    /// The most that waited or executed at the same time.
+    pub most_under_way: usize,
     /// Mean latency of the answers; zero without any.
     pub mean_latency: Duration,
     /// 99th percentile of the answers' latency; zero without any.

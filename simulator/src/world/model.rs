@@ -131,6 +131,9 @@ impl<'a> Model<'a> {
         if refused || self.queue.push(request).is_err() {
             self.observer.refused(1);
         } else {
+            let executing =
+                self.lanes.iter().flat_map(|lane| &lane.in_flight).map(|batch| batch.requests.len());
+            self.observer.under_way(self.queue.len() + executing.sum::<usize>());
             self.dispatch(now, stage);
         }
         pressed
@@ -197,7 +200,8 @@ impl<'a> Model<'a> {
 
     /// Sends one batch, less the requests that come too late.
     fn send(&mut self, mut requests: Vec<Request>, now: u64, stage: &mut Stage<'_>) {
-        self.observer.waited(Waits::of(&requests, &self.limits, moment(now)));
+        let idle_since = self.observer.idle_since();
+        self.observer.waited(Waits::of(&requests, &self.limits, idle_since, moment(now)));
         self.drop_late(&mut requests, moment(now));
         if requests.is_empty() {
             return;

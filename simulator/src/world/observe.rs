@@ -67,6 +67,7 @@ pub(super) struct Observer {
     busy: Busy,
     waits: Waits,
     slots: SlotCounter,
+    most_under_way: usize,
     /// Batches at the share in force, by their rows: how many, and for how long.
     executed: BTreeMap<u32, (u64, Duration)>,
 }
@@ -77,6 +78,8 @@ struct Busy {
     running: u32,
     since: u64,
     total: u64,
+    /// When it last ended.
+    until: u64,
 }
 
 impl Observer {
@@ -88,6 +91,7 @@ impl Observer {
             busy: Busy::default(),
             waits: Waits::default(),
             slots: SlotCounter::default(),
+            most_under_way: 0,
             executed: BTreeMap::new(),
         }
     }
@@ -116,7 +120,18 @@ impl Observer {
         self.busy.running -= 1;
         if self.busy.running == 0 {
             self.busy.total += now - self.busy.since;
+            self.busy.until = now;
         }
+    }
+
+    /// So many wait or execute now.
+    pub(super) fn under_way(&mut self, requests: usize) {
+        self.most_under_way = self.most_under_way.max(requests);
+    }
+
+    /// Since when nothing executed.
+    pub(super) fn idle_since(&self) -> Option<Moment> {
+        (self.busy.running == 0).then(|| moment(self.busy.until))
     }
 
     /// A batch is sent that may have waited for company.
@@ -151,6 +166,7 @@ impl Observer {
             in_time: recent.in_time,
             refused: recent.refused,
             queued,
+            most_under_way: self.most_under_way,
             mean_latency: Duration::from_nanos(recent.mean_ns()),
             p99_latency: Duration::from_nanos(recent.latency.quantile(0.99)),
             busy: self.busy.until(now) as f64 / span.max(1) as f64,
@@ -168,7 +184,8 @@ impl Observer {
         self.executed.clear();
         self.waits = Waits::default();
         self.slots.take(moment(now));
-        self.busy = Busy { running: self.busy.running, since: now, total: 0 };
+        self.most_under_way = 0;
+        self.busy = Busy { since: now, total: 0, ..self.busy };
         self.since = now;
     }
 }
@@ -187,6 +204,7 @@ mod tests {
     fn what_is_taken_covers_the_span_and_starts_afresh() {
         let mut observer = Observer::new();
         (0..3).for_each(|_| observer.arrived(moment(0)));
+        [3, 5, 4].iter().for_each(|&requests| observer.under_way(requests));
         observer.refused(1);
         observer.started(100);
         observer.started(200);
@@ -199,7 +217,7 @@ mod tests {
         assert_eq!(seen, observer.seen(7, 1_000), "looking changes nothing");
         observer.decided(1_000);
         assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (3, 2, 1, 1, 7));
-        assert_eq!(seen.mean_latency, Duration::from_millis(20));
+        assert_eq!((seen.mean_latency, seen.most_under_way), (Duration::from_millis(20), 5));
         assert!(seen.p99_latency.abs_diff(Duration::from_millis(30)) < Duration::from_micros(300));
         assert_eq!(seen.executed, [Executed { rows: 2, count: 2, mean: Duration::from_millis(6) }]);
         assert!((seen.busy - 0.9).abs() < 1e-9);

@@ -23,6 +23,7 @@ pub(crate) struct Observer {
     answered: u64,
     in_time: u64,
     refused: u64,
+    most_under_way: usize,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: Busy,
@@ -36,6 +37,8 @@ pub(crate) struct Observer {
 struct Busy {
     since: Option<Moment>,
     total: Duration,
+    /// When it last ended.
+    until: Moment,
 }
 
 impl Observer {
@@ -47,6 +50,7 @@ impl Observer {
             answered: 0,
             in_time: 0,
             refused: 0,
+            most_under_way: 0,
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
@@ -71,6 +75,16 @@ impl Observer {
         self.in_time += u64::from(in_time);
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
+    }
+
+    /// So many wait or execute now.
+    pub(crate) fn under_way(&mut self, requests: usize) {
+        self.most_under_way = self.most_under_way.max(requests);
+    }
+
+    /// Since when the serving lane has executed nothing.
+    pub(crate) fn idle_since(&self) -> Option<Moment> {
+        self.busy.since.is_none().then_some(self.busy.until)
     }
 
     /// A batch is sent that may have waited for company.
@@ -102,7 +116,7 @@ impl Observer {
             (None, true) => self.busy.since = Some(now),
             (Some(since), false) => {
                 self.busy.total += now.since(since);
-                self.busy.since = None;
+                (self.busy.since, self.busy.until) = (None, now);
             }
             _ => {}
         }
@@ -131,6 +145,7 @@ impl Observer {
             in_time: self.in_time,
             refused: self.refused,
             queued,
+            most_under_way: self.most_under_way,
             mean_latency: mean(self.latency_sum, self.answered),
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
@@ -143,9 +158,10 @@ impl Observer {
         self.since = now;
         (self.arrived, self.answered, self.in_time, self.refused) = (0, 0, 0, 0);
         self.slots.take(now);
+        self.most_under_way = 0;
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
-        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
+        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO, ..self.busy };
         self.waits = Waits::default();
         self.executed.clear();
     }
@@ -173,9 +189,12 @@ mod tests {
         let mut observer = Observer::new(at(0));
         (0..5).for_each(|_| observer.arrived(at(0)));
         observer.refused();
+        [3, 4, 2].iter().for_each(|&requests| observer.under_way(requests));
         observer.note_busy(true, at(20));
         observer.note_busy(true, at(30));
+        assert_eq!(observer.idle_since(), None);
         observer.note_busy(false, at(40));
+        assert_eq!(observer.idle_since(), Some(at(40)));
         observer.note_busy(true, at(90));
         observer.answered(ms(10), true);
         observer.answered(ms(30), false);
@@ -183,7 +202,7 @@ mod tests {
             observer.executed(rows, ms(took));
         }
         let seen = observer.take(2, at(100));
-        assert_eq!(seen.slots.arrived(), 5.0);
+        assert_eq!((seen.slots.arrived(), seen.most_under_way), (5.0, 4));
         assert_eq!((seen.span, seen.arrived, seen.refused, seen.queued), (ms(100), 5, 1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
         assert!(seen.p99_latency.abs_diff(ms(30)) < ms(1), "{:?}", seen.p99_latency);

@@ -99,6 +99,8 @@ impl State {
             journal.queued(now);
         }
         self.stats.accepted(now);
+        let (queued, in_flight) = self.pending();
+        self.stats.recent.under_way(queued + in_flight);
         self.dispatch(now);
         Ok(())
     }
@@ -155,7 +157,8 @@ impl State {
             }
             match self.queue.next(&limits, now) {
                 Next::Run(batch) => {
-                    self.stats.recent.waited(Waits::of(&batch, &limits, now));
+                    let idle_since = self.stats.recent.idle_since();
+                    self.stats.recent.waited(Waits::of(&batch, &limits, idle_since, now));
                     if !self.send(lane, batch, now) {
                         return Left::Ready;
                     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use shadowslice_shared::units::{Moment, Sms};
 
-use super::super::Live;
+use super::super::{Live, Seen};
 
 /// Intervals that are compared, before a share shrank and after.
 const COMPARED: usize = 8;
@@ -24,7 +24,7 @@ const AS_MANY: f64 = 0.2;
 
 /// What came in some intervals.
 #[derive(Debug, Clone, Copy, Default)]
-struct Came {
+pub(super) struct Came {
     seconds: f64,
     requests: f64,
     /// The sum of the answers' latencies, in seconds.
@@ -32,8 +32,25 @@ struct Came {
 }
 
 impl Came {
+    pub(super) fn of(seen: &Seen) -> Self {
+        Self {
+            seconds: seen.span.as_secs_f64(),
+            requests: seen.arrived as f64,
+            latencies: seen.answered as f64 * seen.mean_latency.as_secs_f64(),
+        }
+    }
+
+    /// Both, one after the other.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            seconds: self.seconds + other.seconds,
+            requests: self.requests + other.requests,
+            latencies: self.latencies + other.latencies,
+        }
+    }
+
     /// Requests a second.
-    fn rate(&self) -> f64 {
+    pub(super) fn rate(&self) -> f64 {
         self.requests / self.seconds
     }
 
@@ -61,12 +78,7 @@ impl ClosedLoop {
             self.changed(live);
             return false;
         }
-        let seen = &live.seen;
-        self.recent.push_back(Came {
-            seconds: seen.span.as_secs_f64(),
-            requests: seen.arrived as f64,
-            latencies: seen.answered as f64 * seen.mean_latency.as_secs_f64(),
-        });
+        self.recent.push_back(Came::of(&live.seen));
         if self.recent.len() > COMPARED {
             self.recent.pop_front();
         }
@@ -74,7 +86,7 @@ impl ClosedLoop {
             return false;
         }
         let after = self.recently();
-        self.before.take().is_some_and(|before| waits(&before, &after, dispersion))
+        self.before.take().is_some_and(|before| asks_less(&before, &after, dispersion))
     }
 
     /// The share is another one. The interval in which it changed belongs to neither.
@@ -86,15 +98,12 @@ impl ClosedLoop {
     }
 
     fn recently(&self) -> Came {
-        self.recent.iter().fold(Came::default(), |sum, came| Came {
-            seconds: sum.seconds + came.seconds,
-            requests: sum.requests + came.requests,
-            latencies: sum.latencies + came.latencies,
-        })
+        self.recent.iter().fold(Came::default(), |sum, came| sum.and(*came))
     }
 }
 
-fn waits(before: &Came, after: &Came, dispersion: f64) -> bool {
+/// Whether less was asked for after something became worse, and by as many: by clients that wait for their answers.
+pub(super) fn asks_less(before: &Came, after: &Came, dispersion: f64) -> bool {
     let rate = (before.requests + after.requests) / (before.seconds + after.seconds);
     let chance = (dispersion * rate * (1.0 / before.seconds + 1.0 / after.seconds)).sqrt();
     let fell = before.rate() - after.rate();
@@ -106,7 +115,6 @@ fn waits(before: &Came, after: &Came, dispersion: f64) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::Seen;
     use super::super::super::fixtures::live;
     use super::*;
 
@@ -143,6 +151,6 @@ mod tests {
             latencies: rate * latency * 4.0,
         };
         let (before, after) = (came(600.0, 0.010), came(540.0, 0.011));
-        assert!(waits(&before, &after, 1.0) && !waits(&before, &after, 4.0));
+        assert!(asks_less(&before, &after, 1.0) && !asks_less(&before, &after, 4.0));
     }
 }

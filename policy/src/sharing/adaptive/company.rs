@@ -37,7 +37,7 @@ pub(super) struct Company {
 impl Company {
     /// Learns from an interval, while so many requests a second came.
     pub(super) fn observe(&mut self, seen: &Seen, rate: f64) {
-        let Waits { batches, total, in_vain } = seen.waits;
+        let Waits { batches, total, in_vain, .. } = seen.waits;
         self.off_s = (self.off_s - seen.span.as_secs_f64()).max(0.0);
         self.batches = self.batches * MEMORY + batches as f64;
         self.waited = self.waited * MEMORY + total.as_secs_f64();
@@ -73,7 +73,7 @@ mod tests {
     fn waits(rate: f64, batches: u64, in_vain: f64, intervals: u32) -> u32 {
         let mut company = Company::default();
         let total = WAIT * batches as u32;
-        let waits = Waits { batches, total, in_vain: total.mul_f64(in_vain) };
+        let waits = Waits { batches, total, in_vain: total.mul_f64(in_vain), ..Waits::default() };
         let span = Duration::from_millis(500);
         let mut waiting = 0;
         for _ in 0..intervals {

@@ -14,7 +14,7 @@
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
 //!    level a second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded, where
-//!    somebody comes ([`company`]) and nobody is late for it ([`patience`]).
+//!    somebody comes ([`company`]), nobody is late for it ([`patience`]), and nobody asks less for it ([`idling`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
 
@@ -25,6 +25,7 @@ mod company;
 mod contention;
 mod curve;
 mod demand;
+mod idling;
 mod lasting;
 mod layout;
 mod learnt;

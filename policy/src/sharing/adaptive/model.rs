@@ -1,5 +1,7 @@
 //! What is remembered of one model.
 
+use std::time::Duration;
+
 use shadowslice_shared::units::Sms;
 
 use crate::pressure::Watch;
@@ -11,6 +13,7 @@ use super::closed_loop::ClosedLoop;
 use super::company::Company;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
+use super::idling::Idling;
 use super::lasting::Lasting;
 use super::patience::Patience;
 
@@ -46,6 +49,7 @@ pub(super) struct Model {
     clients: ClosedLoop,
     company: Company,
     patience: Patience,
+    idling: Idling,
     gpu: f64,
     capacity: Capacity,
     /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
@@ -63,12 +67,14 @@ impl Model {
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
         let (clients, company, patience) = (ClosedLoop::default(), Company::default(), Patience::default());
+        let idling = Idling::default();
         let mut new = Self {
             curve,
             demand,
             clients,
             company,
             patience,
+            idling,
             gpu,
             capacity,
             cheapest,
@@ -87,6 +93,7 @@ impl Model {
         self.demand.observe(&live.seen);
         self.company.observe(&live.seen, self.demand.rate());
         self.patience.observe(&live.seen, terms.percentile);
+        self.idling.observe(live, self.demand.dispersion());
         if self.clients.observe(live, self.demand.dispersion()) {
             self.press();
         }
@@ -174,7 +181,8 @@ impl Model {
         let batching = self.batching(terms, sms, admit);
         let max_batch = batching.max();
         let longest = self.patience.of(batching.longest_delay(max_batch));
-        let max_delay = self.company.worth(longest.mul_f64(crowded));
+        let wait = if self.idling.lets_wait() { longest.mul_f64(crowded) } else { Duration::ZERO };
+        let max_delay = self.company.worth(wait);
         let expected_batch = batching.expected(max_batch, max_delay);
         Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, watch: Watch::OFF }
     }

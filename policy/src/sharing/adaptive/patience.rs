@@ -75,7 +75,7 @@ mod tests {
 
     /// Half a second in which a hundred batches gave two hundred answers, so many of them late, after so many waits.
     fn interval(late: u64, waited: u64) -> Seen {
-        let waits = Waits { batches: waited, total: WAIT * waited as u32, in_vain: Duration::ZERO };
+        let waits = Waits { batches: waited, total: WAIT * waited as u32, ..Waits::default() };
         let executed = vec![Executed { rows: 2, count: 100, mean: Duration::from_millis(2) }];
         let (span, answered) = (Duration::from_millis(500), 200);
         Seen {

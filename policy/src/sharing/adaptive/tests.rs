@@ -187,7 +187,7 @@ fn batches_wait_on_a_crowded_gpu_but_not_for_company_that_does_not_come() {
     let waits = |in_vain: Duration| {
         let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
         let mut facts = facts(&[150; 3], &policy.initial());
-        facts.models[0].seen.waits = Waits { batches: 40, total: 600 * MS, in_vain };
+        facts.models[0].seen.waits = Waits { batches: 40, total: 600 * MS, in_vain, ..Waits::default() };
         policy.decide(&facts).doors.iter().map(|door| !door.max_delay.is_zero()).collect::<Vec<_>>()
     };
     assert_eq!(waits(120 * MS), [true; 3]);
@@ -200,12 +200,33 @@ fn batches_do_not_wait_that_make_answers_late() {
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
     let mut facts = facts(&[150; 3], &policy.initial());
     let seen = &mut facts.models[0].seen;
-    seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS };
+    seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS, ..Waits::default() };
     seen.in_time = 130;
     let mut waits = || policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>();
     let [first, second, _, last] = [(); 4].map(|()| waits());
     assert!(first[0] > second[0] && second[0] > Duration::ZERO);
     assert_eq!(last.iter().map(Duration::is_zero).collect::<Vec<_>>(), [true, false, false]);
+}
+
+#[test]
+fn batches_do_not_wait_whose_clients_ask_less_for_it() {
+    let terms = models(&[1, 1, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[150; 3], &policy.initial());
+    facts.models[0].seen.most_under_way = 6;
+    let mut waiting = Vec::new();
+    for _ in 0..30 {
+        let delays: Vec<Duration> = policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect();
+        assert!(!delays[1].is_zero());
+        let live = &mut facts.models[0];
+        let (arrived, ms, idle) = if delays[0].is_zero() { (200, 15, 0) } else { (150, 20, 100) };
+        came(live, arrived, ms);
+        live.seen.mean_latency = MS * ms as u32;
+        live.seen.waits.idle = MS * idle;
+        waiting.push(!delays[0].is_zero());
+    }
+    let waited = waiting.iter().filter(|waited| **waited).count();
+    assert!((8..=12).contains(&waited) && !waiting[29], "{waiting:?}");
 }
 
 #[test]

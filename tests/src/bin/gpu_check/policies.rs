@@ -188,9 +188,10 @@ impl Scenario {
         let failed = |source| Error::Io { what: "ask for the metrics".into(), source };
         let answer = metrics::ask(&socket, "GET", "/metrics").await.map_err(failed)?;
         let metrics = Metrics::parse(&answer.body).map_err(Error::Unusable)?;
-        let name = "shadowslice_requests_within_slo_total";
-        let of = |guest: &Guest| metrics.of(guest.model, name, "").unwrap_or(0.0);
-        Ok(self.guests.iter().map(of).collect())
+        let name = "requests_within_slo_total";
+        let missing = || Error::Unusable(format!("there is no metric {name}"));
+        let of = |guest: &Guest| metrics.of(guest.model, name, "").ok_or_else(missing);
+        self.guests.iter().map(of).collect()
     }
 }
 
