@@ -93,9 +93,19 @@ impl System {
     }
 }
 
-/// A folder for a supervisor of these binaries with one model for each tensor size.
+/// A folder for a supervisor of these binaries with one model for each tensor size, whose shares stay as they are.
 pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, Failure> {
-    let mut home = Home::with_config(&config(sizes, connections))?;
+    home_under("static", binaries, sizes, connections)
+}
+
+/// The same under a policy.
+pub(crate) fn home_under(
+    policy: &str,
+    binaries: &Path,
+    sizes: &[usize],
+    connections: u16,
+) -> Result<Home, Failure> {
+    let mut home = Home::with_config(&config(policy, sizes, connections))?;
     let binary = binaries.join("shadowslice");
     home.set_binary(
         fs::canonicalize(&binary).map_err(|error| format!("cannot find {}: {error}", binary.display()))?,
@@ -104,7 +114,7 @@ pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result
 }
 
 /// Emulated models without a profile, which answer at once. Limits rise above their defaults only where tensors need it.
-fn config(sizes: &[usize], connections: u16) -> String {
+fn config(policy: &str, sizes: &[usize], connections: u16) -> String {
     let large = sizes.iter().any(|bytes| *bytes > LARGE_TENSOR);
     let [request_mib, response_mib, queue_mib] = if large { LARGE_LIMITS_MIB } else { LIMITS_MIB };
     let models = sizes.iter().map(|&bytes| {
@@ -121,7 +131,7 @@ fn config(sizes: &[usize], connections: u16) -> String {
     format!(
         "listen: {{http: [\"unix:{HTTP_SOCKET}\"], grpc: [\"unix:{GRPC_SOCKET}\"], metrics: []}}\n\
          gpus: [{{device: emulated}}]\n\
-         controller: {{policy: static}}\n\
+         controller: {{policy: {policy}}}\n\
          limits: {{request_bytes: {request_mib}Mi, response_bytes: {response_mib}Mi}}\n\
          models:\n{}",
         models.collect::<String>()

@@ -65,8 +65,12 @@ impl SlotCounter {
 
     fn close(&mut self, now: Moment) {
         let Some(since) = self.since else { return };
-        let ended = now.since(since).as_nanos() / SLOT.as_nanos();
-        let Some(then_empty) = u32::try_from(ended).unwrap_or(u32::MAX).checked_sub(1) else { return };
+        let elapsed = now.since(since);
+        if elapsed < SLOT {
+            return;
+        }
+        let ended = elapsed.as_nanos() / SLOT.as_nanos();
+        let then_empty = u32::try_from(ended).unwrap_or(u32::MAX) - 1;
         self.done.add(self.arrived, then_empty);
         (self.since, self.arrived) = (Some(since + SLOT * (then_empty + 1)), 0);
     }

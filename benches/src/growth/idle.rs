@@ -8,15 +8,19 @@ use crate::costs::Parts;
 use crate::costs::switches::Switches;
 use crate::machine::Reading;
 use crate::plan::SMALL;
-use crate::system::{System, home};
+use crate::system::{System, home_under};
 
 const MODELS: usize = 10;
+
+/// One that lets shares be, and the default, which looks at the models at each interval.
+pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
 /// What is left of the start is over after this.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// CPU time and wake-ups of an idle supervisor and its workers.
 pub(super) struct Idle {
+    pub(super) policy: &'static str,
     pub(super) models: usize,
     pub(super) span: Duration,
     pub(super) cpu: Parts<Duration>,
@@ -24,11 +28,11 @@ pub(super) struct Idle {
     pub(super) others_percent: f64,
 }
 
-/// Measures it over `span`.
-pub(super) async fn idle(binaries: &Path, span: Duration) -> Result<Idle, Failure> {
-    eprintln!("idle: {MODELS} models");
+/// Measures it under a policy over `span`.
+pub(super) async fn idle(binaries: &Path, policy: &'static str, span: Duration) -> Result<Idle, Failure> {
+    eprintln!("idle: {MODELS} models, policy {policy}");
     let sizes: Vec<usize> = (0..MODELS).map(|model| SMALL + 4 * model).collect();
-    let system = System::start(home(binaries, &sizes, 1)?).await?;
+    let system = System::start(home_under(policy, binaries, &sizes, 1)?).await?;
     tokio::time::sleep(SETTLE).await;
     let clocks = system.clocks()?;
     let switches = || (Switches::of(&[system.supervisor()]), Switches::of(&system.workers()));
@@ -37,6 +41,7 @@ pub(super) async fn idle(binaries: &Path, span: Duration) -> Result<Idle, Failur
     let (used, switched_then) = (Reading::take(&clocks)?.since(&before), switches());
     system.stop().await?;
     Ok(Idle {
+        policy,
         models: MODELS,
         span: used.wall,
         cpu: Parts { supervisor: used.server, worker: used.workers },

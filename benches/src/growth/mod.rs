@@ -78,7 +78,7 @@ pub fn growth() -> ExitCode {
 struct Found {
     sweep: Vec<sweep::Row>,
     memory: Vec<memory::Row>,
-    idle: Option<idle::Idle>,
+    idle: Vec<idle::Idle>,
 }
 
 async fn run(options: &Options) -> Result<(), Failure> {
@@ -97,7 +97,9 @@ async fn run(options: &Options) -> Result<(), Failure> {
     }
     if options.parts.contains(&Part::Idle) {
         let span = Duration::try_from_secs_f64(options.idle_seconds)?;
-        found.idle = Some(idle::idle(&binaries, span).await?);
+        for policy in idle::POLICIES {
+            found.idle.push(idle::idle(&binaries, policy, span).await?);
+        }
     }
     println!("{}", page::tables(&found));
     if let Some(path) = &options.page {

@@ -1,5 +1,7 @@
 //! The growth as a page.
 
+use std::time::Duration;
+
 use crate::growth::Found;
 use crate::growth::idle::Idle;
 use crate::machine::Machine;
@@ -32,8 +34,8 @@ pub(super) fn tables(found: &Found) -> String {
     if !found.memory.is_empty() {
         text += &memory(found);
     }
-    if let Some(found) = &found.idle {
-        text += &idle(found);
+    if !found.idle.is_empty() {
+        text += &idle(&found.idle);
     }
     text
 }
@@ -94,26 +96,31 @@ fn memory(found: &Found) -> String {
     )
 }
 
-fn idle(found: &Idle) -> String {
-    let seconds = found.span.as_secs_f64();
-    let row = |name: &str, cpu: std::time::Duration, switches: u64| {
-        let per_mille = cpu.as_secs_f64() * 1e3 / seconds;
-        vec![
-            name.to_owned(),
-            format!("{per_mille:.2}"),
-            format!("{:.3}", per_mille / 10.0),
-            format!("{:.1}", switches as f64 / seconds),
+fn idle(found: &[Idle]) -> String {
+    let rows = found.iter().flat_map(|idle| {
+        let seconds = idle.span.as_secs_f64();
+        let row = move |process: &str, cpu: Duration, switches: u64| {
+            let per_mille = cpu.as_secs_f64() * 1e3 / seconds;
+            vec![
+                idle.policy.to_owned(),
+                process.to_owned(),
+                format!("{per_mille:.2}"),
+                format!("{:.3}", per_mille / 10.0),
+                format!("{:.1}", switches as f64 / seconds),
+                format!("{:.0}", idle.others_percent),
+            ]
+        };
+        let Idle { cpu, switches, .. } = idle;
+        [
+            row("supervisor", cpu.supervisor, switches.supervisor),
+            row("all workers", cpu.worker, switches.worker),
         ]
-    };
-    let rows = [
-        row("supervisor", found.cpu.supervisor, found.switches.supervisor),
-        row("all workers", found.cpu.worker, found.switches.worker),
-    ];
+    });
+    let heads = ["policy", "process", "CPU ms/s", "% of a core", "voluntary context switches/s", "others %"];
+    let (models, seconds) = found.first().map_or((0, 0.0), |idle| (idle.models, idle.span.as_secs_f64()));
     format!(
-        "\n## Idle\n\n{} models under the policy `static` and nobody who asks, over {seconds:.0} s; others took {:.0} % of the machine.\n\n{}",
-        found.models,
-        found.others_percent,
-        table(&["process", "CPU ms/s", "% of a core", "voluntary context switches/s"], rows.into_iter())
+        "\n## Idle\n\n{models} models and nobody who asks, over {seconds:.0} s.\n\n{}",
+        table(&heads, rows)
     )
 }
 

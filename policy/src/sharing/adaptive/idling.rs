@@ -4,10 +4,11 @@
 //! for their answers ask less. There are as many of those as requests are under way at most, again and again. Where that is so, and lanes stand
 //! idle for much of the time, batches do without waits for a moment, to see whether more comes then.
 
+use shadowslice_shared::units::{Moment, Sms};
+
 use super::super::{Live, Seen};
 use super::closed_loop::{Came, asks_less};
 use super::lasting::Lasting;
-use shadowslice_shared::units::{Moment, Sms};
 
 /// A lane that waits for less than this part of the time costs next to nothing.
 const IDLE: f64 = 0.05;
@@ -45,7 +46,7 @@ impl Record {
 enum State {
     /// Batches may wait, and that has kept the lane idle.
     Waits(Record),
-    /// They do not, to see what comes then.
+    /// They do not, to see what comes then beside what came when they did.
     Tries { with: Record, without: Record },
     /// What comes does not depend on it; they may wait for so many seconds before that is looked at again.
     Free { left_s: f64 },
