@@ -245,6 +245,32 @@ async fn a_batch_waits_for_company_as_long_as_the_door_says() {
 }
 
 #[tokio::test]
+async fn waits_for_company_are_seen_and_that_the_lane_stood_idle_for_them() {
+    // So long that a late timer is not taken for a lane that kept the batch.
+    const WAIT: Duration = Duration::from_millis(800);
+    let stage = stage(EASY);
+    let watch = watch(&stage);
+    let worker = enter(&stage, 1);
+    stage.pipeline.set_door(Door { max_delay: WAIT, ..OPEN });
+    let asked = [stage.ask(), stage.ask()];
+    let batch = worker.batch().await;
+    assert_eq!(batch.requests.len(), 2);
+    worker.answer_well(&batch);
+    for request in asked {
+        answered(request).await;
+    }
+    let seen = stage.pipeline.observe();
+    assert_eq!((seen.waits.batches, seen.most_under_way), (1, 2), "{seen:?}");
+    assert!(
+        seen.waits.total >= WAIT && seen.waits.idle >= WAIT && seen.waits.in_vain > Duration::ZERO,
+        "{seen:?}"
+    );
+    let next = stage.pipeline.observe();
+    assert_eq!((next.waits.idle, next.most_under_way), (Duration::ZERO, 0));
+    watch.abort();
+}
+
+#[tokio::test]
 async fn a_look_sees_what_came_since_the_last_one() {
     let stage = stage(EASY);
     let worker = enter(&stage, 1);
