@@ -123,7 +123,7 @@ judge: build ## The adaptive policy against its promises: docs/judgement.md (a q
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check
-gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) ## Proof and figures on a GPU host (half an hour once built)
+gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) ## Proof and figures on a GPU host (three quarters of an hour once built)
 	WORK=$(TARGET)/gpu-check BIN_DIR=$(TARGET)/release MAKE_MODELS=$(CURDIR)/models/make_gpu_models.py LIMIT=3600 \
 	  OUT=$(TARGET)/gpu-check/collected ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$(ort_gpu)} PYTHON="$(PYTHON)" \
 	  PYTHONPATH=$(TARGET)/python tests/gpu/run $(GPU_CHECK_ARGS)
