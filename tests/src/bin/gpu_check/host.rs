@@ -56,7 +56,10 @@ async fn doctor(setting: &Setting) -> Result<Value, Error> {
     let program = || "shadowslice doctor --json".to_owned();
     let ended = ended.map_err(|_| Error::Endless { program: program(), within: WITHIN })?;
     let output = ended.map_err(|source| Error::Io { what: format!("run `{}`", program()), source })?;
-    serde_json::from_slice(&output.stdout).map_err(|source| {
+    // Where the binaries lie is the host's business.
+    let said =
+        String::from_utf8_lossy(&output.stdout).replace(&*setting.bin_dir.to_string_lossy(), "BIN_DIR");
+    serde_json::from_str(&said).map_err(|source| {
         let said = String::from_utf8_lossy(&output.stderr);
         let first = said.lines().next().unwrap_or_default();
         Error::Json { what: format!("what `{}` printed (it said {first:?})", program()), source }
