@@ -73,7 +73,9 @@ impl Idling {
     /// Learns from an interval, whose arrivals have this dispersion.
     pub(super) fn observe(&mut self, live: &Live, dispersion: f64) {
         let span_s = live.seen.span.as_secs_f64();
-        let changed = self.share.replace((live.share, live.since)) != self.share;
+        let share = Some((live.share, live.since));
+        let changed = self.share != share;
+        self.share = share;
         self.state = match self.state {
             State::Waits(_) | State::Tries { .. } if changed => State::Waits(Record::default()),
             State::Waits(with) => {

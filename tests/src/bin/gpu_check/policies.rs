@@ -98,7 +98,10 @@ const SCENARIOS: [Scenario; 5] = [
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
     for scenario in &SCENARIOS {
-        let Some(models) = scenario.models(setting) else { continue };
+        let Some(models) = scenario.models(setting) else {
+            println!("policies: scenario {} is left out: its models are not all there", scenario.name);
+            continue;
+        };
         for (name, policy) in POLICIES {
             let done = format!("{}, {name}", scenario.name);
             if figures.has_model(Stage::Policies, &done, setting.quick) {
