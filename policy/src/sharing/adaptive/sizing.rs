@@ -95,9 +95,12 @@ pub(super) fn near(one: Sms, other: Sms) -> bool {
 mod tests {
     use std::time::Duration;
 
+    use shadowslice_shared::units::Moment;
+
     use super::super::super::Seen;
     use super::super::super::fixtures::{live, profile, terms};
     use super::*;
+    use crate::pressure::Pressure;
 
     const LEVEL: Sms = Sms(100);
 
@@ -157,6 +160,27 @@ mod tests {
             }
             assert_eq!(sizing.of_one_with(Sms(120)), LEVEL, "a level is a level");
         }
+    }
+
+    #[test]
+    fn a_rise_is_held_against_what_comes_now_and_not_its_peak() {
+        let terms = Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
+        let mut model = Model::new(&terms, Sms(132));
+        for arrived in [120; 12].into_iter().chain([60; 6]) {
+            let mut live = live(LEVEL);
+            live.seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
+            model.observe(&terms, &live, None);
+        }
+        let alarmed_after = |watch: Watch| {
+            let mut pressure = Pressure::default();
+            let at = |n: u64| Moment::after_origin(Duration::from_millis(n));
+            (1..1_000).find(|&n| pressure.note(None, at(n), watch, at(n)).is_some())
+        };
+        let share = Sms(50);
+        let (carried, dispersion) = (model.carried_by(share).unwrap(), model.demand.dispersion());
+        let by_peak = alarmed_after(Watch::new(model.demand.peak(), carried, dispersion));
+        let after = alarmed_after(Sizing::watch(&model, share));
+        assert!(after.is_some() && after < by_peak, "{after:?} of {by_peak:?}");
     }
 
     #[test]
