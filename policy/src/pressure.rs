@@ -60,8 +60,9 @@ impl Pressure {
     }
 }
 
-/// Slack has run out when so many requests had none: they should be answered too late. Less
-const SHORT: f64 = 8.0;
+/// Slack has run out when so many requests had none: they should be answered too late. Some are also where a neighbour executes
+/// for a moment, who is not kept out by a larger share but pushed aside. Less
+const SHORT: f64 = 32.0;
 
 /// this many for each that had some: a burst alone is no reason to change a share.
 const MADE_UP: f64 = 0.05;
@@ -176,7 +177,7 @@ mod tests {
     fn slack_runs_out_when_several_requests_have_none() {
         let mut slack = Slack::default();
         let mut note = |answered: Option<u64>| slack.runs_out(answered.map(ms), ms(200));
-        assert!(!(0..7).any(|_| note(Some(201))));
+        assert!(!(0..31).any(|_| note(Some(201))));
         assert!(
             !(0..20).any(|_| note(Some(200))) && !note(None),
             "twenty with slack make up for one without"
@@ -233,9 +234,9 @@ mod tests {
     fn who_was_heard_is_not_heard_for_a_while_and_then_afresh() {
         let mut pressure = Pressure::default();
         let mut note = |at| pressure.note(Some(ms(400)), ms(200), Watch::OFF, ms(at));
-        assert!((0..7).all(|_| note(100).is_none()));
+        assert!((0..31).all(|_| note(100).is_none()));
         assert_eq!(note(100), Some(Alarm { sign: Sign::SlackRunsOut, since: ms(100) }));
-        assert!((0..7).all(|_| note(110).is_none()) && note(110).is_some());
+        assert!((0..31).all(|_| note(110).is_none()) && note(110).is_some());
         assert!(!pressure.is_heard(ms(119)) && pressure.is_heard(ms(120)));
     }
 }

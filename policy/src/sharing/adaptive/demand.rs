@@ -41,6 +41,9 @@ const PEAK_MEMORY: f64 = 20.0;
 /// independent, one seems to at some time within the first 64 intervals.
 const BURSTY: f64 = 2.0;
 
+/// Who met bursts goes on meeting them until they vary less than this.
+const CALM_AGAIN: f64 = 1.5;
+
 /// Fewer intervals than this say nothing of bursts: the one in which a rate changed is among them.
 const TELLING: usize = 6;
 
@@ -82,11 +85,20 @@ pub(super) struct Demand {
     dispersion: f64,
     /// The largest of those, forgotten slowly.
     bursts: f64,
+    bursty: bool,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0, bursts: 1.0 }
+        Self {
+            window: VecDeque::new(),
+            rate: 0.0,
+            peak: 0.0,
+            observed: 0.0,
+            dispersion: 1.0,
+            bursts: 1.0,
+            bursty: false,
+        }
     }
 }
 
@@ -105,8 +117,9 @@ impl Demand {
         self.rate = came / seconds;
         self.dispersion = self.dispersed().max(self.uneven()).clamp(1.0, MAX_DISPERSION);
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
-        let dispersion = if self.window.len() >= TELLING { self.dispersion } else { 1.0 };
+        let dispersion = if self.is_steady() { self.dispersion } else { 1.0 };
         self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
+        self.bursty = self.bursts >= if self.bursty { CALM_AGAIN } else { BURSTY };
         if self.observed > 0.0 || seen.arrived > 0 {
             self.observed += span;
         }
@@ -122,8 +135,8 @@ impl Demand {
             let (came, seconds) = sum(self.window.iter().skip(older));
             let (came_before, seconds_before) = sum(self.window.iter().take(older));
             let rate = (came + came_before) / (seconds + seconds_before);
-            let chance = (self.dispersion * rate.max(1.0) * (1.0 / seconds + 1.0 / seconds_before)).sqrt();
-            if (came / seconds - came_before / seconds_before).abs() > CHANCE * chance {
+            let deviance = deviance(came, rate * seconds) + deviance(came_before, rate * seconds_before);
+            if deviance > self.dispersion * CHANCE.powi(2) {
                 self.window.drain(..older);
                 return;
             }
@@ -162,9 +175,18 @@ impl Demand {
 
     /// The most that comes where nothing has changed: what comes now, give or take chance, or nearly what came not long ago.
     pub(super) fn expected(&self) -> f64 {
+        (self.rate + self.chance()).max(OF_PEAK * self.peak)
+    }
+
+    /// The least that comes now, give or take chance.
+    pub(super) fn at_least(&self) -> f64 {
+        (self.rate - self.chance()).max(0.0)
+    }
+
+    /// What the rate may be off by chance.
+    fn chance(&self) -> f64 {
         let seconds = sum(self.window.iter()).1;
-        let chance = (self.rate * self.dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt();
-        (self.rate + UNSURE * chance).max(OF_PEAK * self.peak)
+        UNSURE * (self.rate * self.dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt()
     }
 
     /// The variance of arrivals by their mean, 1 or more.
@@ -174,7 +196,12 @@ impl Demand {
 
     /// Whether requests come in bursts, or did not long ago.
     pub(super) fn is_bursty(&self) -> bool {
-        self.bursts >= BURSTY
+        self.bursty
+    }
+
+    /// Whether the rate has stayed for long enough to say whether requests come in bursts.
+    pub(super) fn is_steady(&self) -> bool {
+        self.window.len() >= TELLING
     }
 
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
@@ -202,6 +229,14 @@ fn sum<'a>(intervals: impl Iterator<Item = &'a Interval>) -> (f64, f64) {
 /// What is remembered of a largest value that is now this: all of it at first, and a part `1/e` of the excess after an `age` of 1.
 fn slowly(largest: f64, now: f64, age: f64) -> f64 {
     now + (largest - now).max(0.0) * (-age).exp()
+}
+
+/// Twice the logarithm of how much likelier so many requests were at the rate at which they came than at one at which so many are
+/// expected: the deviance of Poisson's distribution. Of many requests it is the square of the standard deviations between the two; of few it
+/// allows for their number being lopsided.
+fn deviance(came: f64, expected: f64) -> f64 {
+    let surplus = if came > 0.0 { came * (came / expected).ln() } else { 0.0 };
+    2.0 * (surplus - (came - expected))
 }
 
 #[cfg(test)]
@@ -234,6 +269,39 @@ mod tests {
         arrivals.extend([50; 2]);
         let demand = after(&arrivals);
         assert!(demand.rate() < 150.0);
+    }
+
+    #[test]
+    fn few_requests_that_are_twice_as_many_once_are_no_new_rate() {
+        let seldom = |then: u64| after(&[&[8, 9, 7, 10, 8, 9].repeat(5)[..], &[then]].concat());
+        assert_eq!(
+            seldom(19).window.len(),
+            31,
+            "19 of 8.5 is 3.6 standard deviations, and one in a thousand"
+        );
+        assert_eq!(seldom(22).window.len(), 1);
+        assert_eq!(seldom(0).window.len(), 1);
+        assert_eq!(after(&[&[0; 30][..], &[1]].concat()).window.len(), 31);
+    }
+
+    #[test]
+    fn what_comes_at_least_is_less_where_little_is_known() {
+        let (one, many) = (after(&[50]), after(&[50; 60]));
+        assert!((one.at_least() - (100.0 - 2.0 * 200_f64.sqrt())).abs() < 1e-9, "{}", one.at_least());
+        assert!(many.at_least() > 95.0 && many.at_least() < many.rate());
+        assert_eq!(after(&[1]).at_least(), 0.0);
+    }
+
+    #[test]
+    fn who_met_bursts_is_calm_only_when_they_are_clearly_over() {
+        let mut demand = after(&[44, 60, 35, 66, 45, 20, 80].repeat(4));
+        let mut between = false;
+        while demand.is_bursty() {
+            between |= demand.bursts < BURSTY;
+            demand.observe(&Seen { span: Duration::from_millis(500), arrived: 50, ..Seen::default() });
+        }
+        assert!(between && demand.bursts < CALM_AGAIN);
+        assert!(!after(&[60, 42, 57, 38, 61, 45, 55]).is_bursty(), "nor is everybody bursty who is not calm");
     }
 
     #[test]

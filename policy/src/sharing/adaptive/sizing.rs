@@ -13,8 +13,11 @@ use crate::pressure::Watch;
 /// How many times its demand a share carries.
 const HEADROOM: f64 = 2.5;
 
-/// The share stays while it carries the demand with that head-room divided, or multiplied, by this.
+/// The share stays while it carries what comes for certain with that head-room divided by this,
 const BAND: f64 = 1.5;
+
+/// and while it does not carry the demand with that head-room times this: more than enough is in nobody's way by much.
+const SURPLUS: f64 = 2.0;
 
 /// No share is less than this part of its level, however small the demand, nor less than somebody chose to start the model with:
 /// who is seldom asked is to answer fast.
@@ -46,11 +49,11 @@ impl Sizing {
         let part = Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP));
         let chosen = if terms.initial_given { terms.initial } else { terms.min };
         let least = if model.was_pressed() { level } else { terms.within(part.max(chosen)).min(level) };
-        let carries = |headroom: f64| {
-            let share = model.share_for(model.demand.peak() * headroom);
+        let carries = |rate: f64| {
+            let share = model.share_for(rate);
             share.map_or(level, |share| share.max(least).min(level))
         };
-        let low = carries(HEADROOM / BAND);
+        let low = carries(model.demand.at_least() * HEADROOM / BAND);
         let idle = model.demand.peak() < IDLE;
         if idle {
             return Self { target: level, low: terms.min, high: level, level, idle };
@@ -58,7 +61,11 @@ impl Sizing {
         if model.demand.observed() < OBSERVED_S || model.demand.is_bursty() {
             return Self { target: level, low, high: level, level, idle };
         }
-        Self { target: carries(HEADROOM), low, high: carries(HEADROOM * BAND), level, idle }
+        let target = carries(model.demand.peak() * HEADROOM);
+        // What comes since a moment ago may be bursts.
+        let steady = model.demand.is_steady();
+        let high = if steady { carries(model.demand.peak() * HEADROOM * SURPLUS) } else { level };
+        Self { target, low, high, level, idle }
     }
 
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
@@ -104,14 +111,19 @@ mod tests {
 
     const LEVEL: Sms = Sms(100);
 
+    /// So many requests came in half a second.
+    fn arrivals(arrived: u64) -> Live {
+        let mut live = live(LEVEL);
+        live.seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
+        live
+    }
+
     /// 2 ms and 70 ms·SM a row, up to 66 SMs; 50 ms. So many requests came in each half of a second.
     fn sizing(arrived: &[u64], known: bool) -> Sizing {
         let terms = Terms { profile: known.then(|| profile(2.0, 70.0, 66)), ..terms("a", 50) };
         let mut model = Model::new(&terms, Sms(132));
         for &arrived in arrived {
-            let mut live = live(LEVEL);
-            live.seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
-            model.observe(&terms, &live, None);
+            model.observe(&terms, &arrivals(arrived), None);
         }
         Sizing::of(&model, &terms, LEVEL)
     }
@@ -133,6 +145,8 @@ mod tests {
         assert_eq!(sizing.of_one_with(Sms(sizing.target.0 + 4)).0, sizing.target.0 + 4);
         assert_eq!(sizing.of_one_with(LEVEL), sizing.target);
         assert_eq!(sizing.of_one_with(Sms(4)), sizing.target);
+        let little = self::sizing(&[60; 12], true);
+        assert_eq!([56, 64].map(|share| little.of_one_with(Sms(share))), [Sms(56), little.target]);
     }
 
     #[test]
@@ -140,6 +154,30 @@ mod tests {
         assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
         assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);
         assert_eq!(sizing(&[1; 20], false).of_one_with(LEVEL), LEVEL, "nor while nobody knows what it costs");
+    }
+
+    #[test]
+    fn nothing_shrinks_while_the_demand_changes() {
+        let changed = |since: usize| sizing(&[&[20; 20][..], &vec![120; since]].concat(), true);
+        assert_eq!(changed(5).of_one_with(LEVEL), LEVEL);
+        assert_ne!(changed(6).of_one_with(LEVEL), LEVEL);
+        assert!(changed(1).of_one_with(Sms(16)) > Sms(16), "growth does not wait");
+    }
+
+    #[test]
+    fn a_moment_in_which_more_comes_is_no_reason_to_grow() {
+        // 22 of 9 that are expected are news, but of a rate that may be anything from 25 to 63.
+        let terms = Terms { profile: Some(profile(20.0, 900.0, 66)), ..terms("a", 400) };
+        let seldom = |then: Option<u64>| {
+            let mut model = Model::new(&terms, Sms(132));
+            for arrived in [9; 40].into_iter().chain(then) {
+                model.observe(&terms, &arrivals(arrived), None);
+            }
+            Sizing::of(&model, &terms, LEVEL)
+        };
+        let (known, once) = (seldom(None), seldom(Some(22)));
+        assert!(once.target > known.target);
+        assert_eq!(once.of_one_with(known.target), known.target);
     }
 
     #[test]
@@ -167,9 +205,7 @@ mod tests {
         let terms = Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
         let mut model = Model::new(&terms, Sms(132));
         for arrived in [120; 12].into_iter().chain([60; 6]) {
-            let mut live = live(LEVEL);
-            live.seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
-            model.observe(&terms, &live, None);
+            model.observe(&terms, &arrivals(arrived), None);
         }
         let alarmed_after = |watch: Watch| {
             let mut pressure = Pressure::default();
@@ -189,9 +225,7 @@ mod tests {
         let mut model =
             Model::new(&Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms.clone() }, Sms(132));
         for _ in 0..12 {
-            let mut live = live(LEVEL);
-            (live.seen.span, live.seen.arrived) = (Duration::from_millis(500), 1);
-            model.observe(&terms, &live, None);
+            model.observe(&terms, &arrivals(1), None);
         }
         assert_eq!(Sizing::of(&model, &terms, LEVEL).target, Sms(80));
         assert_eq!(Sizing::of(&model, &terms, Sms(60)).target, Sms(60), "nor more than his level");
