@@ -41,9 +41,6 @@ const PEAK_MEMORY: f64 = 20.0;
 /// independent, one seems to at some time within the first 64 intervals.
 const BURSTY: f64 = 2.0;
 
-/// Who met bursts goes on meeting them until they vary less than this.
-const CALM_AGAIN: f64 = 1.5;
-
 /// Fewer intervals than this say nothing of bursts: the one in which a rate changed is among them.
 const TELLING: usize = 6;
 
@@ -85,20 +82,11 @@ pub(super) struct Demand {
     dispersion: f64,
     /// The largest of those, forgotten slowly.
     bursts: f64,
-    bursty: bool,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self {
-            window: VecDeque::new(),
-            rate: 0.0,
-            peak: 0.0,
-            observed: 0.0,
-            dispersion: 1.0,
-            bursts: 1.0,
-            bursty: false,
-        }
+        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0, bursts: 1.0 }
     }
 }
 
@@ -119,7 +107,6 @@ impl Demand {
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
         let dispersion = if self.is_steady() { self.dispersion } else { 1.0 };
         self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
-        self.bursty = self.bursts >= if self.bursty { CALM_AGAIN } else { BURSTY };
         if self.observed > 0.0 || seen.arrived > 0 {
             self.observed += span;
         }
@@ -196,7 +183,7 @@ impl Demand {
 
     /// Whether requests come in bursts, or did not long ago.
     pub(super) fn is_bursty(&self) -> bool {
-        self.bursty
+        self.bursts >= BURSTY
     }
 
     /// Whether the rate has stayed for long enough to say whether requests come in bursts.
@@ -290,18 +277,6 @@ mod tests {
         assert!((one.at_least() - (100.0 - 2.0 * 200_f64.sqrt())).abs() < 1e-9, "{}", one.at_least());
         assert!(many.at_least() > 95.0 && many.at_least() < many.rate());
         assert_eq!(after(&[1]).at_least(), 0.0);
-    }
-
-    #[test]
-    fn who_met_bursts_is_calm_only_when_they_are_clearly_over() {
-        let mut demand = after(&[44, 60, 35, 66, 45, 20, 80].repeat(4));
-        let mut between = false;
-        while demand.is_bursty() {
-            between |= demand.bursts < BURSTY;
-            demand.observe(&Seen { span: Duration::from_millis(500), arrived: 50, ..Seen::default() });
-        }
-        assert!(between && demand.bursts < CALM_AGAIN);
-        assert!(!after(&[60, 42, 57, 38, 61, 45, 55]).is_bursty(), "nor is everybody bursty who is not calm");
     }
 
     #[test]
