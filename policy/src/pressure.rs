@@ -62,7 +62,7 @@ impl Pressure {
 
 /// Slack has run out when so many requests had none: they should be answered too late. Some are also where a neighbour executes
 /// for a moment, who is not kept out by a larger share but pushed aside. Less
-const SHORT: f64 = 32.0;
+pub const SHORT: u16 = 32;
 
 /// this many for each that had some: a burst alone is no reason to change a share.
 const MADE_UP: f64 = 0.05;
@@ -78,7 +78,7 @@ impl Slack {
     fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment) -> bool {
         let has_none = answered.is_some_and(|answered| answered > deadline);
         self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
-        self.short >= SHORT
+        self.short >= f64::from(SHORT)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who is told that a model should have more SMs at once, and when.
 
-use shadowslice_policy::pressure::{Sign, Watch};
+use shadowslice_policy::pressure::{self, Sign, Watch};
 
 use super::*;
 
@@ -9,14 +9,14 @@ fn stage(room: usize) -> (Stage, mpsc::Receiver<Pressed>) {
     let (to, pressed) = mpsc::channel(room);
     let stage = Stage::with(|settings| {
         (settings.slo.latency, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
-        (settings.bell, settings.max_requests) = (Some(Bell { model: 7, to }), 64);
+        (settings.bell, settings.max_requests) = (Some(Bell { model: 7, to }), 5 * SHORT);
         settings.memory = 1 << 20;
     });
     (stage, pressed)
 }
 
 /// Requests that must have no slack before that is news.
-const SHORT: usize = 8;
+const SHORT: usize = pressure::SHORT as usize;
 
 /// Asks so often while a batch executes and so many wait already.
 async fn ask(stage: &Stage, waiting: usize, times: usize) -> Vec<impl Sized> {
