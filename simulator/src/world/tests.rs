@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::pressure::Watch;
+use shadowslice_policy::pressure::{SHORT, Watch};
 use shadowslice_policy::sharing::{Change, Door, Live, Plan, Seen};
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -223,8 +223,9 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
         Decision { plan: due.then(|| Plan { epoch: 1, changes: vec![change] }), ..Decision::default() }
     };
     // At 25 SMs a request takes 200 ms, so the second one is late, and all after it.
-    let outcome = run(&scenario, &SETTINGS, (4_000..=4_008).map(at), &mut decide);
-    assert_eq!(heard, [moment(4_008 * MS)], "the eighth that is late");
+    let last = 4_000 + u64::from(SHORT);
+    let outcome = run(&scenario, &SETTINGS, (4_000..=last).map(at), &mut decide);
+    assert_eq!(heard, [moment(last * MS)], "the last of so many that are late");
     assert_eq!(outcome.models[0].repartitions.len(), 2);
     assert_eq!(outcome.models[0].tally.in_time, 4, "three more went to the larger worker");
 }
