@@ -40,6 +40,11 @@ impl Terms {
     pub fn within(&self, sms: Sms) -> Sms {
         sms.min(self.max).max(self.min)
     }
+
+    /// The part of its requests that need not keep the SLO.
+    pub fn may_miss(&self) -> f64 {
+        1.0 - self.percentile / 100.0
+    }
 }
 
 /// Everything as it stands now. Immutable, and possibly stale by the time a decision is carried out.
@@ -106,6 +111,13 @@ pub struct Seen {
     pub waits: Waits,
     /// Batches by their size. All executed at the share in force, beside whoever was there.
     pub executed: Vec<Executed>,
+}
+
+impl Seen {
+    /// Requests that missed the SLO: answered too late, or refused.
+    pub fn missed(&self) -> u64 {
+        self.answered.saturating_sub(self.in_time) + self.refused
+    }
 }
 
 /// Batches of one size.

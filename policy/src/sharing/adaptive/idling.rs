@@ -7,7 +7,7 @@
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::super::{Live, Seen};
-use super::closed_loop::{Came, asks_less};
+use super::hindsight::{Came, asks_less};
 use super::lasting::Lasting;
 
 /// A lane that waits for less than this part of the time costs next to nothing.

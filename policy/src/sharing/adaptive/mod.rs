@@ -20,11 +20,11 @@
 
 mod batching;
 mod capacity;
-mod closed_loop;
 mod company;
 mod contention;
 mod curve;
 mod demand;
+mod hindsight;
 mod idling;
 mod lasting;
 mod layout;
@@ -188,7 +188,7 @@ impl Adaptive {
         priorities.sort_unstable();
         priorities.dedup();
         let class = |priority: u32| {
-            let mut class = Class { priority, load: 0.0, arrived: 0.0, missed: 0.0, beside: false };
+            let mut class = Class { priority, ..Class::default() };
             for &model in here {
                 let seen = &facts.models[model].seen;
                 if terms[model].priority > priority {
@@ -201,7 +201,8 @@ impl Adaptive {
                     continue;
                 }
                 class.arrived += seen.arrived as f64;
-                class.missed += (seen.answered.saturating_sub(seen.in_time) + seen.refused) as f64;
+                class.missed += seen.missed() as f64;
+                class.allowed += seen.arrived as f64 * terms[model].may_miss();
             }
             class
         };

@@ -9,10 +9,10 @@ use crate::pressure::Watch;
 use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
-use super::closed_loop::ClosedLoop;
 use super::company::Company;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
+use super::hindsight::Hindsight;
 use super::idling::Idling;
 use super::lasting::Lasting;
 use super::patience::Patience;
@@ -46,7 +46,7 @@ const AS_LARGE: f64 = 0.6;
 pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
-    clients: ClosedLoop,
+    hindsight: Hindsight,
     company: Company,
     patience: Patience,
     idling: Idling,
@@ -66,12 +66,12 @@ impl Model {
         let curve = Curve::new(execution);
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
-        let (clients, company, patience) = (ClosedLoop::default(), Company::default(), Patience::default());
+        let (hindsight, company, patience) = (Hindsight::default(), Company::default(), Patience::default());
         let idling = Idling::default();
         let mut new = Self {
             curve,
             demand,
-            clients,
+            hindsight,
             company,
             patience,
             idling,
@@ -94,7 +94,7 @@ impl Model {
         self.company.observe(&live.seen, self.demand.rate());
         self.patience.observe(&live.seen, terms.percentile);
         self.idling.observe(live, self.demand.dispersion());
-        if self.clients.observe(live, self.demand.dispersion()) {
+        if self.hindsight.observe(live, self.demand.dispersion(), terms.may_miss()) {
             self.press();
         }
         if let Some(pressed) = self.pressed.as_mut().filter(|pressed| pressed.intervals < SHOWN_IN) {

@@ -159,26 +159,40 @@ fn more_than_a_share_is_for_is_watched_for_where_a_larger_one_helps() {
     assert_eq!(doors[1].watch, Watch::OFF);
 }
 
-#[test]
-fn clients_that_wait_for_their_answers_get_a_share_back_that_slows_them_down() {
-    let terms = models(&[1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+/// The shares of a model in half a minute, one after the other, that sees this at each.
+fn shares_of_who(sees: impl Fn(&mut Live)) -> Vec<Sms> {
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &models(&[1]));
     let mut facts = facts(&[0], &policy.initial());
-    // Four clients, one request each: an answer takes 4 ms with all SMs, and half as long again with fewer.
     let mut shares = Vec::new();
     for _ in 0..60 {
-        let ms = if facts.models[0].share == GPU { 4 } else { 6 };
-        let live = &mut facts.models[0];
-        came(live, 4 * 500 / ms, ms);
-        live.seen.mean_latency = MS * ms as u32;
+        sees(&mut facts.models[0]);
         facts.now = facts.now + 500 * MS;
         let decision = policy.decide(&facts);
         carry_out(&decision, &mut facts);
         shares.push(facts.models[0].share);
     }
     shares.dedup();
-    assert_eq!(shares.len(), 3, "{shares:?}");
-    assert!(shares[1] < GPU && shares[2] == GPU);
+    shares
+}
+
+#[test]
+fn a_share_comes_back_without_which_clients_wait_longer_or_the_slo_is_missed() {
+    // Four clients, one request each: an answer takes 4 ms with all SMs, and half as long again with fewer.
+    let slowed_down = shares_of_who(|live| {
+        let ms = if live.share == GPU { 4 } else { 6 };
+        came(live, 4 * 500 / ms, ms);
+        live.seen.mean_latency = MS * ms as u32;
+    });
+    let late = shares_of_who(|live| {
+        came(live, 100, 9);
+        live.seen.in_time = if live.share == GPU { 99 } else { 90 };
+    });
+    for shares in [slowed_down, late] {
+        assert!(
+            matches!(shares[..], [first, less, last] if first == GPU && less < GPU && last == GPU),
+            "{shares:?}"
+        );
+    }
 }
 
 #[test]
