@@ -44,6 +44,10 @@ impl Case {
     pub(crate) fn verdict(&self) -> Verdict {
         Verdict::of(self.margin)
     }
+
+    pub(crate) fn is_of_priority(&self) -> bool {
+        self.part != Part::All
+    }
 }
 
 /// Adaptive beside the ideal under a load.

@@ -42,7 +42,7 @@ pub(crate) struct Setup {
     #[arg(long, default_value = "configs/mix.yaml")]
     pub(crate) config: PathBuf,
     /// The first of the seeds, which follow one another
-    #[arg(long, default_value_t = 302)]
+    #[arg(long, default_value_t = 322)]
     pub(crate) first_seed: u64,
     /// How many there are
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=1000))]
