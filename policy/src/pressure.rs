@@ -60,11 +60,11 @@ impl Pressure {
     }
 }
 
-/// Slack has run out when so many requests had none: they should be answered too late. Some are also where a neighbour executes
-/// for a moment, who is not kept out by a larger share but pushed aside. Less
+/// Slack has run out when so many requests had none, beyond those that others made up for: they should be answered too late. Some are
+/// also where a neighbour executes for a moment, who is not kept out by a larger share but pushed aside.
 pub const SHORT: u16 = 32;
 
-/// this many for each that had some: a burst alone is no reason to change a share.
+/// What each request that had some makes up for: a burst alone is no reason to change a share.
 const MADE_UP: f64 = 0.05;
 
 /// Whether a model's slack runs out.
