@@ -11,8 +11,9 @@
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
 //!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority; where [`yielding`] has seen
 //!    that a higher priority misses its SLO beside lower ones, those have less.
-//! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much. At its
-//!    level a second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
+//! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
+//!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]). At its level a
+//!    second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded, where
 //!    somebody comes ([`company`]), nobody is late for it ([`patience`]), and nobody asks less for it ([`idling`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
@@ -35,6 +36,7 @@ mod pacing;
 mod patience;
 mod regime;
 mod sizing;
+mod tightness;
 mod yielding;
 
 use std::time::Duration;
@@ -48,6 +50,7 @@ use outlook::Outlook;
 use pacing::Pacing;
 use regime::{Caps, Regime};
 use sizing::{Sizing, near};
+use tightness::Tenant;
 use yielding::{Class, Yielding};
 
 /// A share that just changed stays for this long, the fast path aside.
@@ -66,6 +69,8 @@ pub(super) struct Adaptive {
     yielding: Vec<Yielding>,
     /// The most that each model should have.
     levels: Vec<Sms>,
+    /// Whose SLO leaves no room for a smaller share.
+    tight: Vec<bool>,
     epoch: u64,
 }
 
@@ -75,7 +80,8 @@ impl Adaptive {
         let levels = terms.iter().map(|terms| terms.initial).collect();
         let regimes = vec![Regime::new(); gpus.len()];
         let yielding = vec![Yielding::new(); gpus.len()];
-        let mut new = Self { models, regimes, yielding, levels, epoch: 0 };
+        let tight = vec![false; terms.len()];
+        let mut new = Self { models, regimes, yielding, levels, tight, epoch: 0 };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -149,13 +155,27 @@ impl Adaptive {
     }
 
     fn sizing(&self, model: usize, terms: &[Terms]) -> Sizing {
-        Sizing::of(&self.models[model], &terms[model], self.levels[model])
+        let sizing = Sizing::of(&self.models[model], &terms[model], self.levels[model]);
+        if self.tight[model] { sizing.kept() } else { sizing }
+    }
+
+    /// Looks whose SLO leaves room for a smaller share on a GPU.
+    fn mark_tight(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
+        let here = outlook::on(gpu, terms);
+        let tenant = |&model: &usize| {
+            let (live, terms, level) = (&facts.models[model], &terms[model], self.levels[model]);
+            let (model, have) = (&self.models[model], live.coming.unwrap_or(live.share));
+            Tenant { model, terms, have, wanted: Sizing::of(model, terms, level).of_one_with(have) }
+        };
+        let tight = tightness::tight(&here.iter().map(tenant).collect::<Vec<_>>(), sms);
+        here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);
     }
 
     /// Learns from what was seen.
     pub(super) fn observe(&mut self, terms: &[Terms], facts: &Facts) {
         for (gpu, &sms) in facts.gpus.iter().enumerate() {
             outlook::observe(&mut self.models, terms, facts, gpu, sms);
+            self.mark_tight(terms, facts, gpu, sms);
             self.judge(terms, facts, gpu, sms);
         }
     }

@@ -171,6 +171,11 @@ impl Model {
         self.load().unwrap_or(0.0) / self.curve.scale().max(1.0)
     }
 
+    /// The seconds for which a request alone executes on so many SMs; nothing while nothing is known.
+    pub(super) fn time_of_one(&self, sms: f64) -> Option<f64> {
+        self.curve.known().then(|| self.curve.time(1.0, sms))
+    }
+
     /// Whether it cannot keep its SLO even with the whole GPU to itself.
     pub(super) fn hopeless(&self, terms: &Terms) -> bool {
         self.curve.known() && self.curve.time(1.0, self.gpu) > terms.slo.as_secs_f64()

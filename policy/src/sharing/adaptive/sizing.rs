@@ -68,6 +68,11 @@ impl Sizing {
         Self { target, low, high, level, idle }
     }
 
+    /// The same, except that the share does not shrink.
+    pub(super) fn kept(self) -> Self {
+        Self { high: self.level, ..self }
+    }
+
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
     pub(super) fn of_one_with(&self, share: Sms) -> Sms {
         if share < self.low || share > self.high { self.target } else { share }
