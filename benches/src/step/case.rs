@@ -56,11 +56,11 @@ pub(super) const CASES: [Case; 10] = [
     case(Standby::Auto, COSTLY_MS, 30.0, 1080.0),
     case(Standby::Auto, COSTLY_MS, 150.0, 450.0),
     case(Standby::Auto, COSTLY_MS, 150.0, 660.0),
-    case(Standby::Auto, CHEAP_MS, 330.0, 990.0),
+    case(Standby::Auto, CHEAP_MS, 370.0, 1200.0),
     case(Standby::Off, COSTLY_MS, 30.0, 420.0),
     case(Standby::Off, COSTLY_MS, 30.0, 720.0),
     case(Standby::Off, COSTLY_MS, 30.0, 1080.0),
-    case(Standby::Off, CHEAP_MS, 330.0, 990.0),
+    case(Standby::Off, CHEAP_MS, 370.0, 1200.0),
 ];
 
 impl Case {

@@ -29,7 +29,7 @@ struct Options {
     /// Decides the arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the cases whose names hold this text, such as `990/s, standby auto`
+    /// Only the cases whose names hold this text, such as `1200/s, standby auto`
     #[arg(long, default_value = "")]
     only: String,
     /// Where the page goes; without it the tables are only shown
