@@ -165,7 +165,10 @@ impl Adaptive {
         let tenant = |&model: &usize| {
             let (live, terms, level) = (&facts.models[model], &terms[model], self.levels[model]);
             let (model, have) = (&self.models[model], live.coming.unwrap_or(live.share));
-            Tenant { model, terms, have, wanted: Sizing::of(model, terms, level).of_one_with(have) }
+            let sizing = Sizing::of(model, terms, level);
+            let shares =
+                [sizing, sizing.kept()].map(|sizing| if live.held { have } else { sizing.of_one_with(have) });
+            Tenant { model, terms, wanted: shares[0], kept: shares[1] }
         };
         let tight = tightness::tight(&here.iter().map(tenant).collect::<Vec<_>>(), sms);
         here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);

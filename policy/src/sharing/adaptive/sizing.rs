@@ -68,9 +68,9 @@ impl Sizing {
         Self { target, low, high, level, idle }
     }
 
-    /// The same, except that the share does not shrink.
+    /// The same for one whose demand is no reason to shrink: its level takes something from it, nothing else.
     pub(super) fn kept(self) -> Self {
-        Self { high: self.level, ..self }
+        Self { target: self.level, high: self.level, ..self }
     }
 
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
@@ -152,6 +152,12 @@ mod tests {
         assert_eq!(sizing.of_one_with(Sms(4)), sizing.target);
         let little = self::sizing(&[60; 12], true);
         assert_eq!([56, 64].map(|share| little.of_one_with(Sms(share))), [Sms(56), little.target]);
+    }
+
+    #[test]
+    fn who_keeps_his_share_gives_up_only_what_his_level_takes() {
+        let kept = sizing(&[120; 12], true).kept();
+        assert_eq!([LEVEL, Sms(80), Sms(132)].map(|share| kept.of_one_with(share)), [LEVEL, Sms(80), LEVEL]);
     }
 
     #[test]

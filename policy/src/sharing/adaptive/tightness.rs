@@ -13,18 +13,18 @@ use super::model::Model;
 /// may have several.
 const PART: f64 = 0.25;
 
-/// A model, the share that it has, or will, and the one that would carry its demand.
+/// A model, the share that it should have for its demand, and the one that it has if that leaves it no slack.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tenant<'a> {
     pub(super) model: &'a Model,
     pub(super) terms: &'a Terms,
-    pub(super) have: Sms,
     pub(super) wanted: Sms,
+    pub(super) kept: Sms,
 }
 
 impl Tenant<'_> {
-    fn shrinks(&self) -> bool {
-        self.wanted < self.have
+    fn has_less(&self) -> bool {
+        self.wanted < self.kept
     }
 
     /// Whether a request would take too long with the wanted share, of which this part is left while all execute.
@@ -34,7 +34,7 @@ impl Tenant<'_> {
     }
 }
 
-/// Which of a GPU's models must not shrink.
+/// Which of a GPU's models must keep more than their demand asks for.
 pub(super) fn tight(tenants: &[Tenant<'_>], gpu: Sms) -> Vec<bool> {
     let mut tight = vec![false; tenants.len()];
     // Each that keeps its share leaves less to the others.
@@ -42,10 +42,11 @@ pub(super) fn tight(tenants: &[Tenant<'_>], gpu: Sms) -> Vec<bool> {
         let caps: u32 = tenants
             .iter()
             .zip(&tight)
-            .map(|(tenant, &tight)| if tight { tenant.have.0 } else { tenant.wanted.0 })
+            .map(|(tenant, &tight)| if tight { tenant.kept.0 } else { tenant.wanted.0 })
             .sum();
         let left = (f64::from(gpu.0) / f64::from(caps.max(1))).min(1.0);
-        let late = |(tenant, tight): (&Tenant<'_>, &bool)| !tight && tenant.shrinks() && tenant.is_late(left);
+        let late =
+            |(tenant, tight): (&Tenant<'_>, &bool)| !tight && tenant.has_less() && tenant.is_late(left);
         match tenants.iter().zip(&tight).position(late) {
             Some(model) => tight[model] = true,
             None => return tight,
@@ -74,8 +75,8 @@ mod tests {
         let tenant = |((model, terms), &(wanted, _)): ((_, _), &(u32, u64))| Tenant {
             model,
             terms,
-            have: gpu,
             wanted: Sms(wanted),
+            kept: gpu,
         };
         tight(&known.iter().zip(&terms).zip(models).map(tenant).collect::<Vec<_>>(), gpu)
     }
@@ -109,14 +110,18 @@ mod tests {
     fn of_whom_nothing_is_known_nothing_is_said() {
         let terms = terms("a", 1);
         let model = Model::new(&terms, Sms(132));
-        let tenant = Tenant { model: &model, terms: &terms, have: Sms(132), wanted: Sms(20) };
+        let tenant = Tenant { model: &model, terms: &terms, wanted: Sms(20), kept: Sms(132) };
         assert_eq!(tight(&[tenant], Sms(132)), [false]);
     }
 
-    /// The SMs of a model with this SLO in ms after half a minute with forty requests a second.
-    fn in_the_end(slo: u64) -> u32 {
-        let terms = [Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms("a", slo) }];
-        let mut policy = Policy::new(Kind::Adaptive, &[Sms(132)], &terms);
+    /// The SMs of models with these SLOs in ms after half a minute with forty requests a second for each, if the last one is held.
+    fn in_the_end(slos: &[u64], held: bool) -> Vec<u32> {
+        let gpu = Sms(132);
+        let terms: Vec<Terms> = slos
+            .iter()
+            .map(|&slo| Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms("a", slo) })
+            .collect();
+        let mut policy = Policy::new(Kind::Adaptive, &[gpu], &terms);
         let seen = Seen {
             span: Duration::from_millis(500),
             arrived: 20,
@@ -124,23 +129,33 @@ mod tests {
             in_time: 20,
             ..Seen::default()
         };
+        let live = |&share| Live { seen: seen.clone(), ..live(share) };
         let mut facts = Facts {
             now: Moment::after_origin(Duration::from_secs(60)),
-            gpus: vec![Sms(132)],
-            models: vec![Live { seen, ..live(policy.initial()[0]) }],
+            gpus: vec![gpu],
+            models: policy.initial().iter().map(live).collect(),
         };
+        if let Some(last) = facts.models.last_mut() {
+            last.held = held;
+        }
         for _ in 0..60 {
             facts.now = facts.now + Duration::from_millis(500);
             for change in policy.decide(&facts).plan.into_iter().flat_map(|plan| plan.changes) {
-                facts.models[0].share = change.to;
+                facts.models[change.model].share = change.to;
             }
         }
-        facts.models[0].share.0
+        facts.models.iter().map(|live| live.share.0).collect()
     }
 
     #[test]
     fn the_policy_leaves_him_his_share() {
-        assert_eq!(in_the_end(13), 132);
-        assert_eq!(in_the_end(14), 52);
+        assert_eq!(in_the_end(&[13], false), [132]);
+        assert_eq!(in_the_end(&[14], false), [52]);
+    }
+
+    #[test]
+    fn who_is_held_leaves_what_he_leaves() {
+        assert_eq!(in_the_end(&[14, 50], false), [52, 52]);
+        assert_eq!(in_the_end(&[14, 50], true), [132, 132], "of 184 SMs the 52 are 37");
     }
 }
