@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 use super::{Environment, inherited_settings};
-use crate::process::inherit;
+use crate::process::inherit_nothing;
 
 /// The most bytes that are read of what a program says, on each stream.
 const MAX_OUTPUT: u64 = 64 * 1024;
@@ -62,7 +62,7 @@ pub(super) fn command(program: &Path, environment: &Environment) -> Command {
     }
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    inherit(&mut command, &[]);
+    inherit_nothing(&mut command);
     let mut command = Command::from(command);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command

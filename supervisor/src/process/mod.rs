@@ -12,5 +12,5 @@ pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use socket::BatchSocket;
 pub use spawn::Inherited;
-pub(crate) use spawn::inherit;
+pub(crate) use spawn::inherit_nothing;
 pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

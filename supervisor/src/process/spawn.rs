@@ -1,11 +1,21 @@
-//! A child that inherits the descriptors it is given, and no others.
-#![allow(unsafe_code)] // what runs between fork and exec
+//! Children that inherit the descriptors they are given, and no others.
+#![allow(unsafe_code)] // marking and watching descriptors, and what runs between fork and exec
 
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::process::Command;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
 
 use nix::libc;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// A descriptor that a child inherits, under the number it expects.
 #[derive(Debug, Clone, Copy)]
@@ -20,35 +30,128 @@ pub struct Inherited<'f> {
 /// number that a child expects.
 const ASIDE: RawFd = 32;
 
-/// Makes `command` pass exactly `files`, besides the standard streams. They must stay open until
-/// the child is spawned.
-pub(crate) fn inherit(command: &mut Command, files: &[Inherited<'_>]) {
-    let moves: Vec<(RawFd, RawFd)> = files.iter().map(|file| (file.file.as_raw_fd(), file.number)).collect();
-    let mut aside = vec![0; moves.len()];
-    let between = move || place(&moves, &mut aside);
-    // SAFETY: `place` makes system calls that are async-signal-safe and neither allocates nor locks.
-    unsafe { std::os::unix::process::CommandExt::pre_exec(command, between) };
+/// A child. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Child {
+    pid: Pid,
+    /// Readable once it has ended.
+    process: AsyncFd<OwnedFd>,
+    status: Option<ExitStatus>,
 }
 
-/// Marks everything close-on-exec, then copies each file to its number. Copies go through high
-/// numbers first, as one file's number can be another's source.
-fn place(moves: &[(RawFd, RawFd)], aside: &mut [RawFd]) -> io::Result<()> {
+impl Child {
+    pub(super) fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Waits for its end. Nothing is lost if that is given up.
+    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.status {
+                return Ok(status);
+            }
+            let mut ended = self.process.readable().await?;
+            match waitpid(Some(self.pid), WaitOptions::NOHANG)? {
+                Some((_, status)) => self.status = Some(ExitStatus::from_raw(status.as_raw())),
+                None => ended.clear_ready(),
+            }
+        }
+    }
+
+    /// Kills it, if it has not ended.
+    pub(super) fn kill(&self) -> io::Result<()> {
+        if self.status.is_some() {
+            return Ok(());
+        }
+        Ok(pidfd_send_signal(&self.process, rustix::process::Signal::KILL)?)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It may have ended by now.
+        self.kill().ok();
+    }
+}
+
+/// Spawns a program in a process group of its own with exactly this environment, these files, nothing to read, and our outputs.
+///
+/// Nothing of this process is copied for it, as `fork` would: every page that is written to afterwards would then have to be
+/// copied, by whoever serves requests meanwhile.
+pub(super) fn spawn(
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(OsString, OsString)],
+    files: &[Inherited<'_>],
+) -> io::Result<Child> {
+    close_on_exec()?;
+    // One file's number can be another's source.
+    let aside = |file: &Inherited<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, ASIDE);
+    let sources = files.iter().map(aside).collect::<Result<Vec<OwnedFd>, _>>()?;
+    let mut actions = PosixSpawnFileActions::init()?;
+    let nothing = File::open("/dev/null")?;
+    actions.add_dup2(nothing.as_raw_fd(), libc::STDIN_FILENO)?;
+    for (file, source) in files.iter().zip(&sources) {
+        actions.add_dup2(source.as_raw_fd(), file.number)?;
+    }
+    let program = text(program.as_os_str())?;
+    let arguments = arguments.iter().map(|argument| text(OsStr::new(argument)));
+    let arguments =
+        std::iter::once(Ok(program.clone())).chain(arguments).collect::<io::Result<Vec<CString>>>()?;
+    let variable = |(name, value): &(OsString, OsString)| {
+        let mut variable = name.clone();
+        variable.push("=");
+        variable.push(value);
+        text(&variable)
+    };
+    let environment = environment.iter().map(variable).collect::<io::Result<Vec<CString>>>()?;
+    let pid = posix_spawn(program.as_c_str(), &actions, &attributes()?, &arguments, &environment)?;
+    let pid = Pid::from_raw(pid.as_raw()).ok_or(io::ErrorKind::Other)?;
+    watched(pid).inspect_err(|_| {
+        // Nobody would hear of its end. An error means that it has come.
+        kill_process(pid, rustix::process::Signal::KILL).ok();
+        waitpid(Some(pid), WaitOptions::empty()).ok();
+    })
+}
+
+/// A child that has not been waited for.
+fn watched(pid: Pid) -> io::Result<Child> {
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    // SAFETY: the descriptor is owned by what is made here, which never changes or gives it away.
+    let process = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }?;
+    Ok(Child { pid, process, status: None })
+}
+
+/// A process group of its own, and no signal blocked or ignored that is so here.
+fn attributes() -> io::Result<PosixSpawnAttr> {
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes.set_pgroup(nix::unistd::Pid::from_raw(0))?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
+    attributes.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+    )?;
+    Ok(attributes)
+}
+
+fn text(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
+/// Makes `command` pass nothing besides the standard streams.
+pub(crate) fn inherit_nothing(command: &mut Command) {
+    // SAFETY: between fork and exec, one system call that is async-signal-safe; nothing is allocated or locked.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(command, close_on_exec) };
+}
+
+/// Marks all descriptors of this process but the standard streams, those that some library forgot among them: no child is ever to have them by chance.
+fn close_on_exec() -> io::Result<()> {
     let flag = libc::c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: a flag on descriptors of this child only; nothing is closed before exec.
-    check(unsafe { libc::close_range(3, libc::c_uint::MAX, flag) })?;
-    for ((source, _), aside) in moves.iter().zip(&mut *aside) {
-        // SAFETY: duplicating a descriptor touches no memory.
-        *aside = check(unsafe { libc::fcntl(*source, libc::F_DUPFD_CLOEXEC, ASIDE) })?;
-    }
-    for ((_, number), aside) in moves.iter().zip(aside) {
-        // SAFETY: as above; what stood at `number` is a copy of the parent's that this child does not need.
-        check(unsafe { libc::dup2(*aside, *number) })?;
-    }
-    Ok(())
-}
-
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    // SAFETY: a flag on descriptors, which stay open.
+    let marked = unsafe { libc::close_range(3, libc::c_uint::MAX, flag) };
+    if marked < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -57,18 +160,88 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_child_has_the_named_descriptors_and_no_others() {
+    /// One that leaks unless it is marked: a duplicate without the flag.
+    fn leak() -> OwnedFd {
+        let leak = nix::unistd::dup(std::fs::File::open("/dev/full").unwrap()).unwrap();
+        nix::fcntl::fcntl(&leak, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+        leak
+    }
+
+    /// How a shell ends that runs this, in this environment.
+    async fn ended(
+        script: &str,
+        environment: &[(&str, &str)],
+        files: &[(BorrowedFd<'_>, RawFd)],
+    ) -> ExitStatus {
+        let own = |(name, value): &(&str, &str)| (OsString::from(name), OsString::from(value));
+        let environment: Vec<_> = environment.iter().map(own).collect();
+        let files: Vec<_> = files.iter().map(|&(file, number)| Inherited { number, file }).collect();
+        spawn(Path::new("/bin/sh"), &["-c", script], &environment, &files).unwrap().wait().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_child_has_the_named_descriptors_and_no_others() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
-        // One that leaks unless it is marked: a duplicate without the flag.
-        let leak = nix::unistd::dup(&zero).unwrap();
-        nix::fcntl::fcntl(&leak, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
-        let mut command = Command::new("readlink");
-        command.args((3..ASIDE).map(|number| format!("/proc/self/fd/{number}")));
-        let files = [(null.as_fd(), 5), (zero.as_fd(), 3)];
-        inherit(&mut command, &files.map(|(file, number)| Inherited { number, file }));
-        let seen = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        assert_eq!(seen, "/dev/zero\n/dev/null\n");
+        let _leak = leak();
+        // The shell has one of its own for the folder that it lists: a number above all that are given.
+        let script = "for n in 0 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done | \
+            { read a; read b; read c; ! read d && test \"$a $b $c\" = '/dev/null /dev/zero /dev/null'; }";
+        let status =
+            ended(script, &[("PATH", "/usr/bin:/bin")], &[(null.as_fd(), 5), (zero.as_fd(), 3)]).await;
+        assert!(status.success(), "{status}");
+    }
+
+    #[tokio::test]
+    async fn numbers_may_be_each_others_sources() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        let (one, other) = (null.as_raw_fd(), zero.as_raw_fd());
+        let script = format!(
+            "test \"$(readlink /proc/$$/fd/{other})\" = /dev/null && test \"$(readlink /proc/$$/fd/{one})\" = /dev/zero"
+        );
+        let files = [(null.as_fd(), other), (zero.as_fd(), one)];
+        assert!(ended(&script, &[("PATH", "/usr/bin:/bin")], &files).await.success());
+    }
+
+    #[tokio::test]
+    async fn a_child_has_its_environment_and_its_own_group_and_dies_of_a_closed_pipe() {
+        let script = "test $A = b && test -z \"$CARGO\" && test $(cut -d' ' -f5 /proc/$$/stat) = $$";
+        assert!(ended(script, &[("PATH", "/usr/bin:/bin"), ("A", "b")], &[]).await.success());
+        let status = ended("kill -PIPE $$", &[], &[]).await;
+        assert_eq!(status.signal(), Some(libc::SIGPIPE));
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_started_is_said() {
+        let missing = spawn(Path::new("/nowhere/program"), &[], &[], &[]).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let odd = spawn(Path::new("/bin/true"), &["a\0b"], &[], &[]).unwrap_err();
+        assert_eq!(odd.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[tokio::test]
+    async fn a_child_ends_when_it_is_killed_or_dropped() {
+        let sleeping = || spawn(Path::new("/bin/sleep"), &["1000"], &[], &[]).unwrap();
+        let mut killed = sleeping();
+        killed.kill().unwrap();
+        assert_eq!(killed.wait().await.unwrap().signal(), Some(libc::SIGKILL));
+        killed.kill().unwrap();
+        assert_eq!(killed.wait().await.unwrap().signal(), Some(libc::SIGKILL), "it is still known");
+
+        let dropped = sleeping();
+        let pid = dropped.pid;
+        drop(dropped);
+        let (_, status) = waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn a_command_passes_nothing_on() {
+        let _leak = leak();
+        let mut command = Command::new("sh");
+        command.args(["-c", "for n in 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done; true"]);
+        inherit_nothing(&mut command);
+        assert_eq!(String::from_utf8(command.output().unwrap().stdout).unwrap(), "");
     }
 }

@@ -1,5 +1,7 @@
 //! A worker process, from its spawn to its exit.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
@@ -18,14 +20,13 @@ use shadowslice_shared::boot::{
 };
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
-use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 
 use super::boot::{self, Boot};
 use super::priority;
 use super::reference::ReferenceFile;
 use super::socket::BatchSocket;
-use super::spawn::{Inherited, inherit};
+use super::spawn::{Child, Inherited, spawn};
 use crate::partition::{Grant, inherited_settings};
 use crate::pipeline::WorkerId;
 
@@ -168,7 +169,7 @@ impl Worker {
         let spawned = Instant::now();
         let child = start(&launch, &name, &files)?;
         drop(theirs);
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let pid = child.pid();
         settle(&launch, pid);
 
         let (kill, killed) = mpsc::channel(1);
@@ -263,22 +264,21 @@ impl Worker {
 }
 
 fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    let mut command = std::process::Command::new(launch.program);
-    command.args(["--boot", server]);
+    spawn(launch.program, &["--boot", server], &environment(&launch.grant), files)
+        .map_err(|source| SpawnError::Process { program: launch.program.to_owned(), source })
+}
+
+/// Ours, but for what is MPS's in it, and what the worker's part of the GPU demands.
+fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
+    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     for name in inherited_settings() {
-        command.env_remove(name);
+        environment.remove(&name);
     }
-    command.envs(launch.grant.environment());
+    let granted = grant.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
+    environment.extend(granted);
     // ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
-    command.env("ORT_DISABLE_TELEMETRY", "1");
-    command.stdin(std::process::Stdio::null());
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    inherit(&mut command, files);
-    let program = || launch.program.to_owned();
-    Command::from(command)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|source| SpawnError::Process { program: program(), source })
+    environment.insert("ORT_DISABLE_TELEMETRY".into(), "1".into());
+    environment.into_iter().collect()
 }
 
 /// Priority and cores, which the worker's later threads inherit.
@@ -358,7 +358,7 @@ impl Process {
     }
 
     async fn kill(&mut self) -> io::Result<ExitStatus> {
-        self.child.kill().await?;
+        self.child.kill()?;
         self.child.wait().await
     }
 }

@@ -202,7 +202,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::partition",
             "crate::pipeline::Crowding",
             "crate::process::Inherited",
-            "crate::process::inherit",
+            "crate::process::inherit_nothing",
             "shadowslice_shared",
         ],
         never: NO_GPU,

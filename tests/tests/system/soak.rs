@@ -27,10 +27,6 @@ const KILLS: usize = 100;
 /// The time of a batch, in milliseconds, with the SMs of every share used here.
 const BATCH_MS: f64 = 20.0;
 
-/// The processor time of a hand-over, the command that orders it included, spread over two cores; with hardly an idle
-/// one, requests wait for that, too.
-const HANDOVER_CPU_MS: f64 = 3.0;
-
 /// As much load as there can be.
 struct Crowd {
     clients: usize,
@@ -38,14 +34,12 @@ struct Crowd {
     up_to_16_rows_ms: f64,
     /// The time of the batches that these clients fill: those of 32 rows take twice as long.
     batch_ms: f64,
-    /// How much higher p99.9 may be than the twin's.
-    allowed_ms: f64,
 }
 
 const CROWDS: [Crowd; 3] = [
-    Crowd { clients: 8, up_to_16_rows_ms: BATCH_MS, batch_ms: BATCH_MS, allowed_ms: BATCH_MS },
-    Crowd { clients: 64, up_to_16_rows_ms: 5.0, batch_ms: 10.0, allowed_ms: 10.0 },
-    Crowd { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0, allowed_ms: 1.0 + HANDOVER_CPU_MS },
+    Crowd { clients: 8, up_to_16_rows_ms: BATCH_MS, batch_ms: BATCH_MS },
+    Crowd { clients: 64, up_to_16_rows_ms: 5.0, batch_ms: 10.0 },
+    Crowd { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0 },
 ];
 
 /// Shares that take turns. No one follows the one before the last, whose worker is still parked then, or no shadow
@@ -86,7 +80,7 @@ async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tal
 async fn hand_over(server: &Server, count: usize) -> Result<Vec<Handover>, Error> {
     let mut handovers = Vec::with_capacity(count);
     for n in 0..count {
-        handovers.push(server.resize("echo", SHARES[n % SHARES.len()]).await?);
+        handovers.push(server.resize_by_socket("echo", SHARES[n % SHARES.len()]).await?);
     }
     Ok(handovers)
 }
@@ -130,7 +124,7 @@ async fn crowded_while<T>(server: &Server, clients: usize, work: impl Future<Out
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
 async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
-    for Crowd { clients, up_to_16_rows_ms, batch_ms, allowed_ms } in CROWDS {
+    for Crowd { clients, up_to_16_rows_ms, batch_ms } in CROWDS {
         let server = one_echo(up_to_16_rows_ms, MODEL).await.unwrap();
         let began = Instant::now();
         let (tally, handovers) = crowded_while(&server, clients, hand_over(&server, HANDOVERS_CROWDED)).await;
@@ -146,8 +140,8 @@ async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
         assert_nothing_lost(&tally);
         assert_nothing_lost(&twin);
         assert!(
-            tally.latency_ms(0.999) <= twin.latency_ms(0.999) + allowed_ms,
-            "p99.9 is more than {allowed_ms} ms higher"
+            tally.latency_ms(0.999) <= twin.latency_ms(0.999) + batch_ms,
+            "p99.9 is more than one batch higher"
         );
     }
 }
