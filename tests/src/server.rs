@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::time::{Instant, interval, timeout};
 
@@ -171,17 +172,25 @@ impl Server {
         enum Answer {
             Handover { report: Handover },
         }
-        let failed = |source| Error::Io { what: "order a hand-over over the control socket".into(), source };
-        let mut socket = tokio::net::UnixStream::connect(self.home.run_dir().join("control.sock"))
-            .await
-            .map_err(failed)?;
-        let ask = serde_json::json!({"resize": {"model": model, "share_percent": percent}});
-        socket.write_all(format!("{ask}\n").as_bytes()).await.map_err(failed)?;
-        let mut printed = String::new();
-        BufReader::new(socket).read_line(&mut printed).await.map_err(failed)?;
+        let ask = serde_json::json!({"resize": {"model": model, "share_percent": percent}}).to_string();
+        let answered = timeout(self.home.patience(), self.asked(&ask)).await;
+        let printed = answered.map_err(|_| self.too_late("the end of a hand-over"))?;
+        let printed = printed.map_err(|source| Error::Io {
+            what: "order a hand-over over the control socket".into(),
+            source,
+        })?;
         let Answer::Handover { report } = serde_json::from_str(&printed)
-            .map_err(|source| Error::Printed { command: ask.to_string(), printed, source })?;
+            .map_err(|source| Error::Printed { command: ask, printed, source })?;
         Ok(report)
+    }
+
+    /// The answer of the control socket, a line.
+    async fn asked(&self, ask: &str) -> io::Result<String> {
+        let mut socket = UnixStream::connect(self.home.run_dir().join("control.sock")).await?;
+        socket.write_all(format!("{ask}\n").as_bytes()).await?;
+        let mut answer = String::new();
+        BufReader::new(socket).read_line(&mut answer).await?;
+        Ok(answer)
     }
 
     /// What `shadowslice reload --json` says.
