@@ -437,12 +437,17 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate", "shadowslice_benches", "shadowslice_tests"],
         never: &[],
     },
-    // Judging is pure but for the two files that simulate and write.
+    // Judging is pure but for the files that simulate, read profiles and write.
     Row { part: "benches/src/bin/judge", may: &["crate", "shadowslice_simulator::results"], never: PURE },
     Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },
     Row {
+        part: "benches/src/bin/judge/profiles.rs",
+        may: &["crate::mixes", "shadowslice::config"],
+        never: NO_CLOCK,
+    },
+    Row {
         part: "benches/src/bin/judge/simulate.rs",
-        may: &["crate::criteria", "shadowslice_simulator::results"],
+        may: &["crate::criteria", "crate::mixes::drawn", "crate::profiles", "shadowslice_simulator::results"],
         never: &[],
     },
 ];

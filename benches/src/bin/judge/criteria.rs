@@ -62,6 +62,8 @@ pub(crate) struct BesideIdeal {
     /// Adaptive's goodput over the ideal's.
     pub(crate) ratio: Estimate,
     pub(crate) worst_ratio: f64,
+    /// The runs below their own floor: their seeds, and what they reach.
+    pub(crate) below: Vec<(u64, f64)>,
 }
 
 /// Goodput of at least [`FLOORS`] of the ideal's, each run by its own floor.
@@ -79,6 +81,7 @@ pub(crate) fn beside_ideal(evidence: &Evidence, load: &str) -> BesideIdeal {
         carried: runs.iter().filter(|run| carried(run)).count(),
         ratio: Estimate::of(runs.iter().map(ratio)),
         worst_ratio: runs.iter().map(ratio).fold(f64::INFINITY, f64::min),
+        below: runs.iter().filter(|run| margin(run) < 0.0).map(|run| (run.seed, ratio(run))).collect(),
     }
 }
 
@@ -87,11 +90,10 @@ pub(crate) fn beside_baseline(evidence: &Evidence, load: &str, baseline: &str) -
     let ours = evidence.of(load, JUDGED);
     let theirs = evidence.of(load, baseline);
     let ahead = |part: Part| {
-        let pairs = ours.iter().zip(theirs);
+        let pairs = ours.iter().zip(theirs).filter(|(own, _)| part.is_in(own));
         Estimate::of(pairs.map(|(own, its)| (part.goodput(own) - part.goodput(its)) / part.offered(own)))
     };
-    let parts = ours.first().map(Part::of).unwrap_or_default();
-    parts.into_iter().map(|part| case(load, Some(baseline), part, ahead(part))).collect()
+    Part::of(ours).into_iter().map(|part| case(load, Some(baseline), part, ahead(part))).collect()
 }
 
 /// The first priority in which adaptive clearly differs, and whether it is ahead there: what the
@@ -141,16 +143,15 @@ pub(crate) struct Misled {
 /// With wrong beliefs at least [`MISLED`] of the goodput with right ones, all in all and in each priority.
 pub(crate) fn misled(told: &Evidence, misled: &Evidence, load: &str) -> Vec<Misled> {
     let (right, wrong) = (told.of(load, JUDGED), misled.of(load, JUDGED));
-    let parts = right.first().map(Part::of).unwrap_or_default();
     let judged = |part: Part| {
-        let pairs = right.iter().zip(wrong);
+        let pairs = right.iter().zip(wrong).filter(|(right, _)| part.is_in(right));
         let left =
             |(right, wrong)| (part.goodput(wrong) - MISLED * part.goodput(right)) / part.offered(right);
         let sum = |runs: &[Run]| runs.iter().map(|run| part.goodput(run)).sum::<f64>();
         let ratio = if sum(right) > 0.0 { sum(wrong) / sum(right) } else { 1.0 };
         Misled { case: case(load, None, part, Estimate::of(pairs.map(left))), ratio }
     };
-    parts.into_iter().map(judged).collect()
+    Part::of(right).into_iter().map(judged).collect()
 }
 
 /// What moved.

@@ -64,12 +64,20 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// All models, then the priorities that there are, the highest first.
-    pub(crate) fn of(run: &Run) -> Vec<Self> {
-        let mut classes: Vec<u32> = run.per_model.values().map(|model| model.priority).collect();
+    /// All models, then the priorities that several of the runs have, the highest first: of one run there is no interval.
+    pub(crate) fn of(runs: &[Run]) -> Vec<Self> {
+        let mut classes: Vec<u32> =
+            runs.iter().flat_map(|run| run.per_model.values()).map(|model| model.priority).collect();
         classes.sort_unstable();
         classes.dedup();
-        [Self::All].into_iter().chain(classes.into_iter().map(Self::Class)).collect()
+        let several = |part: &Self| runs.iter().filter(|run| part.is_in(run)).count() > 1;
+        let classes = classes.into_iter().map(Self::Class).filter(several);
+        [Self::All].into_iter().chain(classes).collect()
+    }
+
+    /// Whether a run has any of these models.
+    pub(crate) fn is_in(self, run: &Run) -> bool {
+        self.sum(run, |_| 1.0) > 0.0
     }
 
     fn sum(self, run: &Run, figure: impl Fn(&ModelRun) -> f64) -> f64 {

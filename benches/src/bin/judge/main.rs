@@ -5,7 +5,9 @@
 mod criteria;
 mod evidence;
 mod judgement;
+mod mixes;
 mod page;
+mod profiles;
 mod simulate;
 mod statistics;
 #[cfg(test)]

@@ -21,17 +21,23 @@ pub(crate) fn of(judgement: &Judgement, setup: &Setup, state: &str) -> String {
 }
 
 fn head(setup: &Setup, state: &str) -> String {
-    let Setup { config, first_seed, seeds, seconds, .. } = setup;
-    let (config, last) = (config.display(), first_seed + seeds - 1);
-    let command = |world| format!("shadowslice {}", setup.arguments(world, "LOAD").join(" "));
+    let Setup { first_seed, seeds, seconds, mixes, .. } = setup;
+    let last = first_seed + seeds - 1;
+    let shown = setup.shown();
+    let command = |world| format!("shadowslice {}", setup.arguments(&shown, world, "LOAD").join(" "));
     let commands = [World::Profiled, World::Told, World::Misled].map(command).join("\n");
+    let (title, target, on) = match mixes {
+        false => ("", "judge", format!("`{}`", shown.config)),
+        true => (" on random mixes", "judge-mixes", "a random mix for each seed".to_owned()),
+    };
+    let drawn = if *mixes { MIXES } else { "" };
     format!(
-        "# The judgement of the adaptive policy
+        "# The judgement of the adaptive policy{title}
 
-What `adaptive` promises, and what it keeps, in [simulation](simulation.md). `make judge` writes this page; nothing here is
+What `adaptive` promises, and what it keeps, in [simulation](simulation.md). `make {target}` writes this page; nothing here is
 written by hand. Judged: {state}.
 
-All named loads on `{config}`, seeds {first_seed} to {last}, on which nothing was tuned, {seconds} s each: so long that all of it
+All named loads on {on}, seeds {first_seed} to {last}, on which nothing was tuned, {seconds} s each: so long that all of it
 takes one core about a quarter of an hour, and long enough for several hand-overs (which take 1.6 to 8.5 s there) and dwell times ({DWELL_S} s). Every policy and
 the ideal meet the same requests, so all figures are means of differences between pairs, ± half of their 95 % confidence intervals (Student's, over the
 seeds). A *margin* is what is left to the limit, in % of the requests offered; below zero the criterion fails. A verdict is that on the mean, with a
@@ -41,13 +47,20 @@ question mark where the interval reaches across the limit:
 * **not met?**: the mean is on the wrong side, not all of the interval; **not met**: all of it
 
 So many intervals are looked at that one in forty of those of equals lies on the wrong side by chance.
-
+{drawn}
 ```
 {commands}
 ```
 "
     )
 }
+
+/// How mixes are drawn.
+const MIXES: &str = "
+A mix has two to eight models with the profiles of `configs/profiles`, each with an SLO of 3.5 to 40 times what one request takes on the whole GPU (4 ms or more)
+for 90 to 99.9 % of its requests, batches of up to 4 to 32, and a priority from 1 to 3; PART, what its load takes of the GPU, is 0.5, 0.7 or 0.85. A priority is
+judged over the mixes that have it. Mixes differ by far more than the seeds of one do, so intervals are wide, and single runs say more: those below their floor are listed.
+";
 
 fn summary(judgement: &Judgement) -> String {
     let rows = judgement.criteria().into_iter().map(|(criterion, cases)| {
@@ -111,9 +124,18 @@ fn ideal(judgement: &Judgement) -> String {
     };
     let heads =
         ["load", "offered/s", "ideal answers", "runs carried", "adaptive / ideal", "worst run", "margin", ""];
+    let below = judgement.ideal.iter().flat_map(|found| {
+        let load = &found.case.load;
+        found.below.iter().map(move |(seed, ratio)| format!("{load} {seed} ({ratio:.3})"))
+    });
+    let below: Vec<String> = below.collect();
+    let below = match below.len() {
+        0 => "No single run is below its floor.".to_owned(),
+        count => format!("Below its floor are {count} single runs: {}.", below.join(", ")),
+    };
     format!(
         "## Beside the ideal\n\nThe ideal carries a run if it answers at least 99.9 % of it in time; there the floor is 0.95 of its goodput, in other runs 0.90.\n\
-The margin of a load takes each run by its own floor.\n\n{}",
+The margin of a load takes each run by its own floor. {below}\n\n{}",
         table(&heads, judgement.ideal.iter().map(row))
     )
 }

@@ -10,6 +10,8 @@ use serde::Deserialize;
 use shadowslice_simulator::results::Run;
 
 use crate::criteria::JUDGED;
+use crate::mixes::drawn;
+use crate::profiles::{NoMixes, known};
 
 /// All that are named.
 pub(crate) const LOADS: [&str; 9] =
@@ -41,6 +43,12 @@ pub(crate) struct Setup {
     /// The mix of models
     #[arg(long, default_value = "configs/mix.yaml")]
     pub(crate) config: PathBuf,
+    /// Draw another mix for each seed instead
+    #[arg(long, conflicts_with = "config")]
+    pub(crate) mixes: bool,
+    /// The profiles that its models are drawn from
+    #[arg(long, default_value = "configs/profiles")]
+    pub(crate) profiles: PathBuf,
     /// The first of the seeds, which follow one another
     #[arg(long, default_value_t = 322)]
     pub(crate) first_seed: u64,
@@ -67,6 +75,11 @@ pub(crate) enum NoRuns {
     Failed { command: String, status: std::process::ExitStatus },
     #[error("cannot keep a simulation's answer at {}", path.display())]
     Keep { path: PathBuf, source: io::Error },
+    #[error("cannot draw mixes")]
+    Mixes {
+        #[from]
+        source: NoMixes,
+    },
     #[error("cannot read {}; without --as-they-lie it is made", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not what `shadowslice simulate --json` prints; make it again", path.display())]
@@ -105,6 +118,15 @@ impl World {
     }
 }
 
+/// What is simulated at once: some seeds on one mix.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Task {
+    pub(crate) config: String,
+    /// How much of the GPU is asked, if not as much as when nothing is said.
+    pub(crate) utilisation: Option<String>,
+    pub(crate) seeds: Vec<String>,
+}
+
 /// The baselines' names.
 pub(crate) fn baselines() -> Vec<String> {
     let alone = BASELINES.iter().map(|&name| name.to_owned());
@@ -114,50 +136,88 @@ pub(crate) fn baselines() -> Vec<String> {
 impl Setup {
     /// Everybody's runs in a world.
     pub(crate) fn runs_in(&self, world: World) -> Result<Vec<Run>, NoRuns> {
+        let keep = |source| NoRuns::Keep { path: self.runs.clone(), source };
+        fs::create_dir_all(&self.runs).map_err(keep)?;
+        let tasks = self.tasks()?;
         let mut runs = Vec::new();
         for load in LOADS {
-            runs.extend(self.runs_of(world, load)?);
+            let began = Instant::now();
+            for task in &tasks {
+                runs.extend(self.runs_of(task, world, load)?);
+            }
+            if !self.as_they_lie {
+                eprintln!("{load}, {}: {:.0} s", world.name(), began.elapsed().as_secs_f64());
+            }
         }
         Ok(runs)
     }
 
-    fn runs_of(&self, world: World, load: &str) -> Result<Vec<Run>, NoRuns> {
-        let path = self.runs.join(format!("{}-{load}.json", world.name()));
+    fn tasks(&self) -> Result<Vec<Task>, NoRuns> {
+        if !self.mixes {
+            return Ok(vec![self.of_config()]);
+        }
+        let known = known(&self.profiles, &self.runs.join("all.yaml"))?;
+        let task = |seed: u64| {
+            let (mix, path) = (drawn(&known, seed), self.runs.join(format!("mix-{seed}.yaml")));
+            fs::write(&path, mix.text).map_err(|source| NoMixes::Write { path: path.clone(), source })?;
+            let config = path.display().to_string();
+            Ok(Task { config, utilisation: Some(mix.utilisation.to_string()), seeds: vec![seed.to_string()] })
+        };
+        self.seeds().map(task).collect()
+    }
+
+    /// What is simulated, as it is shown to people.
+    pub(crate) fn shown(&self) -> Task {
+        if !self.mixes {
+            return self.of_config();
+        }
+        let [config, part, seed] = ["mix-SEED.yaml", "PART", "SEED"].map(str::to_owned);
+        Task { config, utilisation: Some(part), seeds: vec![seed] }
+    }
+
+    fn seeds(&self) -> impl Iterator<Item = u64> {
+        (self.first_seed..).take(self.seeds as usize)
+    }
+
+    fn of_config(&self) -> Task {
+        let seeds = self.seeds().map(|seed| seed.to_string()).collect();
+        Task { config: self.config.display().to_string(), utilisation: None, seeds }
+    }
+
+    fn runs_of(&self, task: &Task, world: World, load: &str) -> Result<Vec<Run>, NoRuns> {
+        let mix = if self.mixes { format!("-{}", task.seeds.join("-")) } else { String::new() };
+        let path = self.runs.join(format!("{}-{load}{mix}.json", world.name()));
         if !self.as_they_lie {
-            self.simulate(world, load, &path)?;
+            self.simulate(task, world, load, &path)?;
         }
         let text = fs::read(&path).map_err(|source| NoRuns::Read { path: path.clone(), source })?;
         let report: Report = serde_json::from_slice(&text).map_err(|source| NoRuns::Json { path, source })?;
         Ok(report.runs)
     }
 
-    fn simulate(&self, world: World, load: &str, path: &Path) -> Result<(), NoRuns> {
-        let keep = |source| NoRuns::Keep { path: path.to_owned(), source };
-        fs::create_dir_all(&self.runs).map_err(keep)?;
-        let began = Instant::now();
+    fn simulate(&self, task: &Task, world: World, load: &str, path: &Path) -> Result<(), NoRuns> {
+        let arguments = self.arguments(task, world, load);
         let mut command = Command::new(&self.bin);
-        command.args(self.arguments(world, load)).stdin(Stdio::null()).stderr(Stdio::inherit());
+        command.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = command.output().map_err(|source| NoRuns::Start { path: self.bin.clone(), source })?;
         if !output.status.success() {
-            let command = format!("shadowslice {}", self.arguments(world, load).join(" "));
+            let command = format!("shadowslice {}", arguments.join(" "));
             return Err(NoRuns::Failed { command, status: output.status });
         }
-        fs::write(path, output.stdout).map_err(keep)?;
-        eprintln!("{load}, {}: {:.0} s", world.name(), began.elapsed().as_secs_f64());
-        Ok(())
+        fs::write(path, output.stdout).map_err(|source| NoRuns::Keep { path: path.to_owned(), source })
     }
 
     /// The command line, without the program.
-    pub(crate) fn arguments(&self, world: World, load: &str) -> Vec<String> {
-        let config = self.config.display().to_string();
-        let seeds = (self.first_seed..).take(self.seeds as usize).map(|seed| seed.to_string());
-        let given = ["simulate", &config, "--load", load, "--seconds", &self.seconds.to_string(), "--json"];
+    pub(crate) fn arguments(&self, task: &Task, world: World, load: &str) -> Vec<String> {
+        let seconds = self.seconds.to_string();
+        let given = ["simulate", &task.config, "--load", load, "--seconds", &seconds, "--json"];
         let mut arguments: Vec<String> = given.map(str::to_owned).to_vec();
+        arguments.extend(task.utilisation.iter().flat_map(|part| ["--utilisation".to_owned(), part.clone()]));
         arguments.extend(world.beliefs().iter().map(|&word| word.to_owned()));
         arguments.push("--policy".to_owned());
         arguments.extend(world.policies());
         arguments.push("--seed".to_owned());
-        arguments.extend(seeds);
+        arguments.extend(task.seeds.iter().cloned());
         arguments
     }
 }

@@ -7,6 +7,8 @@ use shadowslice_simulator::results::{ModelRun, Run};
 use crate::criteria::{Moves, beside_baseline, beside_ideal, by_objective, misled, misses};
 use crate::evidence::{Evidence, Gap, Part};
 use crate::judgement::{Judgement, STEADY};
+use crate::mixes::{Known, drawn};
+use crate::profiles::{NoMixes, known};
 use crate::simulate::{LOADS, World};
 use crate::statistics::{Estimate, Verdict};
 
@@ -104,6 +106,8 @@ fn each_run_has_its_own_floor() {
     assert_eq!(found.carried, 1);
     assert!((found.case.margin.mean - (0.0 + 0.05 * 0.75) / 2.0).abs() < 1e-12, "{found:?}");
     assert!((found.worst_ratio - 0.95).abs() < 1e-12);
+    assert_eq!(found.below, []);
+    assert_eq!(mixed(0.93).below, [(1, 0.93)], "a run that the ideal does not carry may have 0.90");
 }
 
 #[test]
@@ -248,4 +252,57 @@ fn one_baseline_ahead_under_one_load_fails_the_whole_criterion() {
     };
     assert_eq!(verdicts(moves(STEADY[1], [3.0, 30.0])), (vec![met; 8], false, true));
     assert_eq!(verdicts(moves("surge", [3.0, 4.0])), (vec![met; 8], true, false));
+}
+
+#[test]
+fn a_priority_is_judged_over_the_runs_that_have_it() {
+    let without = |policy: &str, goodput: [f64; 2]| {
+        let mut runs = [1, 2, 3].map(|seed| run("step", policy, seed, 200.0, goodput));
+        runs[0].per_model.remove("model-1");
+        runs
+    };
+    let (own, its) = (without("adaptive", [100.0, 60.0]), without("static", [100.0, 50.0]));
+    let policies = ["adaptive".to_owned(), "static".to_owned()];
+    let evidence = Evidence::new(own.into_iter().chain(its).collect(), &["step"], &policies).unwrap();
+    let second = &beside_baseline(&evidence, "step", "static")[2];
+    assert_eq!(second.part, Part::Class(2));
+    assert!((second.margin.mean - 0.1).abs() < 1e-12 && second.margin.half < 1e-12, "{second:?}");
+    assert_eq!(
+        Part::of(&without("adaptive", [1.0, 1.0])[..2]),
+        [Part::All, Part::Class(1)],
+        "one run is no interval"
+    );
+}
+
+#[test]
+fn a_seed_draws_a_mix_that_can_be_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("tall.yaml");
+    let text = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
+    std::fs::write(&profile, text).unwrap();
+    std::fs::write(folder.path().join("notes.txt"), "not a profile").unwrap();
+    let tall = known(folder.path(), &folder.path().join("all")).unwrap();
+    assert_eq!(
+        tall,
+        [Known { name: "tall".to_owned(), profile: profile.canonicalize().unwrap(), one_ms: 3.0 }]
+    );
+    std::fs::write(folder.path().join("zero.yaml"), "{source: {kind: illustrative}, execution_ms: {}}")
+        .unwrap();
+    let broken = known(folder.path(), &folder.path().join("all"));
+    assert!(matches!(broken, Err(NoMixes::Broken { path }) if path.ends_with("zero.yaml")));
+    let mixes: Vec<_> = (0..50).map(|seed| drawn(&tall, seed)).collect();
+    assert_eq!(mixes[7], drawn(&tall, 7));
+    let mut sizes = Vec::new();
+    for mix in &mixes {
+        let path = folder.path().join("mix");
+        std::fs::write(&path, &mix.text).unwrap();
+        let config = shadowslice::config::load_here(&path).unwrap();
+        assert!(
+            config.models.iter().all(|model| (11..=120).contains(&model.slo.latency.as_millis())),
+            "{}",
+            mix.text
+        );
+        sizes.push(config.models.len());
+    }
+    assert_eq!((sizes.iter().min(), sizes.iter().max()), (Some(&2), Some(&8)));
 }

@@ -1,0 +1,78 @@
+//! Mixes of models that nobody chose: each seed draws one.
+
+use std::path::{Path, PathBuf};
+
+use fastrand::Rng;
+
+/// The SMs of the GPU.
+pub(crate) const SMS: u32 = 132;
+
+/// Models of a mix, from the fewest to the most.
+const MODELS: (usize, usize) = (2, 8);
+
+/// An SLO as a multiple of the time that one request takes on the whole GPU, from the tightest to the loosest, even by its logarithm;
+const SLACK: (f64, f64) = (3.5, 40.0);
+
+/// and never less than so many milliseconds.
+const LEAST_SLO_MS: f64 = 4.0;
+
+const PERCENTILES: [f64; 4] = [90.0, 95.0, 99.0, 99.9];
+const BATCHES: [u32; 4] = [4, 8, 16, 32];
+const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
+
+/// How much of the GPU the loads take on average.
+const UTILISATIONS: [f64; 3] = [0.5, 0.7, 0.85];
+
+/// A profile that models are drawn with.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Known {
+    pub(crate) name: String,
+    pub(crate) profile: PathBuf,
+    /// What one request takes on the whole GPU.
+    pub(crate) one_ms: f64,
+}
+
+/// A mix, and how much of the GPU is asked of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Mix {
+    /// Its configuration.
+    pub(crate) text: String,
+    pub(crate) utilisation: f64,
+}
+
+/// The mix of a seed.
+pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
+    let mut random = Rng::with_seed(seed);
+    let models = (0..random.usize(MODELS.0..=MODELS.1)).map(|index| {
+        let Known { name, profile, one_ms } = of(&mut random, known);
+        let slack = SLACK.0 * (SLACK.1 / SLACK.0).powf(random.f64());
+        let slo_ms = (one_ms * slack).round().max(LEAST_SLO_MS);
+        let percentile = of(&mut random, &PERCENTILES);
+        let slo = format!("{{latency: {slo_ms}ms, percentile: {percentile}}}");
+        let (batch, priority) = (of(&mut random, &BATCHES), of(&mut random, &PRIORITIES));
+        entry(&format!("{name}-{index}"), profile, &slo, *batch, *priority)
+    });
+    let text = configuration(models.collect());
+    Mix { text, utilisation: *of(&mut random, &UTILISATIONS) }
+}
+
+/// One of each of these profiles, by name, on such a GPU.
+pub(crate) fn all<'p>(profiles: impl Iterator<Item = (&'p str, &'p Path)>) -> String {
+    configuration(profiles.map(|(name, profile)| entry(name, profile, "10s", 1, 1)).collect())
+}
+
+fn configuration(models: String) -> String {
+    format!("gpus: [{{device: emulated, sms: {SMS}}}]\nmodels:\n{models}")
+}
+
+fn of<'a, T>(random: &mut Rng, from: &'a [T]) -> &'a T {
+    &from[random.usize(..from.len())]
+}
+
+fn entry(name: &str, profile: &Path, slo: &str, batch: u32, priority: u32) -> String {
+    let tensors = "[{input: x, output: y, datatype: FP32, shape: [64]}]";
+    let profile = profile.display();
+    format!(
+        "  - {{name: {name}, engine: emulated, tensors: {tensors}, profile: '{profile}', slo: {slo}, batch: {{max: {batch}}}, priority: {priority}}}\n"
+    )
+}

@@ -1,0 +1,54 @@
+//! The profiles that mixes are drawn from.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use shadowslice::config::{self, ConfigError};
+
+use crate::mixes::{self, Known};
+
+/// Why there are no mixes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoMixes {
+    #[error("cannot list {}; --profiles names the folder of the models' profiles", path.display())]
+    List { path: PathBuf, source: io::Error },
+    #[error("there is no profile in {}; --profiles names their folder", path.display())]
+    Empty { path: PathBuf },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("the profiles' names cannot be models' names")]
+    Names { source: ConfigError },
+    #[error("{} cannot be used; `shadowslice check` on a configuration that names it says why", path.display())]
+    Broken { path: PathBuf },
+}
+
+/// The profiles of a folder, by name. What they say is read from a configuration of all of them, which is written to `all`.
+pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
+    let list = |source| NoMixes::List { path: folder.to_owned(), source };
+    let folder = folder.canonicalize().map_err(list)?;
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(list)? {
+        files.push(entry.map_err(list)?.path());
+    }
+    // Those of the demonstration are of models that do next to nothing.
+    let stem =
+        |file: &Path| file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    files.retain(|file| file.extension().is_some_and(|it| it == "yaml") && !stem(file).starts_with("demo"));
+    files.sort();
+    if files.is_empty() {
+        return Err(NoMixes::Empty { path: folder });
+    }
+    let names: Vec<String> = files.iter().map(|file| stem(file)).collect();
+    let text = mixes::all(names.iter().map(String::as_str).zip(files.iter().map(PathBuf::as_path)));
+    fs::write(all, text).map_err(|source| NoMixes::Write { path: all.to_owned(), source })?;
+    let models = config::load_here(all).map_err(|source| NoMixes::Names { source })?.models;
+    let known = files.into_iter().zip(models).map(|(profile, model)| match model.profile {
+        Some(known) => {
+            let one_ms = known.execution.time(1, f64::from(mixes::SMS)).as_secs_f64() * 1e3;
+            Ok(Known { name: model.name, profile, one_ms })
+        }
+        None => Err(NoMixes::Broken { path: profile }),
+    });
+    known.collect()
+}
