@@ -19,6 +19,9 @@ use crate::nvml::{Readings, Watched};
 use crate::partition::Partition;
 use crate::status::{self, ModelStatus, Status};
 
+/// How long accepting rests after a failure such as too many open files, which does not pass at once.
+const REST: Duration = Duration::from_millis(100);
+
 /// Conversations at a time.
 const MAX_CONVERSATIONS: usize = 64;
 
@@ -152,8 +155,8 @@ impl Admin {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the control socket cannot accept");
-                    // Out of descriptors, most likely: some come back when a connection ends.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    // Out of descriptors, most likely: some come back when a connection ends, whosever it is.
+                    tokio::time::sleep(REST).await;
                 }
             }
         }

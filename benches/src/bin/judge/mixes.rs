@@ -40,6 +40,23 @@ pub(crate) struct Mix {
     pub(crate) utilisation: f64,
 }
 
+/// How mixes are drawn, for people.
+pub(crate) fn described() -> String {
+    let ((fewest, most), (tightest, loosest)) = (MODELS, SLACK);
+    format!(
+        "A mix has {fewest} to {most} models with the profiles of `configs/profiles` on {SMS} SMs, each with an SLO of {tightest} to {loosest} times what one request takes on
+all of them ({LEAST_SLO_MS} ms or more). What else there is, is drawn: the percentage of requests that keep it from {}, the largest batch from {}, the priority from {}, and PART, what the load takes of the GPU, from {}.",
+        listed(&PERCENTILES),
+        listed(&BATCHES),
+        listed(&PRIORITIES),
+        listed(&UTILISATIONS),
+    )
+}
+
+fn listed<T: ToString>(choices: &[T]) -> String {
+    choices.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// The mix of a seed.
 pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
     let mut random = Rng::with_seed(seed);

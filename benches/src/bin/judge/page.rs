@@ -3,6 +3,7 @@
 use crate::criteria::{BesideIdeal, Case, DWELL_S, Misled, Misses, Moves, SETTLED_S, by_objective};
 use crate::evidence::Part;
 use crate::judgement::{Judgement, count, worst};
+use crate::mixes;
 use crate::simulate::{LOADS, OTHER_WORLD, Setup, World};
 use crate::statistics::{Estimate, Verdict};
 
@@ -30,7 +31,7 @@ fn head(setup: &Setup, state: &str) -> String {
         false => ("", "judge", format!("`{}`", shown.config)),
         true => (" on random mixes", "judge-mixes", "a random mix for each seed".to_owned()),
     };
-    let drawn = if *mixes { MIXES } else { "" };
+    let drawn = if *mixes { format!("\n{}\n{OF_MIXES}\n", mixes::described()) } else { String::new() };
     format!(
         "# The judgement of the adaptive policy{title}
 
@@ -55,12 +56,8 @@ So many intervals are looked at that one in forty of those of equals lies on the
     )
 }
 
-/// How mixes are drawn.
-const MIXES: &str = "
-A mix has two to eight models with the profiles of `configs/profiles`, each with an SLO of 3.5 to 40 times what one request takes on the whole GPU (4 ms or more)
-for 90 to 99.9 % of its requests, batches of up to 4 to 32, and a priority from 1 to 3; PART, what its load takes of the GPU, is 0.5, 0.7 or 0.85. A priority is
-judged over the mixes that have it. Mixes differ by far more than the seeds of one do, so intervals are wide, and single runs say more: those below their floor are listed.
-";
+/// How to read what comes of mixes.
+const OF_MIXES: &str = "A priority is judged over the mixes that have it. Mixes differ by far more than the seeds of one do, so intervals are wide, and single runs say more: those below their floor are listed.";
 
 fn summary(judgement: &Judgement) -> String {
     let rows = judgement.criteria().into_iter().map(|(criterion, cases)| {

@@ -17,8 +17,8 @@ pub(crate) enum NoMixes {
     Empty { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("the profiles' names cannot be models' names")]
-    Names { source: ConfigError },
+    #[error("cannot use {}, a configuration of all profiles", path.display())]
+    Use { path: PathBuf, source: ConfigError },
     #[error("{} cannot be used; `shadowslice check` on a configuration that names it says why", path.display())]
     Broken { path: PathBuf },
 }
@@ -42,7 +42,8 @@ pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
     let names: Vec<String> = files.iter().map(|file| stem(file)).collect();
     let text = mixes::all(names.iter().map(String::as_str).zip(files.iter().map(PathBuf::as_path)));
     fs::write(all, text).map_err(|source| NoMixes::Write { path: all.to_owned(), source })?;
-    let models = config::load_here(all).map_err(|source| NoMixes::Names { source })?.models;
+    let read = config::load_here(all);
+    let models = read.map_err(|source| NoMixes::Use { path: all.to_owned(), source })?.models;
     let known = files.into_iter().zip(models).map(|(profile, model)| match model.profile {
         Some(known) => {
             let one_ms = known.execution.time(1, f64::from(mixes::SMS)).as_secs_f64() * 1e3;

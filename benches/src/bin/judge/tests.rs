@@ -267,6 +267,10 @@ fn a_priority_is_judged_over_the_runs_that_have_it() {
     let second = &beside_baseline(&evidence, "step", "static")[2];
     assert_eq!(second.part, Part::Class(2));
     assert!((second.margin.mean - 0.1).abs() < 1e-12 && second.margin.half < 1e-12, "{second:?}");
+    let half = without("adaptive", [100.0, 30.0]);
+    let wrong = Evidence::new(half.to_vec(), &["step"], &policies[..1]).unwrap();
+    let second = &misled(&evidence, &wrong, "step")[2];
+    assert!((second.case.margin.mean - (0.3 - 0.95 * 0.6)).abs() < 1e-12, "{second:?}");
     assert_eq!(
         Part::of(&without("adaptive", [1.0, 1.0])[..2]),
         [Part::All, Part::Class(1)],
@@ -292,6 +296,8 @@ fn a_seed_draws_a_mix_that_can_be_served() {
     assert!(matches!(broken, Err(NoMixes::Broken { path }) if path.ends_with("zero.yaml")));
     let mixes: Vec<_> = (0..50).map(|seed| drawn(&tall, seed)).collect();
     assert_eq!(mixes[7], drawn(&tall, 7));
+    let quick = [Known { one_ms: 0.01, ..tall[0].clone() }];
+    assert!(drawn(&quick, 7).text.contains("latency: 4ms"), "no SLO is shorter");
     let mut sizes = Vec::new();
     for mix in &mixes {
         let path = folder.path().join("mix");
