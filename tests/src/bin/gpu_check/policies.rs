@@ -19,12 +19,28 @@ use crate::stages::Stage;
 use crate::tools::Setting;
 use crate::traffic::Subject;
 
-/// What each is called in the figures, and in the configuration. `adaptive` goes by what it sees, so it runs twice.
-const POLICIES: [(&str, &str); 4] = [
+/// A policy as it is called in the figures, and in the configuration.
+type Named = (&'static str, &'static str);
+
+/// `adaptive` goes by what it sees, so it runs twice.
+const FEW: [Named; 4] = [
     ("adaptive", "adaptive"),
     ("adaptive, again", "adaptive"),
     ("half", "half"),
     ("unpartitioned", "unpartitioned"),
+];
+
+/// The best of the others have `adaptive`'s batching and admission.
+const MANY: [Named; 9] = [
+    ("adaptive", "adaptive"),
+    ("adaptive, again", "adaptive"),
+    ("unpartitioned", "unpartitioned"),
+    ("unpartitioned+doors", "unpartitioned+doors"),
+    ("half", "half"),
+    ("half+doors", "half+doors"),
+    ("equal+doors", "equal+doors"),
+    ("gpulet+doors", "gpulet+doors"),
+    ("gslice+doors", "gslice+doors"),
 ];
 
 /// Rows of the largest batch.
@@ -96,24 +112,58 @@ const SCENARIOS: [Scenario; 5] = [
     },
 ];
 
+/// Five models of different sizes and priorities, as far as a host's cores can ask for and carry them: ten seconds to learn, six of the same,
+/// eight in which more than twice as much is asked of the first, and eight in which BERT asks for more than there is.
+const MIXES: [Scenario; 2] = [
+    Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8] },
+    Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8] },
+];
+
+/// With these SLOs in ms.
+const fn mix([resnet50, mobilenet, bert, alexnet, vgg19]: [u64; 5]) -> [Guest; 5] {
+    [
+        guest("resnet50", resnet50, 1, Asked::AtRandom(&[500.0, 500.0, 1200.0, 500.0])),
+        guest("mobilenet-v2", mobilenet, 1, Asked::AtRandom(&[300.0; 4])),
+        guest("bert-base", bert, 2, Asked::AtRandom(&[600.0, 600.0, 600.0, 2400.0])),
+        guest("alexnet", alexnet, 2, Asked::AtRandom(&[300.0; 4])),
+        guest("vgg19", vgg19, 3, Asked::AtRandom(&[500.0; 4])),
+    ]
+}
+
+/// A few scenarios under few policies.
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    for scenario in &SCENARIOS {
+    run_all(Stage::Policies, &SCENARIOS, &FEW, setting, figures).await
+}
+
+/// Many models under many policies.
+pub(crate) async fn run_mixes(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    run_all(Stage::Mixes, &MIXES, &MANY, setting, figures).await
+}
+
+async fn run_all(
+    stage: Stage,
+    scenarios: &[Scenario],
+    policies: &[Named],
+    setting: &Setting,
+    figures: &mut Figures,
+) -> Result<(), Error> {
+    for scenario in scenarios {
         let Some(models) = scenario.models(setting) else {
-            println!("policies: scenario {} is left out: its models are not all there", scenario.name);
+            println!("{}: {} is left out: its models are not all there", stage.name(), scenario.name);
             continue;
         };
-        for (name, policy) in POLICIES {
+        for &(name, policy) in policies {
             let done = format!("{}, {name}", scenario.name);
-            if figures.has_model(Stage::Policies, &done, setting.quick) {
+            if figures.has_model(stage, &done, setting.quick) {
                 continue;
             }
             let config = scenario.config(setting, figures, policy, &models)?;
-            let log = format!("policies-{done}").replace(", ", "-").replace(' ', "-");
+            let log = format!("{}-{done}", stage.name()).replace(", ", "-").replace(' ', "-");
             let serving = Serving::start_with(setting, &log, &config).await?;
             let spans = scenario.spans(setting, &serving).await?;
-            figures.set(&["policies", scenario.name, name], spans);
+            figures.set(&[stage.name(), scenario.name, name], spans);
             serving.stop(figures).await?;
-            figures.has_now(Stage::Policies, &done, setting.quick)?;
+            figures.has_now(stage, &done, setting.quick)?;
         }
     }
     Ok(())

@@ -124,6 +124,16 @@ const SECTIONS: &[Section] = &[
                 from when it has the request to when it has the answer. What is refused or failed is not within the SLO.",
         show: policies::policies,
     },
+    Section {
+        title: "Policies with five models",
+        stage: "mixes",
+        figure: "mixes",
+        means: "The same with five models at once, all asked at random times. Requests a second: ResNet-50 (priority 1) 500, in span 3 1200; \
+                MobileNet-v2 (1) 300; BERT base (2) 600, in span 4 2400; AlexNet (2) 300; VGG-19 (3) 500. SLOs in the *mix*, in that order: \
+                15, 12, 40, 25, 100 ms; in the *tight mix* 6, 5, 15, 10, 30 ms. Spans of 10, 6, 8 and 8 s, one after the other. Of each model the part, \
+                in %, that its clients had within the SLO (as the supervisor counts); `within SLO/s` is what all clients together had so.",
+        show: policies::mixes,
+    },
 ];
 
 const HANDOVER_PARTS: [&str; 8] =
@@ -312,6 +322,9 @@ mod tests {
             "stages": {"sms": {"date": "2026-11-19"}},
             "policies": {"crowd": {"half": [{"seconds": 8.0, "models": {"vgg19": {
                 "answered_per_s": 805.0, "p50_ms": 4.0, "within_slo": 0.987, "failed": {"door": 2, "late": 1}, "share_percent": 50}}}]}},
+            "mixes": {"mix": {"half": [{"seconds": 8.0, "models": {
+                "bert-base": {"offered": 800, "within_slo": 0.5, "counted_within_slo": 0.75},
+                "vgg19": {"offered": 80, "within_slo": 1.0}}}]}},
             "failed": {"pairs": "it\nbroke"},
         });
         let page = page(&figures);
@@ -320,8 +333,10 @@ mod tests {
         assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 | - |"));
         assert!(page.contains("together. Taken 2026-11-19. `make"));
         assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
+        assert!(page.contains("| policy, span | within SLO/s | bert-base | vgg19 |"));
+        assert!(page.contains("| half, 1 | 60 | 50.0 (75.0) | 100.0 (-) |"));
         assert!(page.contains("Stage pairs failed**: it broke"));
-        assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 3);
+        assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 4);
         assert!(!page.contains("rehearsal"));
     }
 }

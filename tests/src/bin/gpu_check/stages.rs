@@ -31,11 +31,13 @@ pub(crate) enum Stage {
     Profiles,
     /// Policies side by side, by the profiles that were measured.
     Policies,
+    /// The same with five models at once, and more policies.
+    Mixes,
 }
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
@@ -45,6 +47,7 @@ impl Stage {
         Self::Pairs,
         Self::Profiles,
         Self::Policies,
+        Self::Mixes,
     ];
 
     /// Its name on the command line and in the figures.
@@ -59,6 +62,7 @@ impl Stage {
             Self::Pairs => "pairs",
             Self::Profiles => "profiles",
             Self::Policies => "policies",
+            Self::Mixes => "mixes",
         }
     }
 
@@ -71,7 +75,7 @@ impl Stage {
             Self::Lossless | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
             Self::Pairs => 4,
-            Self::Policies => 25,
+            Self::Policies | Self::Mixes => 25,
         };
         Duration::from_secs(60 * minutes)
     }
@@ -136,5 +140,6 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Pairs => pairs::run(setting, figures).await,
         Stage::Profiles => profiles::run(setting, figures).await,
         Stage::Policies => policies::run(setting, figures).await,
+        Stage::Mixes => policies::run_mixes(setting, figures).await,
     }
 }
