@@ -14,7 +14,7 @@
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
 //!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]). At its level a
 //!    second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
-//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded, where
+//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded ([`crowding`]), where
 //!    somebody comes ([`company`]), nobody is late for it ([`patience`]), and nobody asks less for it ([`idling`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
@@ -23,6 +23,7 @@ mod batching;
 mod capacity;
 mod company;
 mod contention;
+mod crowding;
 mod curve;
 mod demand;
 mod hindsight;
@@ -166,9 +167,8 @@ impl Adaptive {
             let (live, terms, level) = (&facts.models[model], &terms[model], self.levels[model]);
             let (model, have) = (&self.models[model], live.coming.unwrap_or(live.share));
             let sizing = Sizing::of(model, terms, level);
-            let shares =
-                [sizing, sizing.kept()].map(|sizing| if live.held { have } else { sizing.of_one_with(have) });
-            Tenant { model, terms, wanted: shares[0], kept: shares[1] }
+            let share = |sizing: Sizing| if live.held { have } else { sizing.of_one_with(have) };
+            Tenant { model, terms, wanted: share(sizing), kept: share(sizing.kept()) }
         };
         let tight = tightness::tight(&here.iter().map(tenant).collect::<Vec<_>>(), sms);
         here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);
@@ -178,6 +178,10 @@ impl Adaptive {
     pub(super) fn observe(&mut self, terms: &[Terms], facts: &Facts) {
         for (gpu, &sms) in facts.gpus.iter().enumerate() {
             outlook::observe(&mut self.models, terms, facts, gpu, sms);
+            let largest = Outlook::of(&self.models, terms, &facts.shares(), gpu, sms).largest_batches();
+            for (model, rows) in largest {
+                self.models[model].crowding.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
+            }
             self.mark_tight(terms, facts, gpu, sms);
             self.judge(terms, facts, gpu, sms);
         }

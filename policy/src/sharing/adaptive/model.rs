@@ -10,6 +10,7 @@ use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
 use super::company::Company;
+use super::crowding::Crowding;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::hindsight::Hindsight;
@@ -46,6 +47,7 @@ const AS_LARGE: f64 = 0.6;
 pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
+    pub(super) crowding: Crowding,
     hindsight: Hindsight,
     company: Company,
     patience: Patience,
@@ -67,10 +69,11 @@ impl Model {
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
         let (hindsight, company, patience) = (Hindsight::default(), Company::default(), Patience::default());
-        let idling = Idling::default();
+        let (idling, crowding) = (Idling::default(), Crowding::default());
         let mut new = Self {
             curve,
             demand,
+            crowding,
             hindsight,
             company,
             patience,
@@ -181,13 +184,12 @@ impl Model {
         self.curve.known() && self.curve.time(1.0, self.gpu) > terms.slo.as_secs_f64()
     }
 
-    /// Its door when it has so many SMs and a part of its demand is let in, on a GPU that is so crowded, from 0 to 1.
-    pub(super) fn door(&self, terms: &Terms, sms: f64, admit: f64, crowded: f64) -> Door {
-        let batching = self.batching(terms, sms, admit);
+    /// Its door with these batches, if a part of its demand is let in, and if they may wait for company.
+    pub(super) fn door(&self, batching: &Batching<'_>, admit: f64, wait: bool) -> Door {
         let max_batch = batching.max();
-        let longest = self.patience.of(batching.longest_delay(max_batch));
-        let wait = if self.idling.lets_wait() { longest.mul_f64(crowded) } else { Duration::ZERO };
-        let max_delay = self.company.worth(wait);
+        let wait = wait && self.idling.lets_wait();
+        let longest = if wait { batching.longest_delay(max_batch) } else { Duration::ZERO };
+        let max_delay = self.company.worth(self.patience.of(longest));
         let expected_batch = batching.expected(max_batch, max_delay);
         Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, watch: Watch::OFF }
     }

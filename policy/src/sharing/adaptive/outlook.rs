@@ -5,15 +5,9 @@ use std::collections::BTreeMap;
 use shadowslice_shared::units::Sms;
 
 use super::super::{Door, Facts, Terms, Verdict};
+use super::batching::Batching;
 use super::contention::{Tenant, effective};
 use super::model::Model;
-
-/// Rounds in which how busy everybody is follows from what everybody has, and the other way round.
-const ROUNDS: usize = 4;
-
-/// Batches wait for company for as long as they can when contention takes this part of all caps, and for less
-/// when it takes less.
-const CROWDED: f64 = 0.3;
 
 /// The part of a GPU that is planned for. What all models take at least, in full batches, is less than what they
 /// take as requests really come.
@@ -64,12 +58,26 @@ impl<'a> Outlook<'a> {
 
     /// How each model batches and whom it lets in.
     pub(super) fn doors(&self) -> impl Iterator<Item = (usize, Door)> {
+        self.batching().map(move |(model, batching, admit)| {
+            let others = self.here.iter().filter(|&&other| other != model);
+            let wait = others.into_iter().any(|&other| self.models[other].crowding.is_short());
+            (model, self.models[model].door(&batching, admit, wait))
+        })
+    }
+
+    /// The largest batch of each model.
+    pub(super) fn largest_batches(&self) -> Vec<(usize, u32)> {
+        self.batching().map(|(model, batching, _)| (model, batching.max())).collect()
+    }
+
+    /// The batches of each model when all execute, for batches that are planned for more come too late just when it matters; and which part
+    /// of its demand is let in.
+    fn batching(&self) -> impl Iterator<Item = (usize, Batching<'a>, f64)> {
         let caps: f64 = self.caps.iter().sum();
-        // When all execute; batches that are planned for more come too late just when it matters.
         let fits = (self.gpu / caps.max(1.0)).min(1.0);
-        let crowded = self.crowded();
+        let (models, terms) = (self.models, self.terms);
         self.here.iter().zip(&self.caps).zip(&self.admits).map(move |((&model, cap), &admit)| {
-            (model, self.models[model].door(&self.terms[model], cap * fits, admit, crowded))
+            (model, models[model].batching(&terms[model], cap * fits, admit), admit)
         })
     }
 
@@ -82,28 +90,6 @@ impl<'a> Outlook<'a> {
         } else {
             Verdict::Keep
         }
-    }
-
-    /// How much contention takes of the caps of those who execute, from 0 to 1.
-    fn crowded(&self) -> f64 {
-        let mut have = self.caps.clone();
-        let mut tenants = self.tenants(&have);
-        for _ in 1..ROUNDS {
-            have = effective(&tenants, self.gpu);
-            tenants = self.tenants(&have);
-        }
-        let asked: f64 = tenants.iter().map(|tenant| tenant.cap * tenant.busy).sum();
-        let had: f64 = tenants.iter().zip(&have).map(|(tenant, have)| have * tenant.busy).sum();
-        if asked > 0.0 { ((1.0 - had / asked) / CROWDED).clamp(0.0, 1.0) } else { 0.0 }
-    }
-
-    /// How busy everybody is who has so many SMs.
-    fn tenants(&self, have: &[f64]) -> Vec<Tenant> {
-        let tenant = |(((&model, &cap), &have), &admit): (((&usize, &f64), &f64), &f64)| Tenant {
-            cap,
-            busy: self.models[model].batching(&self.terms[model], have, admit).busy(),
-        };
-        self.here.iter().zip(&self.caps).zip(have).zip(&self.admits).map(tenant).collect()
     }
 }
 

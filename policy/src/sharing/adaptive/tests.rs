@@ -20,6 +20,11 @@ fn came(live: &mut Live, arrived: u64, ms: u64) {
     seen.busy = (arrived / 4 * ms) as f64 / 500.0;
 }
 
+/// A tenth of the answers were late.
+fn miss(live: &mut Live) {
+    live.seen.in_time = live.seen.answered * 9 / 10;
+}
+
 /// Models of these priorities, of 2 ms and 70 ms·SM a row, with an SLO of 50 ms.
 fn models(priorities: &[u32]) -> Vec<Terms> {
     let model = |&priority: &u32| Terms { priority, profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
@@ -162,8 +167,7 @@ fn more_than_a_share_is_for_is_watched_for_where_a_larger_one_helps() {
 /// The shares of a model in half a minute, one after the other, that sees this at each.
 fn shares_of_who(sees: impl Fn(&mut Live)) -> Vec<Sms> {
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &models(&[1]));
-    let mut facts = facts(&[0], &policy.initial());
-    let mut shares = Vec::new();
+    let (mut facts, mut shares) = (facts(&[0], &policy.initial()), Vec::new());
     for _ in 0..60 {
         sees(&mut facts.models[0]);
         facts.now = facts.now + 500 * MS;
@@ -202,6 +206,7 @@ fn batches_wait_on_a_crowded_gpu_but_not_for_company_that_does_not_come() {
         let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
         let mut facts = facts(&[150; 3], &policy.initial());
         facts.models[0].seen.waits = Waits { batches: 40, total: 600 * MS, in_vain, ..Waits::default() };
+        facts.models[1..].iter_mut().for_each(miss);
         policy.decide(&facts).doors.iter().map(|door| !door.max_delay.is_zero()).collect::<Vec<_>>()
     };
     assert_eq!(waits(120 * MS), [true; 3]);
@@ -216,6 +221,7 @@ fn batches_do_not_wait_that_make_answers_late() {
     let seen = &mut facts.models[0].seen;
     seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS, ..Waits::default() };
     seen.in_time = 130;
+    facts.models[1..].iter_mut().for_each(miss);
     let mut waits = || policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>();
     let [first, second, _, last] = [(); 4].map(|()| waits());
     assert!(first[0] > second[0] && second[0] > Duration::ZERO);
@@ -228,6 +234,7 @@ fn batches_do_not_wait_whose_clients_ask_less_for_it() {
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
     let mut facts = facts(&[150; 3], &policy.initial());
     facts.models[0].seen.most_under_way = 6;
+    facts.models[1..].iter_mut().for_each(miss);
     let mut waiting = Vec::new();
     for _ in 0..30 {
         let delays: Vec<Duration> = policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect();
@@ -252,11 +259,9 @@ fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     assert_eq!(pressure(&mut policy, &facts), Some(change));
     facts.models[0].since = Moment::after_origin(Duration::from_secs(57));
     assert_eq!(pressure(&mut policy, &facts), None, "too soon");
-    facts.models[0].since = Moment::default();
-    facts.models[0].coming = Some(Sms(40));
+    (facts.models[0].since, facts.models[0].coming) = (Moment::default(), Some(Sms(40)));
     assert_eq!(pressure(&mut policy, &facts), None, "one is under way");
-    facts.models[0].coming = None;
-    facts.models[0].share = Sms(128);
+    (facts.models[0].coming, facts.models[0].share) = (None, Sms(128));
     assert_eq!(pressure(&mut policy, &facts), None, "all that there is");
 }
 
@@ -376,15 +381,16 @@ fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
 }
 
 #[test]
-fn batches_wait_for_company_only_beside_neighbours() {
-    let delay = |arrived: &[u64]| {
-        let terms = models(&vec![1; arrived.len()]);
-        let facts = facts(arrived, &vec![GPU; arrived.len()]);
-        Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts).doors[0].max_delay
+fn batches_wait_for_company_only_beside_who_lacks_what_that_saves() {
+    let waits = |short: &[usize]| {
+        let mut facts = facts(&[100, 200, 200], &[GPU; 3]);
+        short.iter().for_each(|&model| miss(&mut facts.models[model]));
+        let doors = Policy::new(Kind::Adaptive, &[GPU], &models(&[1; 3])).decide(&facts).doors;
+        [0, 1, 2].map(|model: usize| doors[model].max_delay > 8 * MS)
     };
-    assert_eq!(delay(&[100]), Duration::ZERO);
-    assert_eq!(delay(&[100, 0, 0]), Duration::ZERO, "neighbours that do nothing");
-    assert!(delay(&[100, 200, 200]) > 10 * MS);
+    assert_eq!(waits(&[]), [false; 3]);
+    assert_eq!(waits(&[0]), [false, true, true], "not for himself");
+    assert_eq!(waits(&[0, 2]), [true; 3]);
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! Whether a GPU is so crowded that batches wait for company.
+//!
+//! A larger batch takes less of the GPU for each request, and somebody has to wait for it. That is worth it where others lack what it saves;
+//! where nobody does, all are answered sooner without. So batches wait while another model on the GPU misses its SLO, or executes all the time
+//! in batches that are nearly as large as they may be. On an H200 with room for all, waits for no reason made latencies two to four times as
+//! long (docs/measurements/adaptive.md).
+
+use super::super::Seen;
+
+/// A GPU stays crowded for so many seconds after somebody was short of SMs.
+const STAYS_S: f64 = 40.0;
+
+/// Deviations that chance explains.
+const CHANCE: f64 = 3.0;
+
+/// Who executes for this part of the time, times the part of the largest batch that a batch has, has much to do.
+const MUCH: f64 = 0.7;
+
+/// Whether one model lacks SMs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Crowding {
+    left_s: f64,
+}
+
+impl Crowding {
+    /// Learns from an interval, where this part of the requests may miss the SLO and batches may have so many rows.
+    pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64, max_batch: u32) {
+        let left_s = (self.left_s - seen.span.as_secs_f64()).max(0.0);
+        self.left_s = if misses(seen, may_miss) || fills(seen, max_batch) { STAYS_S } else { left_s };
+    }
+
+    /// Whether it was short of SMs, not long ago.
+    pub(super) fn is_short(self) -> bool {
+        self.left_s > 0.0
+    }
+}
+
+/// Whether more requests missed the SLO than may.
+fn misses(seen: &Seen, may_miss: f64) -> bool {
+    let allowed = seen.arrived as f64 * may_miss;
+    seen.missed() as f64 > allowed + CHANCE * allowed.max(1.0).sqrt()
+}
+
+/// Whether there was little time left and little room in batches.
+fn fills(seen: &Seen, max_batch: u32) -> bool {
+    let (batches, rows) = seen.executed.iter().fold((0.0, 0.0), |(batches, rows), executed| {
+        let count = executed.count as f64;
+        (batches + count, rows + count * f64::from(executed.rows))
+    });
+    seen.busy * rows > MUCH * batches * f64::from(max_batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::Executed;
+    use super::*;
+
+    /// Half a second with a hundred requests of which so many missed, in batches of so many rows that executed for that part of the time.
+    fn seen(missed: u64, rows: u32, busy: f64) -> Seen {
+        let executed = vec![Executed { rows, count: 100 / u64::from(rows), mean: Duration::from_millis(1) }];
+        let span = Duration::from_millis(500);
+        Seen { span, arrived: 100, answered: 100, in_time: 100 - missed, busy, executed, ..Seen::default() }
+    }
+
+    /// Whether somebody is short after that of whose requests one in a hundred may miss, with batches up to sixteen rows.
+    fn short(seen: &Seen) -> bool {
+        let mut crowding = Crowding::default();
+        crowding.observe(seen, 0.01, 16);
+        crowding.is_short()
+    }
+
+    #[test]
+    fn who_misses_more_than_chance_explains_is_short() {
+        assert_eq!([0, 4, 5, 50].map(|missed| short(&seen(missed, 1, 0.3))), [false, false, true, true]);
+    }
+
+    #[test]
+    fn who_executes_all_the_time_in_large_batches_is_short() {
+        assert!(short(&seen(0, 16, 0.9)) && short(&seen(0, 12, 1.0)));
+        assert!(!short(&seen(0, 16, 0.5)), "he has time");
+        assert!(!short(&seen(0, 4, 1.0)), "larger batches would do");
+        assert!(!short(&Seen::default()), "he did nothing");
+    }
+
+    #[test]
+    fn who_was_short_counts_as_that_for_a_while() {
+        let mut crowding = Crowding::default();
+        assert!(!crowding.is_short(), "nobody waits before it is known to be of use");
+        crowding.observe(&seen(5, 1, 0.3), 0.01, 16);
+        let mut intervals = 0;
+        while crowding.is_short() {
+            crowding.observe(&seen(0, 1, 0.3), 0.01, 16);
+            intervals += 1;
+        }
+        assert_eq!(intervals, 80);
+    }
+}
