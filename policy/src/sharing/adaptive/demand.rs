@@ -44,9 +44,6 @@ const BURSTY: f64 = 2.0;
 /// Fewer intervals than this say nothing of bursts: the one in which a rate changed is among them.
 const TELLING: usize = 6;
 
-/// Of a rate that has stayed for so many intervals it was decided before what share it needs.
-const SETTLED: usize = 24;
-
 /// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
 const BURST_MEMORY: f64 = 60.0;
 
@@ -192,11 +189,6 @@ impl Demand {
     /// Whether the rate has stayed for long enough to say whether requests come in bursts.
     pub(super) fn is_steady(&self) -> bool {
         self.window.len() >= TELLING
-    }
-
-    /// Whether the rate has stayed for so long that nothing about it is news.
-    pub(super) fn is_settled(&self) -> bool {
-        self.window.len() >= SETTLED
     }
 
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.

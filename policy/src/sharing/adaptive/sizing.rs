@@ -19,9 +19,6 @@ const BAND: f64 = 1.5;
 /// and while it does not carry the demand with that head-room times this: more than enough is in nobody's way by much.
 const SURPLUS: f64 = 2.0;
 
-/// Where the rate has been the same for long, by this much more: it was kept for that rate before, and what is left of the peak only fades.
-const KEPT: f64 = 1.25;
-
 /// No share is less than this part of its level, however small the demand, nor less than somebody chose to start the model with:
 /// who is seldom asked is to answer fast.
 const LEAST: f64 = 0.4;
@@ -67,8 +64,7 @@ impl Sizing {
         let target = carries(model.demand.peak() * HEADROOM);
         // What comes since a moment ago may be bursts.
         let steady = model.demand.is_steady();
-        let kept = if model.demand.is_settled() { KEPT } else { 1.0 };
-        let high = if steady { carries(model.demand.peak() * HEADROOM * SURPLUS * kept) } else { level };
+        let high = if steady { carries(model.demand.peak() * HEADROOM * SURPLUS) } else { level };
         Self { target, low, high, level, idle }
     }
 
@@ -169,14 +165,6 @@ mod tests {
         assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
         assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);
         assert_eq!(sizing(&[1; 20], false).of_one_with(LEVEL), LEVEL, "nor while nobody knows what it costs");
-    }
-
-    #[test]
-    fn who_kept_his_share_for_long_keeps_it_unless_less_comes() {
-        let high = |arrivals: &[u64]| sizing(arrivals, true).high;
-        let (early, late) = (high(&[60; 23]), high(&[60; 24]));
-        assert!(late > early, "{late:?} {early:?}");
-        assert!(high(&[&[60; 40][..], &[30; 6]].concat()) < late, "less is news");
     }
 
     #[test]
