@@ -1,8 +1,8 @@
 //! How many requests go into a batch, and how long they wait for company.
 //!
 //! Larger batches make better use of SMs, and take longer. A request may just miss a batch, so it waits for that one
-//! and executes with its own: a batch must leave room for the rest of the one before. On a GPU that is
-//! [crowded](super::crowding) a batch also waits for as long as it can afford, because what it saves is what others lack.
+//! and executes with its own: a batch must leave room for the rest of the one before. Beside who is
+//! [short](super::shortage) of SMs a batch also waits for as long as it can afford, because what it saves is what others lack.
 
 use std::time::Duration;
 

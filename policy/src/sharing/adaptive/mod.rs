@@ -14,7 +14,7 @@
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
 //!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]). At its level a
 //!    second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
-//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company on a GPU that is crowded ([`crowding`]), where
+//! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company beside who is short of SMs ([`shortage`]), where
 //!    somebody comes ([`company`]), nobody is late for it ([`patience`]), and nobody asks less for it ([`idling`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last. Doors act within an interval, where a hand-over
 //!    takes seconds.
@@ -23,7 +23,6 @@ mod batching;
 mod capacity;
 mod company;
 mod contention;
-mod crowding;
 mod curve;
 mod demand;
 mod hindsight;
@@ -36,6 +35,7 @@ mod outlook;
 mod pacing;
 mod patience;
 mod regime;
+mod shortage;
 mod sizing;
 mod tightness;
 mod yielding;
@@ -180,7 +180,7 @@ impl Adaptive {
             outlook::observe(&mut self.models, terms, facts, gpu, sms);
             let largest = Outlook::of(&self.models, terms, &facts.shares(), gpu, sms).largest_batches();
             for (model, rows) in largest {
-                self.models[model].crowding.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
+                self.models[model].shortage.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
             }
             self.mark_tight(terms, facts, gpu, sms);
             self.judge(terms, facts, gpu, sms);

@@ -10,13 +10,13 @@ use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
 use super::company::Company;
-use super::crowding::Crowding;
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::hindsight::Hindsight;
 use super::idling::Idling;
 use super::lasting::Lasting;
 use super::patience::Patience;
+use super::shortage::Shortage;
 
 /// The parts of a GPU at which it is tried how cheap a request can be.
 const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
@@ -47,7 +47,7 @@ const AS_LARGE: f64 = 0.6;
 pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
-    pub(super) crowding: Crowding,
+    pub(super) shortage: Shortage,
     hindsight: Hindsight,
     company: Company,
     patience: Patience,
@@ -69,11 +69,11 @@ impl Model {
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
         let (hindsight, company, patience) = (Hindsight::default(), Company::default(), Patience::default());
-        let (idling, crowding) = (Idling::default(), Crowding::default());
+        let (idling, shortage) = (Idling::default(), Shortage::default());
         let mut new = Self {
             curve,
             demand,
-            crowding,
+            shortage,
             hindsight,
             company,
             patience,

@@ -58,10 +58,11 @@ impl<'a> Outlook<'a> {
 
     /// How each model batches and whom it lets in.
     pub(super) fn doors(&self) -> impl Iterator<Item = (usize, Door)> {
+        let is_short = |model: usize| self.models[model].shortage.is_known();
+        let short = self.here.iter().filter(|&&model| is_short(model)).count();
         self.batching().map(move |(model, batching, admit)| {
-            let others = self.here.iter().filter(|&&other| other != model);
-            let wait = others.into_iter().any(|&other| self.models[other].crowding.is_short());
-            (model, self.models[model].door(&batching, admit, wait))
+            let others = short - usize::from(is_short(model));
+            (model, self.models[model].door(&batching, admit, others > 0))
         })
     }
 

@@ -200,7 +200,7 @@ fn a_share_comes_back_without_which_clients_wait_longer_or_the_slo_is_missed() {
 }
 
 #[test]
-fn batches_wait_on_a_crowded_gpu_but_not_for_company_that_does_not_come() {
+fn batches_wait_beside_who_is_short_but_not_for_company_that_does_not_come() {
     let terms = models(&[1, 1, 1]);
     let waits = |in_vain: Duration| {
         let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);

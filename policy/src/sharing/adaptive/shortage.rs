@@ -1,4 +1,4 @@
-//! Whether a GPU is so crowded that batches wait for company.
+//! Whether a model is short of SMs, so that the others' batches wait for company.
 //!
 //! A larger batch takes less of the GPU for each request, and somebody has to wait for it. That is worth it where others lack what it saves;
 //! where nobody does, all are answered sooner without. So batches wait while another model on the GPU misses its SLO, or executes all the time
@@ -7,7 +7,7 @@
 
 use super::super::Seen;
 
-/// A GPU stays crowded for so many seconds after somebody was short of SMs.
+/// Who was short of SMs counts as that for so many seconds.
 const STAYS_S: f64 = 40.0;
 
 /// Deviations that chance explains.
@@ -16,21 +16,21 @@ const CHANCE: f64 = 3.0;
 /// Who executes for this part of the time, times the part of the largest batch that a batch has, has much to do.
 const MUCH: f64 = 0.7;
 
-/// Whether one model lacks SMs.
+/// Watches one model.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Crowding {
+pub(super) struct Shortage {
     left_s: f64,
 }
 
-impl Crowding {
+impl Shortage {
     /// Learns from an interval, where this part of the requests may miss the SLO and batches may have so many rows.
     pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64, max_batch: u32) {
         let left_s = (self.left_s - seen.span.as_secs_f64()).max(0.0);
         self.left_s = if misses(seen, may_miss) || fills(seen, max_batch) { STAYS_S } else { left_s };
     }
 
-    /// Whether it was short of SMs, not long ago.
-    pub(super) fn is_short(self) -> bool {
+    /// Whether it is short of SMs, or was not long ago.
+    pub(super) fn is_known(self) -> bool {
         self.left_s > 0.0
     }
 }
@@ -65,33 +65,33 @@ mod tests {
     }
 
     /// Whether somebody is short after that of whose requests one in a hundred may miss, with batches up to sixteen rows.
-    fn short(seen: &Seen) -> bool {
-        let mut crowding = Crowding::default();
-        crowding.observe(seen, 0.01, 16);
-        crowding.is_short()
+    fn is_short(seen: &Seen) -> bool {
+        let mut shortage = Shortage::default();
+        shortage.observe(seen, 0.01, 16);
+        shortage.is_known()
     }
 
     #[test]
     fn who_misses_more_than_chance_explains_is_short() {
-        assert_eq!([0, 4, 5, 50].map(|missed| short(&seen(missed, 1, 0.3))), [false, false, true, true]);
+        assert_eq!([0, 4, 5, 50].map(|missed| is_short(&seen(missed, 1, 0.3))), [false, false, true, true]);
     }
 
     #[test]
     fn who_executes_all_the_time_in_large_batches_is_short() {
-        assert!(short(&seen(0, 16, 0.9)) && short(&seen(0, 12, 1.0)));
-        assert!(!short(&seen(0, 16, 0.5)), "he has time");
-        assert!(!short(&seen(0, 4, 1.0)), "larger batches would do");
-        assert!(!short(&Seen::default()), "he did nothing");
+        assert!(is_short(&seen(0, 16, 0.9)) && is_short(&seen(0, 12, 1.0)));
+        assert!(!is_short(&seen(0, 16, 0.5)), "he has time");
+        assert!(!is_short(&seen(0, 4, 1.0)), "larger batches would do");
+        assert!(!is_short(&Seen::default()), "he did nothing");
     }
 
     #[test]
     fn who_was_short_counts_as_that_for_a_while() {
-        let mut crowding = Crowding::default();
-        assert!(!crowding.is_short(), "nobody waits before it is known to be of use");
-        crowding.observe(&seen(5, 1, 0.3), 0.01, 16);
+        let mut shortage = Shortage::default();
+        assert!(!shortage.is_known(), "nobody waits before it is known to be of use");
+        shortage.observe(&seen(5, 1, 0.3), 0.01, 16);
         let mut intervals = 0;
-        while crowding.is_short() {
-            crowding.observe(&seen(0, 1, 0.3), 0.01, 16);
+        while shortage.is_known() {
+            shortage.observe(&seen(0, 1, 0.3), 0.01, 16);
             intervals += 1;
         }
         assert_eq!(intervals, 80);
