@@ -131,7 +131,8 @@ mod tests {
         for (rate, sms) in [(10.0, 26.0), (300.0, 26.0), (300.0, 132.0), (1e6, 14.0)] {
             let (max, delay) = with(rate, sms, |b| (b.max(), b.longest_delay(b.max()).as_secs_f64()));
             let rows = (1.0 + rate * delay).min(f64::from(max));
-            assert!(delay + 0.002 + 0.070 * rows / sms.min(66.0) <= 0.050, "{rate} {sms}: {delay}");
+            let answered = delay + 0.002 + 0.070 * rows / sms.min(66.0);
+            assert!(answered <= 0.8 * 0.050, "{rate} {sms}: {delay}, a fifth is for the way");
         }
         assert_eq!(with(10.0, 132.0, |b| b.longest_delay(1)), Duration::ZERO, "nobody can join");
     }
