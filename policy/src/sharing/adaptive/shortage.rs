@@ -89,11 +89,10 @@ mod tests {
         let mut shortage = Shortage::default();
         assert!(!shortage.is_known(), "nobody waits before it is known to be of use");
         shortage.observe(&seen(5, 1, 0.3), 0.01, 16);
-        let mut intervals = 0;
-        while shortage.is_known() {
+        let over_after = (1..=1_000).find(|_| {
             shortage.observe(&seen(0, 1, 0.3), 0.01, 16);
-            intervals += 1;
-        }
-        assert_eq!(intervals, 80);
+            !shortage.is_known()
+        });
+        assert_eq!(over_after, Some(80));
     }
 }

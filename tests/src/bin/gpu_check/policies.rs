@@ -113,7 +113,7 @@ const SCENARIOS: [Scenario; 5] = [
 ];
 
 /// Five models of different sizes and priorities, as far as a host's cores can ask for and carry them: ten seconds to learn, six of the same,
-/// eight in which more than twice as much is asked of the first, and eight in which BERT asks for more than there is.
+/// eight in which more than twice as much is asked of the first, and eight in which four times as much is asked of BERT.
 const MIXES: [Scenario; 2] = [
     Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8] },
     Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8] },
