@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::random::SplitMix64;
 
@@ -173,11 +174,10 @@ where
     F: Fn(usize) -> R,
     R: Future<Output = Outcome> + Send + 'static,
 {
-    let start = Instant::now();
+    let mut paced = paced(plan.schedule());
     let mut in_flight = JoinSet::new();
-    for (n, due) in plan.schedule().into_iter().enumerate() {
-        let due = start + due;
-        sleep_until(due).await;
+    let mut n = 0;
+    while let Some(due) = paced.recv().await {
         {
             let mut tally = tally.lock();
             tally.offered += 1;
@@ -189,8 +189,29 @@ where
         } else {
             tally.lock().record(Duration::ZERO, Outcome::Failed("too many in flight".into()));
         }
+        n += 1;
     }
     while in_flight.join_next().await.is_some() {}
+}
+
+/// Tells of each arrival as its time comes, counted from now. A thread does, since the reactor knows only milliseconds; it
+/// ends after the last arrival, or once nobody listens.
+fn paced(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
+    let (tell, told) = mpsc::channel(MAX_IN_FLIGHT);
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        for due in schedule.into_iter().map(|due| start + due) {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "an arrival's time is a deadline, and this thread has no other"
+            )]
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            if tell.blocking_send(due).is_err() {
+                return;
+            }
+        }
+    });
+    told
 }
 
 /// So many clients send one request after the other, `request(n)` being the n-th one of all, until `work` is done; returns
@@ -229,6 +250,8 @@ async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep_until;
+
     use super::*;
 
     fn plan(arrivals: Arrivals, seed: u64) -> Plan {
