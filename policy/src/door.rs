@@ -84,7 +84,7 @@ const LEAD: Duration = Duration::from_micros(500);
 /// When the next batch may be sent to a lane that should be through with what it has then. A batch that goes
 /// early is closed early: who comes while it waits there cannot join it.
 pub fn send_at(lane_free: Moment) -> Moment {
-    Moment::after_origin(lane_free.since_origin().saturating_sub(LEAD))
+    lane_free - LEAD
 }
 
 #[cfg(test)]

@@ -114,6 +114,15 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
+/// Nothing is before the origin.
+impl std::ops::Sub<Duration> for Moment {
+    type Output = Self;
+
+    fn sub(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(span))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

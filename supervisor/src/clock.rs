@@ -16,6 +16,12 @@ impl Clock {
         Self { origin: Instant::now() }
     }
 
+    /// A clock that was started so long ago.
+    #[cfg(test)]
+    pub(crate) fn started(ago: Duration) -> Self {
+        Self { origin: Instant::now().checked_sub(ago).expect("tests run later than that after boot") }
+    }
+
     /// This moment.
     pub fn now(&self) -> Moment {
         Moment::after_origin(self.origin.elapsed())

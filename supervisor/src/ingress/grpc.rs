@@ -42,9 +42,8 @@ use super::refusal::Refusal;
 use super::shared_memory::Registered;
 use super::stop::Stop;
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
-use crate::pipeline::Metadata;
+use crate::pipeline::{Coming, Metadata};
 use crate::router::Guest;
-use crate::trace::Journal;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -146,7 +145,7 @@ async fn call(
             response
         });
     }
-    let span = front.grpc_span(&mut request);
+    let span = front.begin_grpc(&mut request);
     let response = match front.admit() {
         Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
         Err(refused) => Status::from(Refusal::from(refused)).into_http(),
@@ -199,20 +198,16 @@ impl Service {
         model::metadata(&*model::find(&self.0.router, name, version)?, name)
     }
 
-    async fn infer(
-        &self,
-        request: ModelInferRequest,
-        journal: Option<Journal>,
-    ) -> Result<ModelInferResponse, Refusal> {
+    async fn infer(&self, request: ModelInferRequest, coming: Coming) -> Result<ModelInferResponse, Refusal> {
         let name = request.model_name.clone();
         let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
-        if let Some(journal) = &journal {
+        if let Some(journal) = &coming.journal {
             journal.found(&name);
         }
         let metadata = model::metadata(&pipeline, &name)?;
         let request = contents::request(request)?;
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, &pipeline, &metadata, request, journal).await?;
+        let outputs = model::infer(&self.0, &pipeline, &metadata, request, coming).await?;
         let mut response = ModelInferResponse {
             model_name: name,
             model_version: model::VERSION.to_owned(),
@@ -280,8 +275,8 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<ModelInferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
-        let journal = traced::journal(request.extensions()).cloned();
-        Ok(Response::new(self.infer(request.into_inner(), journal).await?))
+        let coming = traced::coming(request.extensions());
+        Ok(Response::new(self.infer(request.into_inner(), coming).await?))
     }
 
     async fn model_config(

@@ -100,7 +100,7 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Answer, Infallible> {
     let (mut head, body) = request.into_parts();
-    let span = front.http_span(&mut head);
+    let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
     let body = body::read(body, front.request_bytes).await;
     asked.store(true, Ordering::Relaxed);

@@ -9,9 +9,8 @@ use super::Frontend;
 use super::refusal::Refusal;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
-use crate::pipeline::{Failure, Metadata, Output, Pipeline};
+use crate::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
 use crate::router::{Guest, Router};
-use crate::trace::Journal;
 
 /// The one version that every model has.
 pub(super) const VERSION: &str = "1";
@@ -61,7 +60,7 @@ pub(super) async fn infer(
     pipeline: &Pipeline,
     metadata: &Metadata,
     mut request: InferRequest,
-    journal: Option<Journal>,
+    coming: Coming,
 ) -> Result<Vec<Answered>, Refusal> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
@@ -70,7 +69,7 @@ pub(super) async fn infer(
     fetch(front, &mut request.inputs)?;
     let inputs = tensors::check(metadata, request.inputs)?;
     let mut outputs: Vec<_> =
-        pipeline.infer(inputs, request.terms, journal).await?.into_iter().map(Some).collect();
+        pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
     if outputs.len() != metadata.outputs.len() {
         let (expected, got) = (metadata.outputs.len(), outputs.len());
         return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());

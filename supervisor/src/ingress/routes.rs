@@ -229,8 +229,8 @@ async fn of_model(
             Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
         }
         What::Infer => {
-            let journal = traced::journal(&head.extensions);
-            if let Some(journal) = journal {
+            let coming = traced::coming(&head.extensions);
+            if let Some(journal) = &coming.journal {
                 journal.found(name);
             }
             let _admitted = front.admit()?;
@@ -242,7 +242,7 @@ async fn of_model(
                 &form,
             )?;
             let id = request.id.clone();
-            let outputs = model::infer(front, &pipeline, &metadata, request, journal.cloned()).await?;
+            let outputs = model::infer(front, &pipeline, &metadata, request, coming).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }

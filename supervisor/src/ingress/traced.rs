@@ -1,5 +1,5 @@
-//! Inferences that are traced: a span begins where one comes in and ends where it is answered. What lies between
-//! finds the span's journal among the request's extensions.
+//! Where inferences begin and end. When one began to come, and the journal of one that is traced, lie among the request's
+//! extensions.
 
 use hyper::http::Extensions;
 use hyper::http::request::Parts;
@@ -8,32 +8,47 @@ use tonic::Status;
 
 use super::Frontend;
 use super::tensors::Clipped;
+use crate::pipeline::Coming;
 use crate::trace::{Journal, Outcome, Protocol, Span};
 
 impl Frontend {
-    /// The span of an inference over HTTP, if it is traced.
-    pub(super) fn http_span(&self, head: &mut Parts) -> Option<Span<'_>> {
+    /// A request begins to come over HTTP. Its span, if it is an inference that is traced.
+    pub(super) fn begin_http(&self, head: &mut Parts) -> Option<Span<'_>> {
+        let span = self.http_span(head);
+        note(span.as_ref(), &mut head.extensions);
+        span
+    }
+
+    /// An inference begins to come over gRPC. Its span, if it is traced.
+    pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
+        let tracer = self.tracer.as_deref();
+        let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
+        note(span.as_ref(), request.extensions_mut());
+        span
+    }
+
+    fn http_span(&self, head: &Parts) -> Option<Span<'_>> {
         let tracer = self.tracer.as_deref()?;
         let path = head.uri.path();
         let infers =
             head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
         let protocol = || Protocol::Http(Clipped(path).to_string());
-        let span = infers.then(|| tracer.begin(&head.headers, protocol)).flatten()?;
-        head.extensions.insert(span.journal().clone());
-        Some(span)
+        infers.then(|| tracer.begin(&head.headers, protocol)).flatten()
     }
+}
 
-    /// The span of an inference over gRPC, if it is traced.
-    pub(super) fn grpc_span<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
-        let span = self.tracer.as_deref()?.begin(request.headers(), || Protocol::Grpc)?;
-        request.extensions_mut().insert(span.journal().clone());
-        Some(span)
-    }
+fn note(span: Option<&Span<'_>>, extensions: &mut Extensions) {
+    extensions.insert(Coming::now(span.map(|span| span.journal().clone())));
+}
+
+/// How a request came.
+pub(super) fn coming(of: &Extensions) -> Coming {
+    of.get().cloned().unwrap_or_else(|| Coming::now(None))
 }
 
 /// Where what happens to a request is noted, if it is traced.
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
-    of.get()
+    of.get::<Coming>()?.journal.as_ref()
 }
 
 /// A traced request is answered over HTTP.

@@ -105,15 +105,21 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| histogram(&model.totals.batch_execution),
     },
     Metric {
+        name: "shadowslice_request_receive_seconds",
+        kind: Histogram,
+        help: "How long requests took to come, from their head to their end.",
+        samples: |model| histogram(&model.totals.coming),
+    },
+    Metric {
         name: "shadowslice_queue_wait_seconds",
         kind: Histogram,
-        help: "Wait of answered requests, from acceptance to the sending of their batch.",
+        help: "Wait of answered requests, from their end to the sending of their batch.",
         samples: |model| histogram(&model.totals.queue_wait),
     },
     Metric {
         name: "shadowslice_request_latency_seconds",
         kind: Histogram,
-        help: "Latency of answered requests, from acceptance to answer.",
+        help: "Latency of answered requests, from their head to the answer; a quarter of their time is the most that counts until their end.",
         samples: |model| histogram(&model.totals.latency),
     },
     Metric {

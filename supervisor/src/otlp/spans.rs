@@ -102,7 +102,7 @@ impl Maker<'_> {
         let parent = id(&batch.span_id);
         spans.push(batch);
         if let Ending::Answered { received, execution, .. } = ran.ending {
-            let began = Moment::after_origin(received.since_origin().saturating_sub(execution));
+            let began = received - execution;
             spans.push(self.child(parent, "execution", (began, received)));
         }
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Sums over all answered requests. Each counts the whole time of its batch, as Triton counts them, so the
-/// parts of a request add up to its latency, and those of a batch count once a request.
+/// Sums over all answered requests, from when they were all there. Each counts the whole time of its batch, as Triton counts them, so the
+/// parts of a request add up to that, and those of a batch count once a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
     /// Requests answered: the count that belongs to each sum.
     pub count: u64,
-    /// From acceptance to answer.
+    /// From when it was all there to the answer.
     pub request: Duration,
     /// What is left of that: the wait for a worker's slot and in it, on a real GPU with the copy of the inputs
     /// there, which mostly happens while the batch before executes.
@@ -24,9 +24,11 @@ pub struct Durations {
 /// How one answered request spent its time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spent {
-    /// From acceptance to answer.
+    /// From the beginning of its coming, as far as that counts, to the answer.
     pub(crate) latency: Duration,
-    /// From acceptance to the sending of its batch, the last time if it was sent again.
+    /// The part of that until it was all there.
+    pub(crate) coming: Duration,
+    /// From then to the sending of its batch, the last time if it was sent again.
     pub(crate) until_sent: Duration,
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
@@ -35,10 +37,11 @@ pub(crate) struct Spent {
 
 impl Durations {
     pub(crate) fn add(&mut self, spent: &Spent) {
-        let Spent { latency, copy_in, execution, copy_out, .. } = *spent;
+        let Spent { latency, coming, copy_in, execution, copy_out, .. } = *spent;
+        let here = latency.saturating_sub(coming);
         self.count += 1;
-        self.request += latency;
-        self.queue += latency.saturating_sub(copy_in + execution + copy_out);
+        self.request += here;
+        self.queue += here.saturating_sub(copy_in + execution + copy_out);
         self.compute_input += copy_in;
         self.compute_infer += execution;
         self.compute_output += copy_out;
@@ -50,10 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_request_add_up_to_its_latency() {
+    fn the_parts_of_a_request_add_up_to_the_time_since_it_was_there() {
         let ms = Duration::from_millis;
-        let spent = |latency| Spent {
-            latency: ms(latency),
+        let spent = |here: u64| Spent {
+            latency: ms(5 + here),
+            coming: ms(5),
             until_sent: ms(3),
             copy_in: ms(1),
             execution: ms(10),

@@ -50,6 +50,8 @@ pub(crate) struct Ticket {
     pub(crate) claim: Claim,
     /// Its priority; lower ones go first.
     pub(crate) level: u64,
+    /// When all of it was there.
+    pub(crate) received: Moment,
     /// How long its inputs took to copy.
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.

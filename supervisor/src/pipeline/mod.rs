@@ -58,7 +58,7 @@ pub use lane::{Arrival, Crowding, WorkerId};
 pub use pieces::Pieces;
 pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;
-pub use request::{Failure, Input, Metadata, Output, Terms};
+pub use request::{Coming, Failure, Input, Metadata, Output, Terms};
 pub use stall::Stall;
 pub use stats::{Latencies, Slo};
 pub use timings::{Steps, Timings, Total};
@@ -190,40 +190,44 @@ impl Pipeline {
         &self,
         inputs: Vec<Input>,
         terms: Terms,
-        journal: Option<Journal>,
+        Coming { began, journal }: Coming,
     ) -> Result<Vec<Output>, Failure> {
-        let arrived = self.clock.now();
+        let (received, took) = (self.clock.now(), began.elapsed());
         let metadata =
             self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
-        let memory = self.store(&inputs, journal.as_ref(), arrived)?;
+        let memory = self.store(&inputs, journal.as_ref(), received)?;
         let stored = self.clock.now();
         let rows = metadata.rows(&inputs);
         if let Some(journal) = &journal {
-            journal.stored(rows, stored.since(arrived));
+            journal.stored(rows, stored.since(received));
         }
         let (reply, answer) = oneshot::channel();
         let claim = Claim::default();
         let mut entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
             rows,
-            arrived,
-            deadline: arrived,
+            arrived: received,
+            deadline: received,
             alone: false,
             item: Ticket {
                 memory: Arc::new(memory),
                 reply,
                 claim: claim.clone(),
                 level: terms.level(),
-                copy_in: stored.since(arrived),
+                received,
+                copy_in: stored.since(received),
                 deaths: 0,
                 journal,
             },
         };
         drop(inputs);
-        self.change(|state| {
+        let arrived = self.change(|state| {
             // The objective may change.
-            entry.deadline = arrived + terms.timeout.map_or(state.slo, |timeout| timeout.min(state.slo));
-            state.accept(entry, stored)
+            let within = terms.timeout.map_or(state.slo, |timeout| timeout.min(state.slo));
+            let arrived = received - Coming::counted(took, within);
+            (entry.arrived, entry.deadline) = (arrived, arrived + within);
+            state.stats.totals.coming.record(took);
+            state.accept(entry, stored).map(|()| arrived)
         })?;
         Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }

@@ -24,12 +24,12 @@ impl Queues {
     }
 
     /// Accepts a request, or gives it back when as many wait as may.
-    pub(crate) fn push(&mut self, request: Waiting) -> Result<(), Waiting> {
+    pub(crate) fn push(&mut self, request: Waiting) -> Result<(), Box<Waiting>> {
         if self.waiting >= self.most {
-            return Err(request);
+            return Err(Box::new(request));
         }
         let level = request.item.level;
-        self.level(level).push(request)?;
+        self.level(level).push(request).map_err(Box::new)?;
         self.waiting += 1;
         Ok(())
     }

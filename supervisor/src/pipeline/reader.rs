@@ -143,7 +143,8 @@ impl LaneReader {
                 rows += request.rows;
                 let spent = Spent {
                     latency: now.since(request.arrived),
-                    until_sent: batch.sent.since(request.arrived),
+                    coming: request.item.received.since(request.arrived),
+                    until_sent: batch.sent.since(request.item.received),
                     copy_in: request.item.copy_in,
                     execution: reported,
                     copy_out: took.output,

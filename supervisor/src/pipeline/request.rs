@@ -1,11 +1,12 @@
 //! What goes into a pipeline and what comes out of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use shadowslice_shared::tensor::TensorSpec;
 
 use super::pieces::Pieces;
+use crate::trace::Journal;
 
 /// What a model is, as its workers found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +52,31 @@ pub struct Output {
     pub shape: Vec<i64>,
     /// Its elements, as in [`Input::data`].
     pub data: Bytes,
+}
+
+/// The part of its time that a request may have spent before it was all there. A client may be as slow as it likes, and
+/// what it takes beyond that is not the server's to make up for.
+const COUNTED: f64 = 0.25;
+
+/// How a request came.
+#[derive(Debug, Clone)]
+pub struct Coming {
+    /// When its head had been read. Its SLO counts from then: large tensors take a while from a client's buffers to ours.
+    pub began: Instant,
+    /// Where what happens to it is noted, if it is traced.
+    pub journal: Option<Journal>,
+}
+
+impl Coming {
+    /// It begins to come now.
+    pub fn now(journal: Option<Journal>) -> Self {
+        Self { began: Instant::now(), journal }
+    }
+
+    /// What of the time that a request took to come counts towards the time in which it is to be answered.
+    pub(crate) fn counted(took: Duration, within: Duration) -> Duration {
+        took.min(within.mul_f64(COUNTED))
+    }
 }
 
 /// What a request asks for besides its answer.

@@ -171,10 +171,10 @@ impl State {
     }
 
     /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
-    pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Waiting> {
+    pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Box<Waiting>> {
         self.queue.push(request).or_else(|request| {
             self.forget_gone();
-            self.queue.push(request)
+            self.queue.push(*request)
         })
     }
 

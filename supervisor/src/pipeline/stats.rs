@@ -192,6 +192,7 @@ mod tests {
     fn answered_after(ms: u64) -> Spent {
         Spent {
             latency: Duration::from_millis(ms),
+            coming: Duration::ZERO,
             until_sent: Duration::from_millis(2),
             copy_in: Duration::ZERO,
             execution: Duration::from_millis(5),

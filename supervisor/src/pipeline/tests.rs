@@ -26,6 +26,9 @@ use super::lane::Lane;
 use super::*;
 use crate::process::BatchSocket;
 
+/// For how long the supervisor has run.
+const UPTIME: Duration = Duration::from_secs(30);
+
 const SLAB_BYTES: u64 = 4096;
 const MEMORY_BYTES: usize = 1 << 16;
 
@@ -93,7 +96,7 @@ impl Stage {
             bell: None,
         };
         change(&mut settings);
-        let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), reporter).unwrap());
+        let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), reporter).unwrap());
         let tensor =
             |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![-1, 1] };
         let metadata = Metadata {
@@ -146,7 +149,7 @@ impl Stage {
     fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data: data.into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default(), None).await })
+        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default(), Coming::now(None)).await })
     }
 
     /// Waits until so many requests wait and so many are in flight.

@@ -8,9 +8,11 @@ use super::histogram::{LatencyHistogram, RowsHistogram};
 /// Histograms and sums. They only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Of each answered request: from acceptance to answer.
+    /// Of each request that reached the model: from its head to its end.
+    pub coming: LatencyHistogram,
+    /// Of each answered request: from the beginning of its coming, as far as that counts, to the answer.
     pub latency: LatencyHistogram,
-    /// Of each answered request: from acceptance to the sending of its batch.
+    /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: LatencyHistogram,
     /// Of each answered batch: its rows.
     pub batch_rows: RowsHistogram,

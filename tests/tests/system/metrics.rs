@@ -1,5 +1,7 @@
 //! Metrics, as a scraper finds them.
 
+use std::time::Instant;
+
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::{Case, Tensor};
 use shadowslice_tests::home::{Error, Home, left_behind};
@@ -7,6 +9,8 @@ use shadowslice_tests::load::Outcome;
 use shadowslice_tests::metrics::{Answer, Metrics, ask as http};
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::time::{Duration, interval};
 
 use crate::scene::{ask, ask_all, echo, echo_case, profile};
@@ -14,7 +18,7 @@ use crate::scene::{ask, ask_all, echo, echo_case, profile};
 /// One ready model, `echo`, and metrics on two sockets.
 async fn scraped(execution_ms: f64, more: &str) -> Result<Server, Error> {
     let home = Home::with_config(&format!(
-        "listen:\n  http: []\n  grpc: [\"unix:grpc.sock\"]\n  metrics: [\"unix:metrics.sock\", \"unix:more.sock\"]\n\
+        "listen:\n  http: [\"unix:http.sock\"]\n  grpc: [\"unix:grpc.sock\"]\n  metrics: [\"unix:metrics.sock\", \"unix:more.sock\"]\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodels:\n  - {}\n",
         echo("echo", &format!("profile: profile.yaml, {more}"))
     ))?;
@@ -128,7 +132,8 @@ async fn sums_and_counts_are_those_of_the_requests_that_were_sent() {
     let us = |part| theirs(&format!("{part}_duration_us"), "");
     let parts = us("queue") + us("compute_input") + us("compute_infer") + us("compute_output");
     let whole = us("request");
-    assert!((whole - latency * 1e6).abs() < 2.0, "{whole} us, {latency} s");
+    let coming = ours("request_receive_seconds_sum", "");
+    assert!((whole - (latency - coming) * 1e6).abs() < 2.0, "{whole} us, {latency} s less {coming}");
     assert!((parts - whole).abs() < 5.0, "{parts} of {whole} us");
     assert!(us("compute_infer") >= 40.0 * 4_900.0, "each counts the whole of its batch");
     assert!(us("compute_input") > 0.0 && us("compute_output") > 0.0);
@@ -225,4 +230,38 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
     assert!(server.ended().await.unwrap().success(), "{}", server.log());
     assert_eq!(asking.await.unwrap(), vec![Outcome::Right; 2]);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
+    let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
+    let body =
+        format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,16],"data":{:?}}}]}}"#, [1.5; 16]);
+    let length = body.len();
+    let head = format!(
+        "POST /v2/models/echo/infer HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n\
+         content-length: {length}\r\n\r\n"
+    );
+    let mut slow = UnixStream::connect(server.home().run_dir().join("http.sock")).await.unwrap();
+    slow.write_all(head.as_bytes()).await.unwrap();
+    let mut told = [0; 25];
+    slow.read_exact(&mut told).await.unwrap();
+    assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let begun = Instant::now();
+    for n in 0..4 {
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+    }
+    let between = begun.elapsed().as_secs_f64();
+    slow.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+
+    let metrics = scrape(&server, "metrics.sock").await.unwrap();
+    let ours = |name: &str| metrics.of("echo", name, "").unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!((ours("request_receive_seconds_count"), ours("requests_within_slo_total")), (5.0, 5.0));
+    assert!(ours("request_receive_seconds_sum") >= between);
+    // Each of the five took five ms; of the slow one's way a quarter of the SLO of 200 ms counts at most.
+    assert!(ours("request_latency_seconds_sum") >= 0.025 + between.min(0.05));
+    server.stop().await.unwrap();
 }

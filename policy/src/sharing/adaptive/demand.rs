@@ -194,7 +194,7 @@ impl Demand {
     /// When arrivals changed, if that was just now: the start of the first interval that is of the new kind. Else now.
     pub(super) fn onset(&self, now: Moment) -> Moment {
         let steady = Duration::from_secs_f64(sum(self.window.iter()).1);
-        if steady > RECENTLY { now } else { Moment::after_origin(now.since_origin().saturating_sub(steady)) }
+        if steady > RECENTLY { now } else { now - steady }
     }
 
     /// For how long arrivals have been observed, in seconds since the first one.

@@ -1,5 +1,7 @@
 //! Priorities, timeouts, and clients that go away: who runs, who does not, and how each is counted.
 
+use std::time::Instant;
+
 use super::*;
 
 /// One request that executes, and one behind it on the lane, so that all others wait.
@@ -15,7 +17,7 @@ async fn busy(stage: &Stage) -> (Actor, Batch) {
 fn ask(stage: &Stage, byte: u8, terms: Terms) -> JoinHandle<Result<Vec<Output>, Failure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
-    tokio::spawn(async move { pipeline.infer(vec![input], terms, None).await })
+    tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await })
 }
 
 fn priority(priority: u64) -> Terms {
@@ -70,7 +72,7 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     let wide = |terms| {
         let pipeline = Arc::clone(&pipeline);
         let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], terms, None).await })
+        tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await })
     };
     let late = wide(patient);
     stage.until((1, 2)).await;
@@ -161,4 +163,27 @@ async fn who_goes_away_while_he_is_served_is_no_success() {
     assert_eq!((counts.accepted, counts.succeeded, counts.failed, counts.cancelled), (2, 1, 0, 1));
     let (totals, timings) = stage.pipeline.timings();
     assert_eq!((totals.durations.count, timings.rows, totals.batch_rows.count()), (1, 1, 2));
+}
+
+/// What is counted of the way of a request that began to come half a minute ago.
+async fn counted_of_half_a_minute(terms: Terms) -> Duration {
+    let stage = Stage::with(|settings| settings.slo.latency = Duration::from_secs(100));
+    let worker = stage.enter(1);
+    let pipeline = Arc::clone(&stage.pipeline);
+    let began = Instant::now().checked_sub(UPTIME).unwrap();
+    let asked = tokio::spawn(async move {
+        let input = Input { shape: vec![1, 1], data: vec![0; 4].into() };
+        pipeline.infer(vec![input], terms, Coming { began, journal: None }).await
+    });
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(asked.await.unwrap(), Ok(good()));
+    let totals = stage.pipeline.totals();
+    assert!(totals.coming.sum() >= UPTIME);
+    totals.latency.sum() - totals.durations.request
+}
+
+#[tokio::test]
+async fn a_quarter_of_its_time_is_the_most_that_a_slow_client_spends() {
+    assert_eq!(counted_of_half_a_minute(Terms::default()).await, Duration::from_secs(25));
+    assert_eq!(counted_of_half_a_minute(timeout(Duration::from_secs(40))).await, Duration::from_secs(10));
 }
