@@ -58,11 +58,12 @@ impl<'a> Outlook<'a> {
 
     /// How each model batches and whom it lets in.
     pub(super) fn doors(&self) -> impl Iterator<Item = (usize, Door)> {
-        let is_short = |model: usize| self.models[model].shortage.is_known();
-        let short = self.here.iter().filter(|&&model| is_short(model)).count();
-        self.batching().map(move |(model, batching, admit)| {
-            let others = short - usize::from(is_short(model));
-            (model, self.models[model].door(&batching, admit, others > 0))
+        self.batching().map(|(model, batching, admit)| {
+            let asks = |&other: &usize| {
+                let of_higher = self.terms[model].priority < self.terms[other].priority;
+                other != model && self.models[other].shortage.asks(of_higher)
+            };
+            (model, self.models[model].door(&batching, admit, self.here.iter().any(asks)))
         })
     }
 

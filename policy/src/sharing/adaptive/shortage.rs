@@ -2,8 +2,8 @@
 //!
 //! A larger batch takes less of the GPU for each request, and somebody has to wait for it. That is worth it where others lack what it saves;
 //! where nobody does, all are answered sooner without. So batches wait while another model on the GPU misses its SLO, or executes all the time
-//! in batches that are nearly as large as they may be. On an H200 with room for all, waits for no reason made latencies two to four times as
-//! long (docs/measurements/adaptive.md).
+//! in batches that are nearly as large as they may be, unless theirs is the higher priority: who keeps his SLO has no claim on that. On an
+//! H200 with room for all, waits for no reason made latencies two to four times as long (docs/measurements/adaptive.md).
 
 use super::super::Seen;
 
@@ -19,19 +19,24 @@ const MUCH: f64 = 0.7;
 /// Watches one model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Shortage {
-    left_s: f64,
+    /// For how many seconds more it counts as one that misses its SLO,
+    missing_s: f64,
+    /// and as one that fills its batches.
+    filling_s: f64,
 }
 
 impl Shortage {
     /// Learns from an interval, where this part of the requests may miss the SLO and batches may have so many rows.
     pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64, max_batch: u32) {
-        let left_s = (self.left_s - seen.span.as_secs_f64()).max(0.0);
-        self.left_s = if misses(seen, may_miss) || fills(seen, max_batch) { STAYS_S } else { left_s };
+        let span_s = seen.span.as_secs_f64();
+        let left = |now: bool, before_s: f64| if now { STAYS_S } else { (before_s - span_s).max(0.0) };
+        self.missing_s = left(misses(seen, may_miss), self.missing_s);
+        self.filling_s = left(fills(seen, max_batch), self.filling_s);
     }
 
-    /// Whether it is short of SMs, or was not long ago.
-    pub(super) fn is_known(self) -> bool {
-        self.left_s > 0.0
+    /// Whether another model's batches should wait for its sake, who may have the higher priority.
+    pub(super) fn asks(self, of_higher: bool) -> bool {
+        self.missing_s > 0.0 || !of_higher && self.filling_s > 0.0
     }
 }
 
@@ -68,7 +73,7 @@ mod tests {
     fn is_short(seen: &Seen) -> bool {
         let mut shortage = Shortage::default();
         shortage.observe(seen, 0.01, 16);
-        shortage.is_known()
+        shortage.asks(false)
     }
 
     #[test]
@@ -85,13 +90,25 @@ mod tests {
     }
 
     #[test]
+    fn a_higher_priority_waits_for_who_misses_and_not_for_who_fills_his_batches() {
+        let asks = |seen: &Seen| {
+            let mut shortage = Shortage::default();
+            shortage.observe(seen, 0.01, 16);
+            [true, false].map(|of_higher| shortage.asks(of_higher))
+        };
+        assert_eq!(asks(&seen(0, 16, 1.0)), [false, true]);
+        assert_eq!(asks(&seen(50, 16, 1.0)), [true, true]);
+        assert_eq!(asks(&seen(50, 1, 0.3)), [true, true]);
+    }
+
+    #[test]
     fn who_was_short_counts_as_that_for_a_while() {
         let mut shortage = Shortage::default();
-        assert!(!shortage.is_known(), "nobody waits before it is known to be of use");
+        assert!(!shortage.asks(false), "nobody waits before it is known to be of use");
         shortage.observe(&seen(5, 1, 0.3), 0.01, 16);
         let over_after = (1..=1_000).find(|_| {
             shortage.observe(&seen(0, 1, 0.3), 0.01, 16);
-            !shortage.is_known()
+            !shortage.asks(true)
         });
         assert_eq!(over_after, Some(80));
     }
