@@ -103,23 +103,32 @@ const HIGHER: [f64; 2] = [1.0, 1.6];
 
 /// What is watched for: more requests than a share is for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Watch([Rates; HIGHER.len()]);
+pub struct Watch {
+    /// Requests a second that come as it is.
+    expected: f64,
+    higher: [Rates; HIGHER.len()],
+}
+
+/// No arrivals are taken to be more even: the way to the host is not.
+const MOST_EVEN: f64 = 0.4;
 
 /// Nobody can say that fewer come than this part of what would be too many: he who was idle may be so no more.
 const FEWEST: f64 = 0.05;
 
 impl Watch {
     /// Nothing is too much.
-    pub const OFF: Self = Self([Rates::NONE; HIGHER.len()]);
+    pub const OFF: Self = Self { expected: 0.0, higher: [Rates::NONE; HIGHER.len()] };
 
     /// Requests a second that are expected, and those that are too many. `dispersion` is the variance of arrivals by their
-    /// mean: 1 where they are independent, and as many times as much must come to be sure.
+    /// mean: 1 where they are independent, and as many times as much must come to be sure. From cameras, say, they come more
+    /// evenly, and less will do.
     pub fn new(expected: f64, too_many: f64, dispersion: f64) -> Self {
         let expected = expected.max(FEWEST * too_many);
         if too_many <= expected {
             return Self::OFF;
         }
-        Self(HIGHER.map(|times| Rates::new(expected, times * too_many, dispersion.max(1.0))))
+        let rates = |times| Rates::new(expected, times * too_many, dispersion.max(MOST_EVEN));
+        Self { expected, higher: HIGHER.map(rates) }
     }
 }
 
@@ -137,14 +146,39 @@ struct Score {
 }
 
 impl Score {
-    /// Notes an arrival so many seconds after the one before. If too many come: since when.
-    fn note(&mut self, rates: Rates, after_s: f64, now: Moment) -> Option<Moment> {
+    /// Notes an arrival so many seconds after the one before, which says nothing if it is `overdue`. If too many come: since when.
+    fn note(&mut self, rates: Rates, after_s: f64, overdue: bool, now: Moment) -> Option<Moment> {
         let before = self.score - rates.a_second * after_s;
         if before <= 0.0 {
             self.since = now;
         }
-        self.score = before.max(0.0) + rates.an_arrival;
+        self.score = before.max(0.0) + if overdue { 0.0 } else { rates.an_arrival };
         (self.score >= SURE).then_some(self.since)
+    }
+}
+
+/// Requests are held up for less than this, in seconds; in a longer pause nobody asked.
+const HELD_UP_S: f64 = 0.25;
+
+/// So many requests too few in a pause are chance.
+const BY_CHANCE: f64 = 2.0;
+
+/// Requests that should have come and did not. What held them up, a busy host or a network, lets them go all at once, and then no more
+/// come than before.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Overdue(f64);
+
+impl Overdue {
+    /// Notes an arrival so many seconds after the one before, where so many a second are expected. Whether it was overdue.
+    fn note(&mut self, expected: f64, after_s: f64) -> bool {
+        let forgotten = after_s / HELD_UP_S;
+        let missing = if forgotten < 1.0 { expected * after_s - BY_CHANCE } else { 0.0 };
+        self.0 = self.0 * (1.0 - forgotten).max(0.0) + missing.max(0.0);
+        let overdue = self.0 >= 1.0;
+        if overdue {
+            self.0 -= 1.0;
+        }
+        overdue
     }
 }
 
@@ -152,6 +186,7 @@ impl Score {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Rise {
     scores: [Score; HIGHER.len()],
+    overdue: Overdue,
     last: Moment,
 }
 
@@ -160,8 +195,9 @@ impl Rise {
     fn note(&mut self, watch: Watch, now: Moment) -> Option<Moment> {
         let after_s = now.since(self.last).as_secs_f64();
         self.last = now;
-        let tests = self.scores.iter_mut().zip(watch.0);
-        tests.fold(None, |alarm, (score, rates)| score.note(rates, after_s, now).or(alarm))
+        let overdue = self.overdue.note(watch.expected, after_s);
+        let tests = self.scores.iter_mut().zip(watch.higher);
+        tests.fold(None, |alarm, (score, rates)| score.note(rates, after_s, overdue, now).or(alarm))
     }
 }
 
@@ -222,6 +258,32 @@ mod tests {
     fn bursts_are_believed_less() {
         let count = |dispersion| rise(100.0, 200.0, dispersion, Duration::from_millis(2), 10_000).unwrap().1;
         assert!(count(4.0) > 3 * count(1.0));
+    }
+
+    #[test]
+    fn even_arrivals_are_believed_sooner() {
+        let count =
+            |dispersion| rise(150.0, 380.0, dispersion, Duration::from_secs(1) / 450, 10_000).unwrap().1;
+        assert!((36..=44).contains(&count(1.0)) && (12..=18).contains(&count(0.4)), "{}", count(0.4));
+        assert_eq!(count(0.0), count(0.4), "there is a bound to that");
+    }
+
+    /// Whether evenly spaced requests alarm that are held up for so many ms after the 100th, 150 of which are expected a second.
+    fn alarmed_by(held_up_ms: u64) -> bool {
+        let watch = Watch::new(150.0, 380.0, 0.4);
+        let mut pressure = Pressure::default();
+        let due = |n: u32| ms(1_000) + Duration::from_secs(n.into()) / 150;
+        let held_until = due(100) + Duration::from_millis(held_up_ms);
+        (0..300).any(|n| {
+            let now = if n > 100 { due(n).max(held_until) } else { due(n) };
+            pressure.note(None, now, watch, now).is_some()
+        })
+    }
+
+    #[test]
+    fn requests_that_were_held_up_and_come_together_are_no_more_than_before() {
+        assert_eq!([0, 20, 60, 100, 200].map(alarmed_by), [false; 5]);
+        assert!(alarmed_by(300), "after so long they are news");
     }
 
     #[test]

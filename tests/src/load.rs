@@ -37,6 +37,16 @@ pub enum Arrivals {
     Poisson,
 }
 
+impl Arrivals {
+    /// The next distance between two of them, as a part of the mean.
+    pub fn distance(self, random: &mut SplitMix64) -> f64 {
+        match self {
+            Self::Uniform => 1.0,
+            Self::Poisson => -(1.0 - random.fraction()).ln(),
+        }
+    }
+}
+
 /// Which requests arrive when. The same plan always means the same arrivals.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
@@ -56,10 +66,7 @@ impl Plan {
         let mut random = SplitMix64::new(self.seed);
         let mut at = 0.0;
         let mut next = || {
-            at += match self.arrivals {
-                Arrivals::Uniform => 1.0,
-                Arrivals::Poisson => -(1.0 - random.fraction()).ln(),
-            } / self.rate;
+            at += self.arrivals.distance(&mut random) / self.rate;
             Duration::from_secs_f64(at)
         };
         std::iter::repeat_with(&mut next).take_while(|at| *at < self.span).collect()

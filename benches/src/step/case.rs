@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use shadowslice_tests::load::Arrivals;
+
 /// All models' objective.
 pub(super) const SLO: Duration = Duration::from_millis(40);
 
@@ -34,6 +36,7 @@ pub(super) struct Case {
     pub(super) base: f64,
     /// And after.
     pub(super) step: f64,
+    pub(super) arrivals: Arrivals,
     pub(super) standby: Standby,
     /// The time of a row on a whole GPU, in ms.
     pub(super) row_ms: f64,
@@ -46,16 +49,23 @@ const COSTLY_MS: f64 = 0.925;
 const CHEAP_MS: f64 = 0.36;
 
 const fn case(standby: Standby, row_ms: f64, base: f64, step: f64) -> Case {
-    Case { base, step, standby, row_ms }
+    Case { base, step, arrivals: Arrivals::Poisson, standby, row_ms }
+}
+
+/// The same with arrivals at equal distances.
+const fn evenly(case: Case) -> Case {
+    Case { arrivals: Arrivals::Uniform, ..case }
 }
 
 /// All of them.
-pub(super) const CASES: [Case; 10] = [
+pub(super) const CASES: [Case; 12] = [
     case(Standby::Auto, COSTLY_MS, 30.0, 420.0),
     case(Standby::Auto, COSTLY_MS, 30.0, 720.0),
     case(Standby::Auto, COSTLY_MS, 30.0, 1080.0),
     case(Standby::Auto, COSTLY_MS, 150.0, 450.0),
     case(Standby::Auto, COSTLY_MS, 150.0, 660.0),
+    evenly(case(Standby::Auto, COSTLY_MS, 150.0, 450.0)),
+    evenly(case(Standby::Auto, COSTLY_MS, 150.0, 660.0)),
     case(Standby::Auto, CHEAP_MS, 370.0, 1200.0),
     case(Standby::Off, COSTLY_MS, 30.0, 420.0),
     case(Standby::Off, COSTLY_MS, 30.0, 720.0),
@@ -64,6 +74,12 @@ pub(super) const CASES: [Case; 10] = [
 ];
 
 impl Case {
+    /// Requests a second before and after.
+    pub(super) fn rates(&self) -> String {
+        let evenly = if self.arrivals == Arrivals::Uniform { "evenly " } else { "" };
+        format!("{evenly}{} -> {}", self.base, self.step)
+    }
+
     /// The requests a second that so many SMs carry within the SLO.
     pub(super) fn carried_by(&self, sms: u32) -> f64 {
         let longest = SLO.as_secs_f64() * 1e3 * BATCH_PART;
@@ -128,6 +144,6 @@ impl fmt::Display for Standby {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} -> {}/s, standby {}", self.base, self.step, self.standby)
+        write!(f, "{}/s, standby {}", self.rates(), self.standby)
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shadowslice_tests::cases::Tensor;
 use shadowslice_tests::client::Client;
+use shadowslice_tests::load::Arrivals;
 use shadowslice_tests::random::SplitMix64;
 use tokio::runtime::Handle;
 use tokio::task;
@@ -77,14 +78,14 @@ struct Paced {
 }
 
 impl Load {
-    /// Begins with so many requests a second, which arrive at random as that seed says.
-    pub(super) fn begin(client: Client, model: String, rate: f64, seed: u64) -> Self {
+    /// Begins with so many requests a second, which arrive like that; if at random, as the seed says.
+    pub(super) fn begin(client: Client, model: String, (rate, arrivals): (f64, Arrivals), seed: u64) -> Self {
         let input = Tensor::fp32("x", &[1, 16], &[1.0; 16]);
         let model = Arc::new(Model { name: model, client, input });
         let (step, steps) = sync_channel(STEPS);
         let reactor = Handle::current();
         let random = SplitMix64::new(seed);
-        let pacing = thread::spawn(move || pace(&model, rate, random, &steps, &reactor));
+        let pacing = thread::spawn(move || pace(&model, (rate, arrivals), random, &steps, &reactor));
         Self { step, pacing }
     }
 
@@ -110,7 +111,7 @@ impl Load {
 /// reactor knows only milliseconds.
 fn pace(
     model: &Arc<Model>,
-    mut rate: f64,
+    (mut rate, arrivals): (f64, Arrivals),
     mut random: SplitMix64,
     steps: &Receiver<f64>,
     reactor: &Handle,
@@ -118,7 +119,7 @@ fn pace(
     let mut paced = Paced::default();
     let mut due = Instant::now();
     loop {
-        due += Duration::from_secs_f64(-(1.0 - random.fraction()).ln() / rate);
+        due += Duration::from_secs_f64(arrivals.distance(&mut random) / rate);
         match steps.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Timeout) => {
                 let asked = Arc::clone(model);

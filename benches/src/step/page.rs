@@ -17,7 +17,7 @@ pub(super) fn of(trials: &[Trial], rounds: u32, seed: u64) -> String {
         "# From a step in demand to a larger share
 
 How soon a model has more when more comes, end to end: `shadowslice serve` under `policy: adaptive` on emulated GPUs of {SMS} SMs, and clients over gRPC on a \
-Unix socket that send at random times whether or not earlier requests were answered. `make step` writes this page; nothing here is written by hand.
+Unix socket that send at random times, or *evenly* spaced, whether or not earlier requests were answered. `make step` writes this page; nothing here is written by hand.
 
 {cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
 
@@ -98,7 +98,7 @@ fn what(trial: &Trial) -> Vec<String> {
     let to = trial.grown().map(|grown| f64::from(grown.to_sms));
     let times = |round: &Round| case.step / case.carried_by(round.sms);
     vec![
-        format!("{} -> {}", case.base, case.step),
+        case.rates(),
         format!("{} -> {}", range(trial.rounds.iter().map(before)), range(to)),
         spread(trial.rounds.iter().map(times), Spread::tenths),
     ]

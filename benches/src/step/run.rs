@@ -30,7 +30,7 @@ pub(super) async fn run(case: &Case, rounds: u32, seed: u64) -> Result<Vec<Round
     let server = Server::ready(home).await?;
     let begin = |number| {
         let seed = seed + u64::from(number);
-        (name(number), Load::begin(server.client(), name(number), case.base, seed))
+        (name(number), Load::begin(server.client(), name(number), (case.base, case.arrivals), seed))
     };
     let loads: Vec<(String, Load)> = (0..rounds).map(begin).collect();
     for (model, _) in &loads {

@@ -103,7 +103,7 @@ impl Demand {
         self.forget();
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
-        self.dispersion = self.dispersed().max(self.uneven()).clamp(1.0, MAX_DISPERSION);
+        self.dispersion = self.spread().max(1.0);
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
         let dispersion = if self.is_steady() { self.dispersion } else { 1.0 };
         self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
@@ -176,7 +176,12 @@ impl Demand {
         UNSURE * (self.rate * self.dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt()
     }
 
-    /// The variance of arrivals by their mean, 1 or more.
+    /// The variance of arrivals by their mean, less than 1 where they come more evenly than independent ones.
+    pub(super) fn spread(&self) -> f64 {
+        self.dispersed().max(self.uneven()).min(MAX_DISPERSION)
+    }
+
+    /// The same, 1 or more.
     pub(super) fn dispersion(&self) -> f64 {
         self.dispersion
     }
@@ -331,6 +336,8 @@ mod tests {
         assert!(slotted([&bursts[..]; 6]).is_bursty(), "though as many come in each interval");
         let even: Vec<u64> = (0..100).map(|n| 5 * n).collect();
         assert_eq!(slotted([&even[..]; 6]).dispersion(), 1.0);
+        assert_eq!(slotted([&even[..]; 5]).spread(), 1.0, "too soon to say that they are even");
+        assert!(slotted([&even[..]; 40]).spread() < 0.2);
         let once: Vec<u64> = (0..100).collect();
         let changes = [&even[..], &even, &once, &even, &even, &even];
         assert_eq!(slotted(changes).uneven(), 0.0, "one interval is no burst");

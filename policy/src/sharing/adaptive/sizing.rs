@@ -82,7 +82,7 @@ impl Sizing {
     /// reached for that. What is between is left to the intervals.
     pub(super) fn watch(model: &Model, share: Sms) -> Watch {
         let Some(carried) = model.carried_by(share) else { return Watch::OFF };
-        Watch::new(model.demand.expected(), carried, model.demand.dispersion())
+        Watch::new(model.demand.expected(), carried, model.demand.spread())
     }
 
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.
