@@ -287,6 +287,20 @@ mod tests {
     }
 
     #[test]
+    fn as_many_are_overdue_as_did_not_come_and_for_as_long_as_they_may_be_on_their_way() {
+        let after_a_pause = |then: u32| {
+            let mut overdue = Overdue::default();
+            overdue.note(100.0, 0.12);
+            for _ in 0..then {
+                overdue.note(100.0, 0.01);
+            }
+            (0..100).filter(|_| overdue.note(100.0, 0.0)).count()
+        };
+        assert_eq!(after_a_pause(0), 9, "twelve should have come, of which two are chance and one came");
+        assert_eq!([3, 5, 8].map(after_a_pause), [5, 2, 0], "as time goes by, more than came meanwhile");
+    }
+
+    #[test]
     fn an_idle_model_is_not_alarmed_by_a_few() {
         let count = rise(0.0, 100.0, 1.0, Duration::from_micros(1), 100).unwrap().1;
         assert_eq!(count, 5, "32 times as many each: 3.5 of 16");
