@@ -13,7 +13,7 @@ use super::curve::{Curve, Line};
 const BATCH_PART: f64 = 2.0 / 3.0;
 
 /// No batch waits for company for more than this part of the SLO, nor so long that, if it took this many times its time,
-/// it would need more than a part of the SLO: the rest is for the way to the client and back, of which nothing is seen here.
+/// it would need more than a part of the SLO: the rest is for what the client counts and is not seen here.
 const MAX_DELAY: f64 = 0.5;
 const DELAY_MARGIN: f64 = 1.2;
 const WITHOUT_WAY: f64 = 0.8;
