@@ -1,5 +1,7 @@
 //! The whole policy, as an executor meets it.
 
+mod waits;
+
 use proptest::prelude::*;
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -200,57 +202,6 @@ fn a_share_comes_back_without_which_clients_wait_longer_or_the_slo_is_missed() {
 }
 
 #[test]
-fn batches_wait_beside_who_is_short_but_not_for_company_that_does_not_come() {
-    let terms = models(&[1, 1, 1]);
-    let waits = |in_vain: Duration| {
-        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-        let mut facts = facts(&[150; 3], &policy.initial());
-        facts.models[0].seen.waits = Waits { batches: 40, total: 600 * MS, in_vain, ..Waits::default() };
-        facts.models[1..].iter_mut().for_each(miss);
-        policy.decide(&facts).doors.iter().map(|door| !door.max_delay.is_zero()).collect::<Vec<_>>()
-    };
-    assert_eq!(waits(120 * MS), [true; 3]);
-    assert_eq!(waits(590 * MS), [false, true, true]);
-}
-
-#[test]
-fn batches_do_not_wait_that_make_answers_late() {
-    let terms = models(&[1, 1, 1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[150; 3], &policy.initial());
-    let seen = &mut facts.models[0].seen;
-    seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS, ..Waits::default() };
-    seen.in_time = 130;
-    facts.models[1..].iter_mut().for_each(miss);
-    let mut waits = || policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>();
-    let [first, second, _, last] = [(); 4].map(|()| waits());
-    assert!(first[0] > second[0] && second[0] > Duration::ZERO);
-    assert_eq!(last.iter().map(Duration::is_zero).collect::<Vec<_>>(), [true, false, false]);
-}
-
-#[test]
-fn batches_do_not_wait_whose_clients_ask_less_for_it() {
-    let terms = models(&[1, 1, 1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[150; 3], &policy.initial());
-    facts.models[0].seen.most_under_way = 6;
-    facts.models[1..].iter_mut().for_each(miss);
-    let mut waiting = Vec::new();
-    for _ in 0..30 {
-        let delays: Vec<Duration> = policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect();
-        assert!(!delays[1].is_zero());
-        let live = &mut facts.models[0];
-        let (arrived, ms, idle) = if delays[0].is_zero() { (200, 15, 0) } else { (150, 20, 100) };
-        came(live, arrived, ms);
-        live.seen.mean_latency = MS * ms as u32;
-        live.seen.waits.idle = MS * idle;
-        waiting.push(!delays[0].is_zero());
-    }
-    let waited = waiting.iter().filter(|waited| **waited).count();
-    assert!((8..=12).contains(&waited) && !waiting[29], "{waiting:?}");
-}
-
-#[test]
 fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     let terms = models(&[1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
@@ -378,19 +329,6 @@ fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
     assert_eq!(report[2], Verdict::Crowded { percent: (parts[2] * 100.0) as u32 });
     let (parts, _) = admitted(&[100_000, 300, 300]);
     assert_eq!(parts, [1.0, 0.0, 0.0], "the first priority is let in whole");
-}
-
-#[test]
-fn batches_wait_for_company_only_beside_who_lacks_what_that_saves() {
-    let waits = |short: &[usize]| {
-        let mut facts = facts(&[100, 200, 200], &[GPU; 3]);
-        short.iter().for_each(|&model| miss(&mut facts.models[model]));
-        let doors = Policy::new(Kind::Adaptive, &[GPU], &models(&[1; 3])).decide(&facts).doors;
-        [0, 1, 2].map(|model: usize| doors[model].max_delay > 8 * MS)
-    };
-    assert_eq!(waits(&[]), [false; 3]);
-    assert_eq!(waits(&[0]), [false, true, true], "not for himself");
-    assert_eq!(waits(&[0, 2]), [true; 3]);
 }
 
 #[test]
