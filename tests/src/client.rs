@@ -4,17 +4,20 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
+use tonic_prost::ProstCodec;
 
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::proto::model_infer_request::InferInputTensor;
 use crate::proto::model_repository_parameter::ParameterChoice;
 use crate::proto::{
-    ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelRepositoryParameter,
+    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelRepositoryParameter,
     RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest,
 };
 
@@ -29,6 +32,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Client {
     grpc: GrpcInferenceServiceClient<Channel>,
+    channel: Channel,
 }
 
 impl Client {
@@ -42,7 +46,8 @@ impl Client {
         let channel = Endpoint::from_static("http://localhost")
             .connect_timeout(CONNECT_WITHIN)
             .connect_with_connector_lazy(connector);
-        Self { grpc: GrpcInferenceServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER) }
+        let grpc = GrpcInferenceServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
+        Self { grpc, channel }
     }
 
     /// Whether the server says that it is ready.
@@ -109,20 +114,42 @@ impl Client {
             let value = value.parse().map_err(|_| Status::invalid_argument("it is no metadata"))?;
             asked.metadata_mut().append(*name, value);
         }
-        let answer = self.grpc.model_infer(asked).await?.into_inner();
-        if answer.outputs.len() != answer.raw_output_contents.len() {
-            return Err(Status::data_loss("the answer does not carry each output's raw contents"));
-        }
-        let outputs = answer.outputs.into_iter().zip(answer.raw_output_contents);
-        Ok(outputs
-            .map(|(output, data)| Tensor {
-                name: output.name,
-                datatype: output.datatype,
-                shape: output.shape,
-                data,
-            })
-            .collect())
+        tensors(self.grpc.model_infer(asked).await?.into_inner())
     }
+
+    /// The same, of a request whose head is sent at once and whose message once this is over.
+    pub async fn infer_after(
+        &self,
+        model: &str,
+        inputs: &[Tensor],
+        over: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Vec<Tensor>, Status> {
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let message = request(model, inputs);
+        let asked = Request::new(stream::once(async {
+            over.await;
+            message
+        }));
+        let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+        let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
+        tensors(grpc.client_streaming(asked, path, codec).await?.into_inner())
+    }
+}
+
+fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
+    if answer.outputs.len() != answer.raw_output_contents.len() {
+        return Err(Status::data_loss("the answer does not carry each output's raw contents"));
+    }
+    let outputs = answer.outputs.into_iter().zip(answer.raw_output_contents);
+    Ok(outputs
+        .map(|(output, data)| Tensor {
+            name: output.name,
+            datatype: output.datatype,
+            shape: output.shape,
+            data,
+        })
+        .collect())
 }
 
 fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {

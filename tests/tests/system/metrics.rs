@@ -11,6 +11,7 @@ use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 use tokio::time::{Duration, interval};
 
 use crate::scene::{ask, ask_all, echo, echo_case, profile};
@@ -232,6 +233,16 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
+/// Asks five times: once with a head that comes first and the rest after all others have been answered, for how many seconds it says.
+async fn latency_begins_with_the_head(server: &Server, between: f64) {
+    let metrics = scrape(server, "metrics.sock").await.unwrap();
+    let ours = |name: &str| metrics.of("echo", name, "").unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!((ours("request_receive_seconds_count"), ours("requests_within_slo_total")), (5.0, 5.0));
+    assert!(ours("request_receive_seconds_sum") >= between);
+    // Each of the five took five ms; of the slow one's way a quarter of the SLO of 200 ms counts at most.
+    assert!(ours("request_latency_seconds_sum") >= 0.025 + between.min(0.05));
+}
+
 #[tokio::test]
 async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
@@ -256,12 +267,33 @@ async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     let mut answer = String::new();
     slow.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    latency_begins_with_the_head(&server, between).await;
+    server.stop().await.unwrap();
+}
 
-    let metrics = scrape(&server, "metrics.sock").await.unwrap();
-    let ours = |name: &str| metrics.of("echo", name, "").unwrap_or_else(|| panic!("no {name}"));
-    assert_eq!((ours("request_receive_seconds_count"), ours("requests_within_slo_total")), (5.0, 5.0));
-    assert!(ours("request_receive_seconds_sum") >= between);
-    // Each of the five took five ms; of the slow one's way a quarter of the SLO of 200 ms counts at most.
-    assert!(ours("request_latency_seconds_sum") >= 0.025 + between.min(0.05));
+#[tokio::test]
+async fn so_it_does_over_grpc() {
+    let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
+    let client = server.client();
+    let ((head, headed), (send, sent)) = (oneshot::channel(), oneshot::channel());
+    let slow = tokio::spawn({
+        let client = client.clone();
+        let over = async move {
+            head.send(()).unwrap();
+            sent.await.unwrap();
+        };
+        async move { client.infer_after("echo", &echo_case(4).inputs, over).await }
+    });
+    headed.await.unwrap();
+    // The others come by the same connection, so that its head has been read when the first of them is answered.
+    assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, Outcome::Right);
+    let begun = Instant::now();
+    for n in 1..4 {
+        assert_eq!(ask(client.clone(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+    }
+    let between = begun.elapsed().as_secs_f64();
+    send.send(()).unwrap();
+    assert_eq!(slow.await.unwrap().unwrap().len(), 1);
+    latency_begins_with_the_head(&server, between).await;
     server.stop().await.unwrap();
 }
