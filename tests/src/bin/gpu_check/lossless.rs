@@ -18,8 +18,11 @@ use crate::stages::STOPPING;
 use crate::tools::Setting;
 use crate::traffic::{Load, Loaded, Subject};
 
-/// Hand-overs of all models together.
+/// Hand-overs of all models together,
 const HANDOVERS: usize = 200;
+
+/// and at least so many of each: some models start ten times as fast as others.
+const OF_EACH: usize = 10;
 
 /// Failures after which a model is handed over no more.
 const FAILURES: usize = 5;
@@ -78,7 +81,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
     let service = Service { name: "lossless", models, share: SHARES[1], batch: 8 };
     let serving = Serving::start(setting, service).await?;
     let loads = Loads::half(setting, &serving).await?;
-    let wanted = setting.count(HANDOVERS, 20);
+    let wanted = Wanted { of_all: setting.count(HANDOVERS, 20), of_each: setting.count(OF_EACH, 2) };
 
     let running = loads.begin(None);
     let begun = AtomicUsize::new(0);
@@ -112,20 +115,25 @@ struct Done {
     failed: Vec<String>,
 }
 
-/// Hands a model over again and again until `wanted` hand-overs of all models have begun.
+/// How many hand-overs there shall be.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    of_all: usize,
+    of_each: usize,
+}
+
+/// Hands a model over again and again until as many as are wanted have begun.
 async fn hand_over(
     serving: &Serving,
     model: &str,
     begun: &AtomicUsize,
-    wanted: usize,
+    wanted: Wanted,
     deadline: Instant,
 ) -> Done {
     let mut done = Done::default();
     for n in 0.. {
-        if done.failed.len() >= FAILURES
-            || Instant::now() > deadline
-            || begun.fetch_add(1, Ordering::Relaxed) >= wanted
-        {
+        let enough = begun.fetch_add(1, Ordering::Relaxed) >= wanted.of_all && n >= wanted.of_each;
+        if enough || done.failed.len() >= FAILURES || Instant::now() > deadline {
             break;
         }
         match serving.hand_over(model, SHARES[n % 2]).await {
@@ -160,16 +168,19 @@ fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[D
 }
 
 /// Fails where a request was lost or wrong, or a hand-over not carried out.
-fn judged(with: &[Loaded], done: &[Done], wanted: usize) -> Result<(), Error> {
+fn judged(with: &[Loaded], done: &[Done], wanted: Wanted) -> Result<(), Error> {
+    let Wanted { of_all, of_each } = wanted;
     let completed: usize = done.iter().map(|done| done.stalls_us.len()).sum();
+    let fewest = done.iter().map(|done| done.stalls_us.len()).min().unwrap_or(0);
     let lost: u64 = with.iter().map(|loaded| loaded.tally.failures()).sum();
     let wrong: u64 = with.iter().map(|loaded| loaded.tally.wrong).sum();
     let undone: Vec<&String> = done.iter().flat_map(|done| &done.failed).collect();
-    if lost + wrong == 0 && completed >= wanted {
+    if lost + wrong == 0 && completed >= of_all && fewest >= of_each {
         return Ok(());
     }
     let why = format!(
-        "{completed} hand-overs of {wanted}; {lost} requests lost, {wrong} wrong; not done: {undone:?}"
+        "{completed} hand-overs of {of_all}, {fewest} of {of_each} of the model with fewest; {lost} requests lost, {wrong} wrong; \
+         not done: {undone:?}"
     );
     Err(Error::Unusable(why))
 }

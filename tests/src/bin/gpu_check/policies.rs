@@ -8,7 +8,6 @@ use futures_util::future::{join_all, try_join_all};
 use serde_json::{Map, Value, json};
 use shadowslice_tests::load::{Arrivals, Plan, Tally};
 use shadowslice_tests::metrics::{self, Metrics};
-use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::figures::Figures;
@@ -214,11 +213,9 @@ impl Scenario {
         let mut counted = self.counted(serving).await?;
         for (part, &seconds) in self.spans_s.iter().enumerate() {
             let span = Duration::from_millis(seconds * 1000 / if setting.quick { QUICK } else { 1 });
-            let begun = Instant::now();
             let asking =
                 self.guests.iter().zip(&subjects).map(|(guest, subject)| guest.ask(subject, part, span));
             let tallies: Vec<Tally> = join_all(asking).await;
-            let took = begun.elapsed();
             let before = std::mem::replace(&mut counted, self.counted(serving).await?);
             let mut models = Map::new();
             for (index, (guest, tally)) in self.guests.iter().zip(&tallies).enumerate() {
@@ -228,9 +225,9 @@ impl Scenario {
                 }
                 let share = serving.server.model(guest.model).await?.share_percent;
                 let counted = counted[index].since(before[index]);
-                models.insert(guest.model.into(), guest.figures(tally, took, counted, share));
+                models.insert(guest.model.into(), guest.figures(tally, span, counted, share));
             }
-            spans.push(json!({ "seconds": rounded(took.as_secs_f64()), "models": models }));
+            spans.push(json!({ "seconds": rounded(span.as_secs_f64()), "models": models }));
         }
         Ok(spans.into())
     }
@@ -289,12 +286,13 @@ impl Guest {
         }
     }
 
-    /// What became of its requests, as clients see it and as the supervisor counted it.
-    fn figures(&self, tally: &Tally, took: Duration, counted: Counted, share: u32) -> Value {
+    /// What became of its requests, as clients see it and as the supervisor counted it. They are divided by the time in which they were
+    /// sent: who answers the last one later has not answered fewer in it.
+    fn figures(&self, tally: &Tally, span: Duration, counted: Counted, share: u32) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({
             "offered": tally.offered,
-            "answered_per_s": rounded(tally.right as f64 / took.as_secs_f64()),
+            "answered_per_s": rounded(tally.right as f64 / span.as_secs_f64()),
             "p50_ms": ms(0.5), "p90_ms": ms(0.9), "p99_ms": ms(0.99),
             "within_slo": rounded(tally.attainment(Duration::from_millis(self.slo_ms))),
             "counted_within_slo": rounded(counted.within_slo / tally.offered.max(1) as f64),
