@@ -138,4 +138,6 @@ pub enum Waiting {
     Held,
     /// The GPU is overloaded: workers warm up there one at a time, and no share shrinks.
     Overload,
+    /// SLOs are missed by models of its priority or near it, for which lower ones are to make room: its share does not shrink.
+    Misses,
 }

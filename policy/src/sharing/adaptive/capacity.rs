@@ -45,6 +45,11 @@ impl Capacity {
         self.0.last().map(|&(_, carried)| carried)
     }
 
+    /// What the model can execute at most, in time or not; nothing while nothing is known.
+    pub(super) fn limit(&self) -> Option<f64> {
+        self.most().map(|most| most / FULL)
+    }
+
     /// The smallest share that carries so many requests a second, or the largest that is of use.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
         let index = self.0.partition_point(|&(_, carried)| carried < rate);

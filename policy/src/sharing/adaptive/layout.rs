@@ -1,7 +1,7 @@
 //! Who may have how many SMs.
 //!
 //! All models have the same cap where they may, so that those who have more to do than there is room for share alike:
-//! who is refused for whom is for the doors to say. The level is the highest at which nobody is crowded out by caps that
+//! who is refused for whom is for the doors to say. The level is the highest at which nobody who has much to do is crowded out by caps that
 //! he may not have himself. Only where caps must fit onto the GPU together does a lower priority have less than the
 //! one above it.
 
@@ -22,6 +22,8 @@ struct Claim {
     weight: f64,
     min: u32,
     max: u32,
+    /// As much carries its demand, as far as that is known.
+    enough: u32,
 }
 
 impl Claim {
@@ -31,9 +33,15 @@ impl Claim {
     }
 }
 
-/// The most that each model of a GPU should have: generous caps, or such as fit.
-pub(super) fn levels(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Sms> {
-    let claims = claims(here, terms, gpu, caps);
+/// The most that each model of a GPU should have: generous caps, or such as fit. `enough` carries a model's demand, as far as that is known.
+pub(super) fn levels(
+    here: &[usize],
+    terms: &[Terms],
+    gpu: Sms,
+    caps: Caps,
+    enough: impl Fn(usize) -> Option<Sms>,
+) -> Vec<Sms> {
+    let claims = claims(here, terms, gpu, caps, enough);
     let level = match caps {
         Caps::Generous => level(&claims, gpu),
         Caps::Fitting => fitting(&claims, gpu),
@@ -41,7 +49,13 @@ pub(super) fn levels(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> V
     claims.iter().map(|claim| Sms(claim.cap(level))).collect()
 }
 
-fn claims(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Claim> {
+fn claims(
+    here: &[usize],
+    terms: &[Terms],
+    gpu: Sms,
+    caps: Caps,
+    enough: impl Fn(usize) -> Option<Sms>,
+) -> Vec<Claim> {
     let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
@@ -52,7 +66,8 @@ fn claims(here: &[usize], terms: &[Terms], gpu: Sms, caps: Caps) -> Vec<Claim> {
             Caps::Generous => 1.0,
             Caps::Fitting => WEIGHTS[rank.min(WEIGHTS.len() - 1)],
         };
-        Claim { weight, min: min.0, max: max.0.min(gpu.0).max(min.0) }
+        let enough = enough(model).map_or(gpu.0, |sms| sms.0);
+        Claim { weight, min: min.0, max: max.0.min(gpu.0).max(min.0), enough }
     };
     here.iter().map(claim).collect()
 }
@@ -74,14 +89,14 @@ fn fitting(claims: &[Claim], gpu: Sms) -> f64 {
     levels.clone().find(|&level| sum(level) <= u64::from(gpu.0)).unwrap_or(f64::from(Sms::STEP))
 }
 
-/// Whether everybody has about his fair share at this level when all execute, or what he may have of it.
+/// Whether everybody has about his fair share at this level when all execute, or what he may have of it, or what is enough for him.
 fn fair(claims: &[Claim], gpu: Sms, level: f64) -> bool {
     let whole = f64::from(gpu.0);
     let caps: f64 = claims.iter().map(|claim| f64::from(claim.cap(level))).sum();
     let weights: f64 = claims.iter().map(|claim| claim.weight).sum();
     let fits = (whole / caps.max(1.0)).min(1.0);
     claims.iter().all(|claim| {
-        let fair = (whole * claim.weight / weights).min(f64::from(claim.max));
+        let fair = (whole * claim.weight / weights).min(f64::from(claim.max.min(claim.enough)));
         f64::from(claim.cap(level)) * fits >= FAIR * fair
     })
 }
@@ -101,7 +116,7 @@ mod tests {
     const GPU: Sms = Sms(132);
 
     fn of_all(models: &[Terms], caps: Caps) -> Vec<Sms> {
-        levels(&(0..models.len()).collect::<Vec<_>>(), models, GPU, caps)
+        levels(&(0..models.len()).collect::<Vec<_>>(), models, GPU, caps, |_| None)
     }
 
     #[test]
@@ -118,7 +133,7 @@ mod tests {
     fn of(models: &[(u32, u32)]) -> Vec<u32> {
         let model = |&(priority, max): &(u32, u32)| Terms { priority, max: Sms(max), ..terms("a", 50) };
         let models: Vec<Terms> = models.iter().map(model).collect();
-        levels(&(0..models.len()).collect::<Vec<_>>(), &models, GPU, Caps::Generous)
+        levels(&(0..models.len()).collect::<Vec<_>>(), &models, GPU, Caps::Generous, |_| None)
             .iter()
             .map(|sms| sms.0)
             .collect()
@@ -141,10 +156,23 @@ mod tests {
     }
 
     #[test]
+    fn who_may_have_little_and_has_little_to_do_is_in_nobodys_way() {
+        let models: Vec<Terms> =
+            [26, 132, 132, 132, 132].map(|max| Terms { max: Sms(max), ..terms("a", 50) }).to_vec();
+        let beside = |enough: Option<Sms>| {
+            let of = |model: usize| if model == 0 { enough } else { None };
+            levels(&[0, 1, 2, 3, 4], &models, GPU, Caps::Generous, of)[1]
+        };
+        assert!(beside(None) < Sms(40) && beside(Some(Sms(26))) < Sms(40));
+        assert_eq!([2, 6].map(|enough| beside(Some(Sms(enough)))), [GPU; 2]);
+        assert!(beside(Some(Sms(12))) < GPU && beside(Some(Sms(12))) > beside(None));
+    }
+
+    #[test]
     fn more_models_than_sms_have_at_least_their_minimum() {
         assert!(of(&[(1, 132); 100]).iter().all(|&sms| sms >= 2));
         let odd = Terms { min: Sms(1), max: Sms(1), ..terms("a", 50) };
-        assert_eq!(levels(&[0], &[odd], Sms(1), Caps::Generous), [Sms(1)]);
+        assert_eq!(levels(&[0], &[odd], Sms(1), Caps::Generous, |_| None), [Sms(1)]);
     }
 
     proptest! {

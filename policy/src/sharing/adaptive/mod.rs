@@ -72,6 +72,8 @@ pub(super) struct Adaptive {
     levels: Vec<Sms>,
     /// Whose SLO leaves no room for a smaller share.
     tight: Vec<bool>,
+    /// When it last learnt: what was seen until then is known.
+    learnt: Option<Moment>,
     epoch: u64,
 }
 
@@ -82,7 +84,7 @@ impl Adaptive {
         let regimes = vec![Regime::new(); gpus.len()];
         let yielding = vec![Yielding::new(); gpus.len()];
         let tight = vec![false; terms.len()];
-        let mut new = Self { models, regimes, yielding, levels, tight, epoch: 0 };
+        let mut new = Self { models, regimes, yielding, levels, tight, learnt: None, epoch: 0 };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -91,7 +93,8 @@ impl Adaptive {
 
     fn lay_out(&mut self, gpu: usize, terms: &[Terms], sms: Sms) {
         let here = outlook::on(gpu, terms);
-        let levels = layout::levels(&here, terms, sms, self.regimes[gpu].caps());
+        let enough = |model: usize| sizing::ample(&self.models[model]);
+        let levels = layout::levels(&here, terms, sms, self.regimes[gpu].caps(), enough);
         for (&model, level) in here.iter().zip(&levels) {
             let most = self.yielding[gpu].most(terms[model].priority, sms);
             self.levels[model] = terms[model].within((*level).min(most));
@@ -107,23 +110,24 @@ impl Adaptive {
         self.observe(terms, facts);
         let shares = facts.shares();
         let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &shares);
-        let (mut changes, mut standby) = (Vec::new(), Vec::new());
+        let mut changes = Vec::new();
+        let mut standby = vec![None; terms.len()];
         let overloaded = self.overloaded(terms, &facts.gpus);
-        let mut pacing = Pacing::of(overloaded, terms, facts);
-        for (model, live) in facts.models.iter().enumerate() {
+        let mut pacing = Pacing::of(&overloaded, terms, facts);
+        for model in by_priority(terms) {
+            let (live, gpu) = (&facts.models[model], terms[model].gpu);
             let sizing = self.sizing(model, terms);
-            let gpu = terms[model].gpu;
-            standby.push(pacing.standby(gpu, live, sizing.standby(live)));
+            standby[model] = pacing.standby(gpu, live, sizing.standby(live));
             let have = live.coming.unwrap_or(live.share);
             let to = sizing.of_one_with(have);
             if near(have, to) {
                 continue;
             }
-            if to < have && self.keeps(model, have, &terms[model], pacing.keeps_shares(gpu)) {
-                report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
+            if let Some(waiting) = self.keeps(model, have, to, &terms[model], overloaded[gpu]) {
+                report[model] = Verdict::Wait { to, waiting };
                 continue;
             }
-            report[model] = moved(to, live, facts);
+            report[model] = moved(to, self.levels[model], live, facts);
             if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } = report[model] {
                 let at_once = live.standing == Some(to);
                 if !at_once && !pacing.admits(gpu) {
@@ -137,13 +141,18 @@ impl Adaptive {
         Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }
     }
 
-    /// Whether the share of a model that has this one does not shrink now.
-    fn keeps(&self, model: usize, have: Sms, terms: &Terms, overloaded: bool) -> bool {
+    /// Why a model that has this share does not shrink to that one now, if it would.
+    fn keeps(&self, model: usize, have: Sms, to: Sms, terms: &Terms, overloaded: bool) -> Option<Waiting> {
         let Terms { gpu, priority, .. } = *terms;
         let yielding = &self.yielding[gpu];
         let makes_room = yielding.asks(priority) && have > self.levels[model];
-        let generous = self.regimes[gpu].caps() == Caps::Generous;
-        generous && yielding.spares(priority) || overloaded && !makes_room
+        if to >= have {
+            None
+        } else if self.regimes[gpu].caps() == Caps::Generous && yielding.spares(priority) {
+            Some(Waiting::Misses)
+        } else {
+            (overloaded && !makes_room).then_some(Waiting::Overload)
+        }
     }
 
     /// By GPU: whether all demand takes more of it than can be planned for.
@@ -174,8 +183,11 @@ impl Adaptive {
         here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);
     }
 
-    /// Learns from what was seen.
+    /// Learns from what was seen, once.
     pub(super) fn observe(&mut self, terms: &[Terms], facts: &Facts) {
+        if self.learnt.replace(facts.now) == Some(facts.now) {
+            return;
+        }
         for (gpu, &sms) in facts.gpus.iter().enumerate() {
             outlook::observe(&mut self.models, terms, facts, gpu, sms);
             let largest = Outlook::of(&self.models, terms, &facts.shares(), gpu, sms).largest_batches();
@@ -192,19 +204,24 @@ impl Adaptive {
         let here = outlook::on(gpu, terms);
         let loads = here.iter().map(|&model| self.models[model].load_undisturbed());
         let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
+        let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
         let settled = here.iter().all(|&model| {
             let live = &facts.models[model];
-            let wanted = self.sizing(model, terms).of_one_with(live.share);
-            live.held || live.coming.is_none() && near(live.share, wanted)
+            let (have, to) = (live.share, self.sizing(model, terms).of_one_with(live.share));
+            let stays = || near(have, to) || self.keeps(model, have, to, &terms[model], overloaded).is_some();
+            live.held || live.coming.is_none() && stays()
         });
+        let span = here.iter().map(|&model| facts.models[model].seen.span).max().unwrap_or_default();
+        if span.is_zero() {
+            return;
+        }
         if settled {
             let models = &self.models;
             let seen =
                 here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
-            self.regimes[gpu].observe(seen, load);
+            self.regimes[gpu].observe(seen, load, span.as_secs_f64());
         }
         let classes = self.classes(&here, terms, facts, sms);
-        let span = here.iter().map(|&model| facts.models[model].seen.span).max().unwrap_or_default();
         self.yielding[gpu].observe(&classes, span.as_secs_f64(), settled);
         self.lay_out(gpu, terms, sms);
     }
@@ -288,16 +305,23 @@ impl Adaptive {
     }
 }
 
+/// The models, the highest priorities first: who is to wait for others waits for those above him.
+fn by_priority(terms: &[Terms]) -> Vec<usize> {
+    let mut models: Vec<usize> = (0..terms.len()).collect();
+    models.sort_by_key(|&model| terms[model].priority);
+    models
+}
+
 /// Whether the share changed too recently. One since the origin is the one that the worker was started with.
 fn settling(live: &Live, now: Moment) -> bool {
     !live.since.since_origin().is_zero() && now < live.since + DWELL
 }
 
 /// What becomes of a model that has another share than it should have.
-fn moved(to: Sms, live: &Live, facts: &Facts) -> Verdict {
+fn moved(to: Sms, level: Sms, live: &Live, facts: &Facts) -> Verdict {
     let from = live.share;
     // Who stands ready with more than is needed brings it now, and a shadow would take its place.
-    let suits = |standing: Sms| near(standing, to) || to > from && standing > to;
+    let suits = |standing: Sms| near(standing, to) || to > from && standing > to && standing <= level;
     let to = live.standing.filter(|&standing| suits(standing)).unwrap_or(to);
     match live {
         Live { held: true, .. } => Verdict::Wait { to, waiting: Waiting::Held },

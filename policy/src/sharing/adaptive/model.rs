@@ -58,8 +58,8 @@ pub(super) struct Model {
     cheapest: Option<f64>,
     /// The demand for which less than the level was last too little.
     pressed: Option<Pressed>,
-    /// The time of a row on the whole GPU, in seconds, for which capacity and cost were worked out.
-    capacity_of: f64,
+    /// The times of the smallest and the largest batch on the whole GPU, in seconds, for which capacity and cost were worked out.
+    worked_out_for: [f64; 2],
 }
 
 impl Model {
@@ -82,7 +82,7 @@ impl Model {
             capacity,
             cheapest,
             pressed,
-            capacity_of: 0.0,
+            worked_out_for: [0.0; 2],
         };
         new.work_out_capacity(terms);
         new
@@ -118,19 +118,26 @@ impl Model {
     }
 
     fn work_out_capacity(&mut self, terms: &Terms) {
-        let row = if self.curve.known() { self.curve.time(1.0, self.gpu) } else { return };
-        if (row / self.capacity_of.max(1e-12) - 1.0).abs() > MOVED {
+        if !self.curve.known() {
+            return;
+        }
+        let times = [1.0, f64::from(terms.max_batch.max(1))].map(|rows| self.curve.time(rows, self.gpu));
+        let moved = |(now, then): (&f64, &f64)| (now / then.max(1e-12) - 1.0).abs() > MOVED;
+        if times.iter().zip(&self.worked_out_for).any(moved) {
             self.capacity = Capacity::of(terms, &self.curve, Sms(self.gpu as u32));
             let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
             self.cheapest = costs.reduce(f64::min);
-            self.capacity_of = row;
+            self.worked_out_for = times;
         }
     }
 
-    /// Less than the level turned out to be too little.
+    /// Less than the level turned out to be too little. It is known for as long as it was before if that is not over yet: an order that cannot
+    /// be carried out is given again and again.
     pub(super) fn press(&mut self) {
+        let now = self.demand.observed();
         let mut lasting = self.pressed.map_or_else(Lasting::default, |pressed| pressed.lasting);
-        let until = self.demand.observed() + lasting.again();
+        let last = self.pressed.map(|pressed| pressed.until).filter(|&until| now < until);
+        let until = last.unwrap_or_else(|| now + lasting.again());
         self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0, lasting, until });
     }
 
@@ -172,6 +179,17 @@ impl Model {
     /// The same, if what batches take longer than its profile says is the neighbours' fault.
     pub(super) fn load_undisturbed(&self) -> f64 {
         self.load().unwrap_or(0.0) / self.curve.scale().max(1.0)
+    }
+
+    /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
+    /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
+    /// More than the whole GPU executes takes no more of it.
+    pub(super) fn needs(&self, terms: &Terms) -> f64 {
+        let rate = self.capacity.limit().map_or(self.demand.rate(), |limit| self.demand.rate().min(limit));
+        let least = self.cheapest.unwrap_or(0.0);
+        let cost_at = |share: Sms| self.batching(terms, f64::from(share.0), 1.0).cost();
+        let there = self.share_for(rate).and_then(cost_at).unwrap_or(least);
+        rate * least.midpoint(there.max(least))
     }
 
     /// The seconds for which a request alone executes on so many SMs; nothing while nothing is known.

@@ -95,7 +95,7 @@ impl<'a> Outlook<'a> {
     }
 }
 
-/// The part of everybody's demand that there is room for, by priority, the same within one. The first priority is
+/// The part of everybody's demand that there is room for beside what higher ones need, the same within a priority. The first is
 /// let in whole: what it cannot carry is too late by itself.
 fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) -> Vec<f64> {
     let first = here.iter().map(|&model| terms[model].priority).min();
@@ -104,7 +104,7 @@ fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) ->
     }
     let mut loads: BTreeMap<u32, f64> = BTreeMap::new();
     for &model in here {
-        *loads.entry(terms[model].priority).or_default() += models[model].load().unwrap_or(0.0);
+        *loads.entry(terms[model].priority).or_default() += models[model].needs(&terms[model]);
     }
     let mut parts: BTreeMap<u32, f64> = BTreeMap::new();
     for (&priority, &load) in &loads {

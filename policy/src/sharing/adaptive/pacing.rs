@@ -12,18 +12,12 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    pub(super) fn of(overloaded: Vec<bool>, terms: &[Terms], facts: &Facts) -> Self {
-        let mut gpus: Vec<(bool, bool)> =
-            overloaded.into_iter().map(|overloaded| (overloaded, false)).collect();
+    pub(super) fn of(overloaded: &[bool], terms: &[Terms], facts: &Facts) -> Self {
+        let mut gpus: Vec<(bool, bool)> = overloaded.iter().map(|&overloaded| (overloaded, false)).collect();
         for (terms, live) in terms.iter().zip(&facts.models) {
             gpus[terms.gpu].1 |= live.coming.is_some();
         }
         Self { gpus }
-    }
-
-    /// Whether nobody's share should shrink there: he would want it back at once, while all execute all the time anyway.
-    pub(super) fn keeps_shares(&self, gpu: usize) -> bool {
-        self.gpus[gpu].0
     }
 
     /// Whether a hand-over may begin there now for which a worker must start; if so, one does.
@@ -50,7 +44,7 @@ mod tests {
     fn pacing(overloaded: bool, coming: Option<Sms>) -> Pacing {
         let one = Live { coming, ..live(Sms(40)) };
         let facts = Facts { now: Moment::default(), gpus: vec![Sms(132); 2], models: vec![one] };
-        Pacing::of(vec![overloaded, false], &[terms("a", 50)], &facts)
+        Pacing::of(&[overloaded, false], &[terms("a", 50)], &facts)
     }
 
     #[test]
@@ -60,11 +54,6 @@ mod tests {
         assert!(!pacing(true, Some(Sms(66))).admits(0));
         let mut calm = pacing(false, Some(Sms(66)));
         assert!(calm.admits(0) && calm.admits(0));
-    }
-
-    #[test]
-    fn in_overload_shares_stay() {
-        assert!(pacing(true, None).keeps_shares(0) && !pacing(true, None).keeps_shares(1));
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! Where a GPU divides itself among those who execute, generous caps cost nobody anything, and SMs follow the demand from
 //! batch to batch. Where kernels take turns instead, as on an H200 (docs/measurements/contention.md), short batches are kept
 //! waiting by long ones, and SLOs are missed though there is room for everybody. Which of it a GPU does, only it can
-//! tell: where SLOs are missed for no want of SMs, the other way is tried, and the better one kept.
+//! tell: where SLOs are missed for no want of SMs, the other way is tried, and the better one kept. What was missed for another reason, as in an
+//! outage, may look the same, so that caps that fit are given up after a while, and come back if it was no such thing.
 
 use super::super::Seen;
+use super::lasting::Lasting;
 
 /// Requests miss their SLOs for no want of SMs where all demand, in full batches, takes less than this part of the GPU.
 const ROOM: f64 = 0.8;
@@ -62,7 +64,9 @@ impl Record {
 /// How one GPU is shared, and what came of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Regime {
-    fitting: bool,
+    /// For how many seconds more caps fit; nothing while they are generous.
+    fitting_s: Option<f64>,
+    lasting: Lasting,
     here: Record,
     there: Record,
     doubts: u32,
@@ -73,17 +77,31 @@ pub(super) struct Regime {
 impl Regime {
     pub(super) fn new() -> Self {
         let nothing = Record { arrived: 0.0, missed: 0.0 };
-        Self { fitting: false, here: nothing, there: nothing, doubts: 0, begun: false }
+        let lasting = Lasting::default();
+        Self { fitting_s: None, lasting, here: nothing, there: nothing, doubts: 0, begun: false }
     }
 
     /// The caps to share it with.
     pub(super) fn caps(&self) -> Caps {
-        if self.fitting { Caps::Fitting } else { Caps::Generous }
+        if self.fitting_s.is_some() { Caps::Fitting } else { Caps::Generous }
     }
 
-    /// Learns from an interval in which nobody's share changed: what was seen of each model, and whether the whole GPU would carry it. `load`
-    /// is the part of the GPU that all demand takes at least.
-    pub(super) fn observe<'s>(&mut self, models: impl Iterator<Item = (&'s Seen, bool)>, load: f64) {
+    /// Learns from an interval of so many seconds in which nobody's share changed: what was seen of each model, and whether the whole GPU would
+    /// carry it. `load` is the part of the GPU that all demand takes at least.
+    pub(super) fn observe<'s>(
+        &mut self,
+        models: impl Iterator<Item = (&'s Seen, bool)>,
+        load: f64,
+        span_s: f64,
+    ) {
+        if let Some(left_s) = &mut self.fitting_s {
+            *left_s -= span_s;
+            if *left_s <= 0.0 {
+                (self.fitting_s, self.doubts) = (None, 0);
+                (self.here, self.there) = (Record::default(), self.here);
+                return;
+            }
+        }
         if load >= ROOM || !std::mem::replace(&mut self.begun, true) {
             self.doubts = 0;
             return;
@@ -93,7 +111,7 @@ impl Regime {
             let missed = seen.answered.saturating_sub(seen.in_time) + seen.refused;
             all.add(seen.arrived as f64, missed as f64);
             // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
-            if carried || self.fitting {
+            if carried || self.fitting_s.is_some() {
                 telling.add(seen.arrived as f64, missed as f64);
             }
         }
@@ -101,10 +119,10 @@ impl Regime {
         self.here.add(all.arrived, all.missed);
         let doubtful = telling.arrived >= REQUESTS && telling.missed > MISSED * telling.arrived;
         self.doubts = if doubtful { self.doubts + 1 } else { 0 };
-        let better = if self.fitting { 1.0 } else { BETTER };
+        let better = if self.fitting_s.is_some() { 1.0 } else { BETTER };
         if self.doubts >= INTERVALS && self.there.part() < better * self.here.part() {
             (self.here, self.there, self.doubts) = (self.there, self.here, 0);
-            self.fitting = !self.fitting;
+            self.fitting_s = if self.fitting_s.is_some() { None } else { Some(self.lasting.again()) };
         }
     }
 }
@@ -113,11 +131,13 @@ impl Regime {
 mod tests {
     use super::*;
 
+    const SPAN_S: f64 = 0.5;
+
     /// Intervals of a hundred requests of which so many miss.
     fn observe(regime: &mut Regime, missed: u64, load: f64, intervals: u32) -> Caps {
         let seen = Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
         for _ in 0..intervals {
-            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load);
+            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, SPAN_S);
         }
         regime.caps()
     }
@@ -148,7 +168,7 @@ mod tests {
             assert_eq!(observe(&mut regime, 1, 0.5, 1), Caps::Generous);
         }
         let seen = Seen { arrived: 10, refused: 10, ..Seen::default() };
-        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5));
+        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, SPAN_S));
         assert_eq!(regime.caps(), Caps::Generous, "too few to say anything");
     }
 
@@ -167,10 +187,25 @@ mod tests {
     }
 
     #[test]
+    fn what_looked_like_it_and_was_not_is_forgotten() {
+        let mut regime = begun();
+        observe(&mut regime, 90, 0.5, 4);
+        assert_eq!(observe(&mut regime, 0, 0.5, 239), Caps::Fitting);
+        assert_eq!(observe(&mut regime, 0, 0.5, 1), Caps::Generous, "after two minutes");
+        assert_eq!(observe(&mut regime, 0, 0.5, 1_000), Caps::Generous);
+        let mut regime = begun();
+        observe(&mut regime, 30, 0.5, 4);
+        observe(&mut regime, 0, 0.5, 240);
+        assert_eq!(observe(&mut regime, 30, 0.5, 3), Caps::Generous);
+        assert_eq!(observe(&mut regime, 30, 0.5, 1), Caps::Fitting, "it was no outage");
+        assert_eq!(observe(&mut regime, 0, 0.5, 479), Caps::Fitting);
+    }
+
+    #[test]
     fn who_is_not_carried_is_no_reason_to_try_and_counts_once_it_is_tried() {
         let seen = |missed: u64| Seen { arrived: 100, refused: missed, ..Seen::default() };
         let interval = |regime: &mut Regime, missed: u64| {
-            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5);
+            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, SPAN_S);
             regime.caps()
         };
         let mut regime = begun();

@@ -7,8 +7,14 @@
 
 use super::super::Seen;
 
-/// Who was short of SMs counts as that for so many seconds.
+/// Who was short of SMs counts as that for so many seconds,
 const STAYS_S: f64 = 40.0;
+
+/// and who missed his SLO in one interval for so many: a host hesitates now and then.
+const ONCE_S: f64 = 2.0;
+
+/// It is not once if it comes again within so many seconds.
+const AGAIN_S: f64 = 10.0;
 
 /// Deviations that chance explains.
 const CHANCE: f64 = 3.0;
@@ -23,15 +29,22 @@ pub(super) struct Shortage {
     missing_s: f64,
     /// and as one that fills its batches.
     filling_s: f64,
+    /// For how many seconds more another interval of misses is not the first.
+    warned_s: f64,
 }
 
 impl Shortage {
     /// Learns from an interval, where this part of the requests may miss the SLO and batches may have so many rows.
     pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64, max_batch: u32) {
-        let span_s = seen.span.as_secs_f64();
-        let left = |now: bool, before_s: f64| if now { STAYS_S } else { (before_s - span_s).max(0.0) };
-        self.missing_s = left(misses(seen, may_miss), self.missing_s);
-        self.filling_s = left(fills(seen, max_batch), self.filling_s);
+        let later = |left_s: f64| (left_s - seen.span.as_secs_f64()).max(0.0);
+        self.filling_s = if fills(seen, max_batch) { STAYS_S } else { later(self.filling_s) };
+        (self.missing_s, self.warned_s) = if !misses(seen, may_miss) {
+            (later(self.missing_s), later(self.warned_s))
+        } else if self.warned_s > 0.0 {
+            (STAYS_S, AGAIN_S)
+        } else {
+            (self.missing_s.max(ONCE_S), AGAIN_S)
+        };
     }
 
     /// Whether another model's batches should wait for its sake, who may have the higher priority.
@@ -101,15 +114,28 @@ mod tests {
         assert_eq!(asks(&seen(50, 1, 0.3)), [true, true]);
     }
 
-    #[test]
-    fn who_was_short_counts_as_that_for_a_while() {
+    /// The intervals until nobody asks any more, after these of half a second in which so many missed.
+    fn asks_for(missed: &[u64]) -> Option<u32> {
         let mut shortage = Shortage::default();
         assert!(!shortage.asks(false), "nobody waits before it is known to be of use");
-        shortage.observe(&seen(5, 1, 0.3), 0.01, 16);
-        let over_after = (1..=1_000).find(|_| {
+        missed.iter().for_each(|&missed| shortage.observe(&seen(missed, 1, 0.3), 0.01, 16));
+        (1..=1_000).find(|_| {
             shortage.observe(&seen(0, 1, 0.3), 0.01, 16);
             !shortage.asks(true)
-        });
-        assert_eq!(over_after, Some(80));
+        })
+    }
+
+    #[test]
+    fn who_misses_again_counts_as_short_for_a_while_and_who_missed_once_for_a_moment() {
+        assert_eq!(asks_for(&[5]), Some(4));
+        assert_eq!(asks_for(&[5, 5]), Some(80));
+        let after = |intervals: usize| asks_for(&[&[5][..], &vec![0; intervals], &[5]].concat());
+        assert_eq!([19, 20].map(after), [Some(80), Some(4)]);
+        assert_eq!(asks_for(&[5, 5, 0, 0, 5]), Some(80));
+        assert_eq!(
+            asks_for(&[&[5, 5][..], &[0; 30], &[5]].concat()),
+            Some(50),
+            "the first is not forgotten for it"
+        );
     }
 }

@@ -94,6 +94,11 @@ impl Sizing {
     }
 }
 
+/// The share that carries all that came to a model of late, with head-room; nothing while it is not known what it carries.
+pub(super) fn ample(model: &Model) -> Option<Sms> {
+    model.share_for(model.demand.peak() * HEADROOM)
+}
+
 /// Shares nearer to each other than this, as a factor, are not worth a hand-over.
 const DEAD_BAND: f64 = 1.1;
 

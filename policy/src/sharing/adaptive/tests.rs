@@ -1,5 +1,6 @@
 //! The whole policy, as an executor meets it.
 
+mod learning;
 mod waits;
 
 use proptest::prelude::*;
@@ -316,19 +317,69 @@ fn where_slos_are_missed_for_no_want_of_sms_caps_come_to_fit() {
 
 #[test]
 fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
-    let terms = models(&[1, 2, 3]);
     let shares = [Sms(132), Sms(106), Sms(86)];
-    let admitted = |arrived: &[u64]| {
+    let admitted = |knee: u32, arrived: &[u64]| {
+        let mut terms = models(&[1, 2, 3]);
+        terms[0].profile = Some(profile(2.0, 70.0, knee));
         let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts(arrived, &shares));
         (decision.doors.iter().map(|door| door.admit).collect::<Vec<_>>(), decision.report)
     };
-    assert_eq!(admitted(&[100, 100, 100]).0, [1.0, 1.0, 1.0]);
-    let (parts, report) = admitted(&[300, 300, 300]);
+    assert_eq!(admitted(66, &[100, 100, 100]).0, [1.0, 1.0, 1.0]);
+    let (parts, report) = admitted(66, &[300, 300, 300]);
     assert_eq!(parts[..2], [1.0, 1.0]);
     assert!(parts[2] > 0.05 && parts[2] < 0.9, "{parts:?}");
     assert_eq!(report[2], Verdict::Crowded { percent: (parts[2] * 100.0) as u32 });
-    let (parts, _) = admitted(&[100_000, 300, 300]);
-    assert_eq!(parts, [1.0, 0.0, 0.0], "the first priority is let in whole");
+    let [half, whole] = [66, 132].map(|knee| admitted(knee, &[100_000, 300, 300]).0);
+    assert_eq!([half[0], whole[0]], [1.0; 2], "the first priority is let in whole");
+    assert!(half[1] == 1.0 && half[2] < 0.1, "as many as there may be take half of the GPU: {half:?}");
+    assert!(whole[1] < 0.5 && whole[2] == 0.0, "{whole:?}");
+}
+
+#[test]
+fn in_overload_workers_start_for_the_highest_priorities_first() {
+    let terms = models(&[3, 3, 2, 1]);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let mut facts = facts(&[900; 4], &[Sms(20); 4]);
+    let mut grown = Vec::new();
+    for _ in 0..4 {
+        let changes = pass(&mut policy, &mut facts, &[900; 4], 1);
+        grown.extend(changes.iter().map(|change| change.model));
+    }
+    assert_eq!(grown, [3, 2, 0, 1], "one at a time");
+}
+
+#[test]
+fn who_makes_room_does_not_get_more_because_it_stands_ready() {
+    let standing = Live { standing: Some(GPU), ..live(Sms(34)) };
+    let facts = facts(&[100], &[Sms(34)]);
+    let to = |level: u32| moved(Sms(80), Sms(level), &standing, &facts);
+    assert_eq!(to(132), Verdict::Grow { from: Sms(34), to: GPU });
+    assert_eq!(to(86), Verdict::Grow { from: Sms(34), to: Sms(80) });
+}
+
+#[test]
+fn room_that_helps_is_kept_though_the_first_priority_would_do_with_less_itself() {
+    let terms = models(&[1, 3]);
+    for flood in [300, 3_000] {
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&[100, flood], &[GPU; 2]);
+        let mut suffered = 0;
+        for _ in 0..600 {
+            for (live, arrived) in facts.models.iter_mut().zip([100, flood]) {
+                came(live, arrived, 9);
+            }
+            // Beside all of the other's SMs a tenth are late.
+            facts.models[1].seen.busy = 1.0;
+            if facts.models[1].share > Sms(100) {
+                miss(&mut facts.models[0]);
+                suffered += 1;
+            }
+            facts.now = facts.now + 500 * MS;
+            let decision = policy.decide(&facts);
+            carry_out(&decision, &mut facts);
+        }
+        assert!(suffered < 60, "{suffered} of 600 intervals beside {flood}");
+    }
 }
 
 #[test]
@@ -340,31 +391,15 @@ fn an_slo_that_the_whole_gpu_cannot_keep_is_said() {
     assert_eq!(decision.doors[0].max_batch, 1);
 }
 
-#[test]
-fn a_model_without_a_profile_is_learnt_without_any_hand_over() {
-    let mut terms = models(&[1]);
-    terms[0].profile = None;
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[0], &[GPU]);
-    assert_eq!(policy.decide(&facts).doors[0].max_batch, 16, "as configured");
-    for _ in 0..4 {
-        came(&mut facts.models[0], 100, 30);
-        let decision = policy.decide(&facts);
-        assert_eq!(decision.plan, None);
-        // Batches of four take 30 ms: not many more fit into 50.
-        assert!((3..7).contains(&decision.doors[0].max_batch), "{:?}", decision.doors);
-    }
-}
-
 proptest! {
     #[test]
     fn whatever_comes_every_decision_is_sane_and_a_fixpoint(
         models in prop::collection::vec(
-            (1..4_u32, 0..2_000_u64, 0..2_000_u32, (0.0..101.0_f64, 0..40_u32), any::<bool>()), 1..12
+            (1..4_u32, 0..2_000_u64, 0..2_000_u32, (0.0..101.0_f64, 0..40_u32, 0.0..1.0_f64), any::<bool>()), 1..12
         ),
         span in 0..1_000_u64,
     ) {
-        let terms: Vec<Terms> = models.iter().map(|&(priority, _, slo, (percentile, batch), known)| Terms {
+        let terms: Vec<Terms> = models.iter().map(|&(priority, _, slo, (percentile, batch, _), known)| Terms {
             priority,
             slo: MS * slo,
             percentile,
@@ -374,7 +409,10 @@ proptest! {
         }).collect();
         let arrived: Vec<u64> = models.iter().map(|model| model.1).collect();
         let mut facts = facts(&arrived, &vec![Sms(12); terms.len()]);
-        facts.models.iter_mut().for_each(|live| live.seen.span = MS * span as u32);
+        for (live, &(_, _, _, (_, _, kept), _)) in facts.models.iter_mut().zip(&models) {
+            live.seen.span = MS * span as u32;
+            live.seen.in_time = (live.seen.answered as f64 * kept) as u64;
+        }
         for kind in Kind::ALL {
             let mut policy = Policy::new(kind, &[GPU], &terms).with_our_doors();
             let mut facts = facts.clone();
@@ -389,7 +427,6 @@ proptest! {
             }
             if kind == Kind::Adaptive {
                 carry_out(&decision, &mut facts);
-                facts.models.iter_mut().for_each(|live| live.seen.span = Duration::ZERO);
                 // In overload one change comes after the other.
                 let mut again = policy.decide(&facts);
                 for _ in 0..terms.len() {
@@ -432,6 +469,7 @@ fn a_hundred_models_on_ten_gpus_are_decided() {
     let started = std::time::Instant::now();
     for round in 0..100_u64 {
         came(&mut facts.models[(round % 100) as usize], 40 + round, 9);
+        facts.now = facts.now + 500 * MS;
         assert_eq!(policy.decide(&facts).doors.len(), 100);
     }
     println!("a decision for 100 models on 10 GPUs: {:?}", started.elapsed() / 100);

@@ -47,7 +47,8 @@ pub(in super::super) struct Gpulet {
 /// A model's arrivals, in requests a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate {
-    mean: f64,
+    /// None before anything was observed.
+    mean: Option<f64>,
     /// The highest mean of this epoch.
     highest: f64,
     /// What the partitioning in force was made for.
@@ -74,7 +75,7 @@ impl Gpulet {
             if self.rates.iter().any(Rate::moved) {
                 self.partition(terms, &facts.gpus);
             }
-            self.rates.iter_mut().for_each(|rate| rate.highest = rate.mean);
+            self.rates.iter_mut().for_each(|rate| rate.highest = rate.mean.unwrap_or(0.0));
         }
         self.targets.clone()
     }
@@ -105,8 +106,9 @@ impl Rate {
     fn observe(&mut self, seen: &Seen) {
         if !seen.span.is_zero() {
             let rate = seen.arrived as f64 / seen.span.as_secs_f64();
-            self.mean += RATE_WEIGHT * (rate - self.mean);
-            self.highest = self.highest.max(self.mean);
+            let mean = self.mean.map_or(rate, |mean| mean + RATE_WEIGHT * (rate - mean));
+            self.highest = self.highest.max(mean);
+            self.mean = Some(mean);
         }
     }
 
@@ -223,10 +225,25 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_is_what_came_first_and_then_a_mean() {
+        let planned_for = |rates: &[u64]| {
+            let mut rate = Rate::default();
+            for &came in rates {
+                rate.observe(&facts(0, [came, 0]).models[0].seen);
+            }
+            rate.target()
+        };
+        assert_eq!(planned_for(&[400]), 480.0);
+        assert_eq!(planned_for(&[100]), 150.0, "a slow one has more head-room");
+        assert_eq!(planned_for(&[400, 800]), 720.0);
+        assert_eq!(planned_for(&[]), 0.0);
+    }
+
+    #[test]
     fn nothing_changes_within_an_epoch() {
         let terms = two();
         let mut gpulet = Gpulet::new(&terms);
-        let first = gpulet.decide(&terms, &facts(0, [400, 100]));
+        let first = gpulet.decide(&terms, &facts(0, [400, 10]));
         assert_eq!(gpulet.decide(&terms, &facts(19, [10, 900])), first);
         assert_ne!(gpulet.decide(&terms, &facts(20, [10, 900])), first);
     }

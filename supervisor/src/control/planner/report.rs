@@ -207,6 +207,7 @@ fn reason(waiting: &Waiting, now: Moment) -> String {
         Waiting::Overload => {
             "the GPU is overloaded: workers warm up there one at a time, and no share shrinks".to_owned()
         }
+        Waiting::Misses => "SLOs are missed among the priorities that others make room for".to_owned(),
     }
 }
 
@@ -235,6 +236,7 @@ mod tests {
             (waiting(Waiting::Handover), "wait", "under way"),
             (waiting(Waiting::Held), "wait", "held"),
             (waiting(Waiting::Overload), "wait", "overloaded"),
+            (waiting(Waiting::Misses), "wait", "SLOs are missed"),
         ] {
             let words = words(&verdict, now);
             assert!(words.contains(said), "{words}");

@@ -57,7 +57,10 @@ fn batches_do_not_wait_that_make_answers_late() {
     seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS, ..Waits::default() };
     seen.in_time = 130;
     facts.models[1..].iter_mut().for_each(miss);
-    let mut waits = || policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>();
+    let mut waits = || {
+        facts.now = facts.now + 500 * MS;
+        policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>()
+    };
     let [first, second, _, last] = [(); 4].map(|()| waits());
     assert!(first[0] > second[0] && second[0] > Duration::ZERO);
     assert_eq!(last.iter().map(Duration::is_zero).collect::<Vec<_>>(), [true, false, false]);
@@ -72,6 +75,7 @@ fn batches_do_not_wait_whose_clients_ask_less_for_it() {
     facts.models[1..].iter_mut().for_each(miss);
     let mut waiting = Vec::new();
     for _ in 0..30 {
+        facts.now = facts.now + 500 * MS;
         let delays: Vec<Duration> = policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect();
         assert!(!delays[1].is_zero());
         let live = &mut facts.models[0];
