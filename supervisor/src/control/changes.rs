@@ -12,7 +12,7 @@ pub enum Cause {
     Hand,
     /// The policy, as it decides once an interval.
     Policy,
-    /// The policy, as a request would be answered too late while a larger worker stands ready.
+    /// The policy between two decisions, as requests would be answered too late, or more come than the share is for.
     Pressure,
 }
 

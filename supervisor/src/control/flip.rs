@@ -9,6 +9,7 @@ use super::incumbent::Incumbent;
 use super::outcome::Effect;
 use super::resize::Wanted;
 use super::swap::Swap;
+use crate::config::HandoverMode;
 use crate::pipeline::WorkerId;
 
 impl Controller {
@@ -93,7 +94,9 @@ impl Controller {
         let settled = self.coming().is_none() && matches!(self.incumbent, Incumbent::Serving { .. });
         let more = |share: Percent| self.sms(share) > self.sms(self.share);
         let larger = self.ready_share().is_some_and(more) || self.standby.wish.is_some_and(more);
-        let relief = self.context.policy_acts && !self.held && settled && larger;
+        // A new worker after the old one's end would make those wait who are late already.
+        let seamless = self.model.handover == HandoverMode::Shadow;
+        let relief = self.context.policy_acts && !self.held && settled && seamless && larger;
         if relief != self.relief {
             self.relief = relief;
             self.pipeline.set_relief(relief);

@@ -11,7 +11,7 @@ impl Controller {
             (self.share, if seen.share == self.share { seen.since } else { self.now() })
         };
         let standing = Standing {
-            state: if self.stopping.is_some() { ModelState::Stopping } else { self.incumbent.state() },
+            state: self.state(),
             share,
             sms: self.sms(share).0,
             since,
@@ -32,6 +32,15 @@ impl Controller {
             *seen = standing;
             changed
         });
+    }
+
+    /// While the next worker boots, requests wait for it if there was one before.
+    fn state(&self) -> ModelState {
+        match self.incumbent.state() {
+            _ if self.stopping.is_some() => ModelState::Stopping,
+            ModelState::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
+            state => state,
+        }
     }
 
     /// All workers, the one that serves first.

@@ -56,7 +56,7 @@ impl Wait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> Failure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().stats.failed(now.since(self.arrived), now);
+        self.pipeline.state.lock().stats.timed_out(now.since(self.arrived), now);
         let us = timeout.as_micros();
         Failure::TimedOut(format!("the request was not answered within its timeout of {us} us"))
     }
@@ -65,8 +65,8 @@ impl Wait<'_> {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
-            let waited = self.pipeline.now().since(self.arrived);
-            self.pipeline.state.lock().stats.cancelled(waited);
+            let now = self.pipeline.now();
+            self.pipeline.state.lock().stats.cancelled(now.since(self.arrived), now);
         }
     }
 }

@@ -123,6 +123,13 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
+    /// A request was accepted and not answered within its own timeout, `waited` after it came. The policy is told that it missed: a
+    /// client that waits no longer than the SLO hides nothing by that.
+    pub(crate) fn timed_out(&mut self, waited: Duration, now: Moment) {
+        self.recent.refused();
+        self.failed(waited, now);
+    }
+
     /// A request was turned away as it came.
     pub(crate) fn turned_away(&mut self, why: Refusal, now: Moment) {
         self.recent.arrived(now);
@@ -144,10 +151,15 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    /// A request was given up by its client before it was answered, `waited` after it came.
-    pub(crate) fn cancelled(&mut self, waited: Duration) {
+    /// A request was given up by its client before it was answered, `waited` after it came: after its SLO, that was missed.
+    pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
         self.timings.failed(waited);
+        if waited >= self.slo.latency {
+            self.recent.refused();
+            self.settle.missed(now);
+            self.window(now).offered += 1;
+        }
     }
 
     /// The last minute or two.
@@ -201,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_wait_for_a_late_answer_hides_no_miss() {
+        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let mut stats = Stats::new(slo, at(0));
+        let ms = Duration::from_millis;
+        stats.timed_out(ms(15), at(1));
+        stats.cancelled(ms(20), at(1));
+        stats.cancelled(ms(19), at(1));
+        stats.succeeded(&answered_after(10), at(1));
+        assert_eq!(stats.latencies(at(1)).attainment, 1.0 / 3.0);
+        assert_eq!(stats.recent.take(0, at(1)).missed(), 2);
+        assert_eq!((stats.counts.failed, stats.counts.cancelled), (1, 2));
+    }
+
+    #[test]
     fn attainment_counts_what_was_refused_and_forgets_old_windows() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
@@ -211,7 +237,7 @@ mod tests {
         stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
         stats.failed(Duration::from_millis(7), at(2));
         stats.turned_away(Refusal::Door, at(2));
-        stats.cancelled(Duration::from_millis(1));
+        stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();

@@ -8,7 +8,7 @@ use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 
-use crate::scene::{assert_nothing_lost, load, one_echo};
+use crate::scene::{assert_nothing_lost, echo, home, load, one_echo, profile};
 
 /// Late answers are still answers here: a restart takes longer than the SLO allows.
 const SERVE_LATE: &str = "share: {initial: 50%}, queue: {on_late: serve}";
@@ -41,6 +41,22 @@ async fn clients_do_not_see_incumbents_killed() {
         pid = replaced(&server, pid).await.unwrap();
     }
     assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_whose_next_worker_starts_is_restarting() {
+    let home = home(&[echo("echo", &format!("profile: profile.yaml, {SERVE_LATE}"))]).unwrap();
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    let starts = |model: &Model| {
+        incumbent(model).is_some_and(|next| next.pid != pid && next.more["phase"] == "warming")
+    };
+    let model = server.wait_status("echo", "the next worker's start", starts).await.unwrap();
+    assert_eq!(model.state, "restarting");
+    replaced(&server, pid).await.unwrap();
     server.stop().await.unwrap();
 }
 

@@ -230,6 +230,7 @@ impl Planner {
                     }
                 }
                 Err(why) => {
+                    let model = place.map(|place| self.models[place].0.model.name.as_str());
                     tracing::debug!(
                         model,
                         sign,
