@@ -1,7 +1,8 @@
 //! How many requests anything at all could answer in time: the fluid relaxation.
 //!
 //! A request of model m costs its GPU at least `c` SM·ns, spent between its arrival and its deadline
-//! (see [`cheapest`]), and its model's lane at least `e` ns, since a lane runs one batch at a time. Any
+//! (see [`cheapest`]), and its model's lanes at least `e` ns, since a lane runs one batch at a time, and a model has two at most:
+//! while one drains in a hand-over, the next one works. Any
 //! schedule that answers a set of requests therefore yields, by giving each request its part of its
 //! batch, a fluid one: each request gets its `c` within its window, and the GPU never spends more
 //! than its SMs. Fluid schedules may also answer fractions of requests, so their maximum is an upper
@@ -22,8 +23,8 @@
 //! those.
 //!
 //! Valid as long as execution is never faster than the truth profile (a world with noise is bounded by a
-//! profile scaled to its fastest executions) and a model runs one batch at a time: each hand-over whose
-//! drain overlaps the new lane could add that batch, but only where a lane and not the GPU is the limit.
+//! profile scaled to its fastest executions) and no batch executes for as long as lies between two hand-overs of a model, so that
+//! three of its workers never execute at once.
 
 mod cost;
 mod sweep;
@@ -36,6 +37,9 @@ use shadowslice_shared::units::{Moment, Sms};
 use crate::scenario::{Arrival, Scenario};
 pub use cost::{Cost, cheapest};
 use sweep::{Job, lost_work};
+
+/// How many workers of a model execute at once, in a hand-over.
+const LANES: f64 = 2.0;
 
 /// What nothing can exceed.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +83,7 @@ pub fn goodput(scenario: &Scenario, arrivals: &[Arrival], span: Duration) -> Bou
     Bound {
         in_time: whole(answered),
         goodput_rps: per_second(answered),
-        models: models.iter().map(|model| per_second(model.lane_serves)).collect(),
+        models: models.iter().map(|model| per_second(model.lanes_serve)).collect(),
         classes: classes.into_iter().map(class).collect(),
     }
 }
@@ -92,8 +96,8 @@ struct Model {
     arrivals: Vec<Moment>,
     /// Nothing if no request can be answered in time.
     cost: Option<Cost>,
-    /// The most requests that its lane can answer in time.
-    lane_serves: f64,
+    /// The most requests that its lanes can answer in time.
+    lanes_serve: f64,
 }
 
 fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
@@ -108,19 +112,19 @@ fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
         let terms = &served.terms;
         let sms = scenario.gpus.get(terms.gpu).copied().unwrap_or(Sms(0));
         let cost = cheapest(&served.truth.execution, terms.max_batch, terms.max.min(sms), terms.slo);
-        let mut model = Model { gpu: terms.gpu, slo: terms.slo, arrivals, cost, lane_serves: 0.0 };
-        model.lane_serves = lane_serves(&model);
+        let mut model = Model { gpu: terms.gpu, slo: terms.slo, arrivals, cost, lanes_serve: 0.0 };
+        model.lanes_serve = lanes_serve(&model);
         model
     };
     scenario.models.iter().zip(own).map(with_load).collect()
 }
 
-fn lane_serves(model: &Model) -> f64 {
+fn lanes_serve(model: &Model) -> f64 {
     let Some(cost) = &model.cost else {
         return 0.0;
     };
     let jobs: Vec<Job> = model.arrivals.iter().map(|&at| Job::new(at, model.slo, cost.lane_ns)).collect();
-    jobs.len() as f64 - lost_work(&jobs, 1.0) / cost.lane_ns
+    jobs.len() as f64 - lost_work(&jobs, LANES) / cost.lane_ns
 }
 
 /// For each model the requests answered in time when the members are served greedily, by rank and then
@@ -153,7 +157,7 @@ fn greedy(models: &[Model], order: &[(usize, f64)], sms: f64, answered: &mut [f6
     };
     let mut used = 0.0;
     for (index, &(m, cost)) in order.iter().enumerate() {
-        let own = models[m].lane_serves * cost;
+        let own = models[m].lanes_serve * cost;
         let room = if index < all_served { own } else { offered(index + 1) - lost(index + 1) - used };
         let work = own.min(room).max(0.0);
         used += work;

@@ -27,10 +27,10 @@ fn the_cheapest_requests_count_first() {
 }
 
 #[test]
-fn a_lane_runs_one_batch_at_a_time() {
+fn two_lanes_run_one_batch_each_at_a_time() {
     // Plenty of SMs, but no batches.
     let scenario = scenario(100, vec![model(flat(&[10.0]), 1, 20)]);
-    assert_eq!(of(&scenario, &[(0, 0); 5]).in_time, 2);
+    assert_eq!(of(&scenario, &[(0, 0); 5]).in_time, 4);
 }
 
 #[test]
