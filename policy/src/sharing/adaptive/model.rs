@@ -42,6 +42,15 @@ const SHOWN_IN: u32 = 4;
 /// A demand of at least this part of one for which less than the level was too little is as large.
 const AS_LARGE: f64 = 0.6;
 
+/// SMs that a demand is to find free.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    /// For all that is asked for,
+    pub(super) asked: f64,
+    /// and for what of that the whole GPU executes at most: more takes no more of it.
+    pub(super) executed: f64,
+}
+
 /// One model.
 #[derive(Debug, Clone)]
 pub(super) struct Model {
@@ -183,13 +192,14 @@ impl Model {
 
     /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
     /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
-    /// More than the whole GPU executes takes no more of it.
-    pub(super) fn needs(&self, terms: &Terms) -> f64 {
-        let rate = self.capacity.limit().map_or(self.demand.rate(), |limit| self.demand.rate().min(limit));
+    pub(super) fn needs(&self, terms: &Terms) -> Needs {
+        let asked = self.demand.rate();
+        let executed = self.capacity.limit().map_or(asked, |limit| asked.min(limit));
         let least = self.cheapest.unwrap_or(0.0);
         let cost_at = |share: Sms| self.batching(terms, f64::from(share.0), 1.0).cost();
-        let there = self.share_for(rate).and_then(cost_at).unwrap_or(least);
-        rate * least.midpoint(there.max(least))
+        let there = self.share_for(executed).and_then(cost_at).unwrap_or(least);
+        let cost = least.midpoint(there.max(least));
+        Needs { asked: asked * cost, executed: executed * cost }
     }
 
     /// The seconds for which a request alone executes on so many SMs; nothing while nothing is known.

@@ -7,7 +7,7 @@ use shadowslice_shared::units::Sms;
 use super::super::{Door, Facts, Terms, Verdict};
 use super::batching::Batching;
 use super::contention::{Tenant, effective};
-use super::model::Model;
+use super::model::{Model, Needs};
 
 /// The part of a GPU that is planned for. What all models take at least, in full batches, is less than what they
 /// take as requests really come.
@@ -102,15 +102,18 @@ fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) ->
     if here.iter().all(|&model| Some(terms[model].priority) == first) {
         return vec![1.0; here.len()];
     }
-    let mut loads: BTreeMap<u32, f64> = BTreeMap::new();
+    let mut classes: BTreeMap<u32, Needs> = BTreeMap::new();
     for &model in here {
-        *loads.entry(terms[model].priority).or_default() += models[model].needs(&terms[model]);
+        let (class, needs) =
+            (classes.entry(terms[model].priority).or_default(), models[model].needs(&terms[model]));
+        class.asked += needs.asked;
+        class.executed += needs.executed;
     }
     let mut parts: BTreeMap<u32, f64> = BTreeMap::new();
-    for (&priority, &load) in &loads {
-        let part = if Some(priority) == first || load <= room { 1.0 } else { room / load };
+    for (&priority, needs) in &classes {
+        let part = if Some(priority) == first || needs.asked <= room { 1.0 } else { room / needs.asked };
         parts.insert(priority, part);
-        room = (room - load).max(0.0);
+        room = (room - needs.executed).max(0.0);
     }
     here.iter().map(|&model| parts[&terms[model].priority]).collect()
 }
