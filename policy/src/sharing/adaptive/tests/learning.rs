@@ -43,7 +43,7 @@ fn what_batches_save_is_learnt_after_single_requests() {
     };
     assert_eq!(admitted(10, 1, 10.0), 1.0);
     // 9.7 ms a batch and 0.3 ms a row: single requests had cost as much as eight do.
-    assert_eq!(admitted(150, 8, 12.1), 1.0);
+    assert_eq!(admitted(150, 6, 11.5), 1.0);
 }
 
 #[test]
