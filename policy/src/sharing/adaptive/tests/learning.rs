@@ -19,33 +19,6 @@ fn a_model_without_a_profile_is_learnt_without_any_hand_over() {
     }
 }
 
-/// Half a second in which so many requests came, in batches of so many rows that took so many ms.
-fn in_batches(live: &mut Live, arrived: u64, rows: u32, ms: f64) {
-    came(live, arrived, 1);
-    let mean = Duration::from_secs_f64(ms / 1e3);
-    live.seen.executed = vec![Executed { rows, count: arrived / u64::from(rows), mean }];
-}
-
-#[test]
-fn what_batches_save_is_learnt_after_single_requests() {
-    let mut terms = models(&[1, 3]);
-    terms[0].profile = None;
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[0, 100], &[GPU; 2]);
-    let mut admitted = |arrived: u64, rows: u32, ms: f64| {
-        let mut admit = 0.0;
-        for _ in 0..40 {
-            in_batches(&mut facts.models[0], arrived, rows, ms);
-            facts.now = facts.now + 500 * MS;
-            admit = policy.decide(&facts).doors[1].admit;
-        }
-        admit
-    };
-    assert_eq!(admitted(10, 1, 10.0), 1.0);
-    // 9.7 ms a batch and 0.3 ms a row: single requests had cost as much as eight do.
-    assert_eq!(admitted(150, 6, 11.5), 1.0);
-}
-
 #[test]
 fn an_order_that_is_not_carried_out_is_no_new_finding() {
     let terms = models(&[1, 1]);
