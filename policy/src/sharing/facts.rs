@@ -89,7 +89,9 @@ pub struct Seen {
     pub span: Duration,
     /// Requests that came, refused ones included.
     pub arrived: u64,
-    /// The same by short slots.
+    /// Rows of all those together.
+    pub rows: u64,
+    /// The requests by short slots.
     pub slots: Slots,
     /// Requests answered.
     pub answered: u64,

@@ -161,6 +161,7 @@ impl Observer {
         Seen {
             span: Duration::from_nanos(span),
             arrived: recent.arrived,
+            rows: recent.arrived,
             slots: slots.take(moment(now)),
             answered: recent.answered,
             in_time: recent.in_time,

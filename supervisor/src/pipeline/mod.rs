@@ -195,9 +195,9 @@ impl Pipeline {
         let (received, took) = (self.clock.now(), began.elapsed());
         let metadata =
             self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
-        let memory = self.store(&inputs, journal.as_ref(), received)?;
-        let stored = self.clock.now();
         let rows = metadata.rows(&inputs);
+        let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
+        let stored = self.clock.now();
         if let Some(journal) = &journal {
             journal.stored(rows, stored.since(received));
         }
@@ -235,6 +235,7 @@ impl Pipeline {
     fn store(
         &self,
         inputs: &[Input],
+        rows: u32,
         journal: Option<&Journal>,
         now: Moment,
     ) -> Result<Reservation, Failure> {
@@ -246,14 +247,14 @@ impl Pipeline {
                 self.name
             );
             note::refused(journal, Refusal::TooLarge);
-            self.state.lock().stats.turned_away(Refusal::TooLarge, now);
+            self.state.lock().stats.turned_away(Refusal::TooLarge, rows, now);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
             note::refused(journal, Refusal::MemoryFull);
-            self.state.lock().stats.turned_away(Refusal::MemoryFull, now);
+            self.state.lock().stats.turned_away(Refusal::MemoryFull, rows, now);
             return Err(Failure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {

@@ -19,6 +19,7 @@ const LONGEST_US: u64 = 60_000_000;
 pub(crate) struct Observer {
     since: Moment,
     arrived: u64,
+    rows: u64,
     slots: SlotCounter,
     answered: u64,
     in_time: u64,
@@ -46,6 +47,7 @@ impl Observer {
         Self {
             since: now,
             arrived: 0,
+            rows: 0,
             slots: SlotCounter::default(),
             answered: 0,
             in_time: 0,
@@ -60,9 +62,10 @@ impl Observer {
         }
     }
 
-    /// A request came, to be refused or not.
-    pub(crate) fn arrived(&mut self, now: Moment) {
+    /// A request of so many rows came, to be refused or not.
+    pub(crate) fn arrived(&mut self, rows: u32, now: Moment) {
         self.arrived += 1;
+        self.rows += u64::from(rows);
         self.slots.note(now);
     }
 
@@ -140,6 +143,7 @@ impl Observer {
         Seen {
             span,
             arrived: self.arrived,
+            rows: self.rows,
             slots: slots.take(now),
             answered: self.answered,
             in_time: self.in_time,
@@ -156,7 +160,7 @@ impl Observer {
 
     fn clear(&mut self, now: Moment) {
         self.since = now;
-        (self.arrived, self.answered, self.in_time, self.refused) = (0, 0, 0, 0);
+        (self.arrived, self.rows, self.answered, self.in_time, self.refused) = (0, 0, 0, 0, 0);
         self.slots.take(now);
         self.most_under_way = 0;
         self.latency_sum = Duration::ZERO;
@@ -187,7 +191,7 @@ mod tests {
     #[test]
     fn each_look_sees_what_came_since_the_last() {
         let mut observer = Observer::new(at(0));
-        (0..5).for_each(|_| observer.arrived(at(0)));
+        (1..=5).for_each(|rows| observer.arrived(rows, at(0)));
         observer.refused();
         [3, 4, 2].iter().for_each(|&requests| observer.under_way(requests));
         observer.note_busy(true, at(20));
@@ -203,7 +207,8 @@ mod tests {
         }
         let seen = observer.take(2, at(100));
         assert_eq!((seen.slots.arrived(), seen.most_under_way), (5.0, 4));
-        assert_eq!((seen.span, seen.arrived, seen.refused, seen.queued), (ms(100), 5, 1, 2));
+        assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
+        assert_eq!((seen.refused, seen.queued), (1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
         assert!(seen.p99_latency.abs_diff(ms(30)) < ms(1), "{:?}", seen.p99_latency);
         assert!((seen.busy - 0.3).abs() < 1e-9, "{}", seen.busy);

@@ -89,7 +89,7 @@ impl State {
             let failure = self.door.failure(refusal, &self.name, &request);
             return Err(self.turn_away(&request, refusal, failure, now));
         }
-        let journal = request.item.journal.clone();
+        let (rows, journal) = (request.rows, request.item.journal.clone());
         if let Err(request) = self.enqueue(request) {
             let why =
                 format!("the queue of model '{}' is full: {} requests wait", self.name, self.queue.len());
@@ -98,7 +98,7 @@ impl State {
         if let Some(journal) = journal {
             journal.queued(now);
         }
-        self.stats.accepted(now);
+        self.stats.accepted(rows, now);
         let (queued, in_flight) = self.pending();
         self.stats.recent.under_way(queued + in_flight);
         self.dispatch(now);
@@ -107,7 +107,7 @@ impl State {
 
     fn turn_away(&mut self, request: &Waiting, refusal: Refusal, failure: Failure, now: Moment) -> Failure {
         note::refused(request.item.journal.as_ref(), refusal);
-        self.stats.turned_away(refusal, now);
+        self.stats.turned_away(refusal, request.rows, now);
         failure
     }
 

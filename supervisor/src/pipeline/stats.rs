@@ -130,16 +130,16 @@ impl Stats {
         self.failed(waited, now);
     }
 
-    /// A request was turned away as it came.
-    pub(crate) fn turned_away(&mut self, why: Refusal, now: Moment) {
-        self.recent.arrived(now);
+    /// A request of so many rows was turned away as it came.
+    pub(crate) fn turned_away(&mut self, why: Refusal, rows: u32, now: Moment) {
+        self.recent.arrived(rows, now);
         self.rejected(why, Duration::ZERO, now);
     }
 
-    /// A request was accepted.
-    pub(crate) fn accepted(&mut self, now: Moment) {
+    /// A request of so many rows was accepted.
+    pub(crate) fn accepted(&mut self, rows: u32, now: Moment) {
         self.counts.accepted += 1;
-        self.recent.arrived(now);
+        self.recent.arrived(rows, now);
     }
 
     /// A request was turned away, `waited` after it came.
@@ -236,7 +236,7 @@ mod tests {
         stats.succeeded(&answered_after(30), at(1));
         stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
         stats.failed(Duration::from_millis(7), at(2));
-        stats.turned_away(Refusal::Door, at(2));
+        stats.turned_away(Refusal::Door, 1, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });

@@ -27,8 +27,10 @@ pub(super) struct Batching<'a> {
     pub(super) terms: &'a Terms,
     pub(super) curve: &'a Curve,
     pub(super) sms: f64,
-    /// Requests a second.
+    /// Rows a second.
     pub(super) rate: f64,
+    /// Rows of a request.
+    pub(super) each: f64,
 }
 
 impl Batching<'_> {
@@ -71,14 +73,14 @@ impl Batching<'_> {
         (rows as u32).max(1)
     }
 
-    /// Requests a second that the largest batches carry, one after the other; none if even one row is too slow.
+    /// Rows a second that the largest batches carry, one after the other; none if even one row is too slow.
     pub(super) fn most(&self) -> f64 {
         let rows = f64::from(self.max());
         let time = self.curve.time(rows, self.sms);
         if time <= self.slo() { rows / time } else { 0.0 }
     }
 
-    /// The SM·s that a request takes in the largest batches; nothing if even one row is too slow.
+    /// The SM·s that a row takes in the largest batches; nothing if even one row is too slow.
     pub(super) fn cost(&self) -> Option<f64> {
         let rows = f64::from(self.max());
         let time = self.curve.time(rows, self.sms);
@@ -86,7 +88,7 @@ impl Batching<'_> {
     }
 
     fn rows_after(&self, delay: f64, max: u32) -> f64 {
-        (1.0 + self.rate * delay).min(f64::from(max))
+        (self.each + self.rate * delay).min(f64::from(max))
     }
 
     /// The line that is true for batches of one row and of the largest.
@@ -117,7 +119,7 @@ mod tests {
     /// 2 ms and 70 ms·SM a row, up to 66 SMs; 50 ms.
     fn with<R>(rate: f64, sms: f64, ask: impl Fn(&Batching) -> R) -> R {
         let curve = Curve::new(Some(&profile(2.0, 70.0, 66).execution));
-        ask(&Batching { terms: &terms("a", 50), curve: &curve, sms, rate })
+        ask(&Batching { terms: &terms("a", 50), curve: &curve, sms, rate, each: 1.0 })
     }
 
     #[test]
@@ -155,7 +157,7 @@ mod tests {
     fn nothing_is_known_without_a_profile_at_first() {
         let curve = Curve::new(None);
         let terms = terms("a", 50);
-        let blind = Batching { terms: &terms, curve: &curve, sms: 20.0, rate: 100.0 };
+        let blind = Batching { terms: &terms, curve: &curve, sms: 20.0, rate: 100.0, each: 1.0 };
         assert_eq!((blind.max(), blind.longest_delay(16)), (16, Duration::ZERO));
         assert_eq!(blind.expected(16, Duration::ZERO), 1);
     }

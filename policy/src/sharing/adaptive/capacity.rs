@@ -15,7 +15,7 @@ const STEP: f64 = 1.12;
 /// More SMs that carry less than this many times as much are past the knee.
 const KNEE: f64 = 1.08;
 
-/// Shares, and what the model carries there in requests a second within its SLO. Both ascend.
+/// Shares, and what the model carries there in rows a second within its SLO. Both ascend.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Capacity(Vec<(Sms, f64)>);
 
@@ -23,7 +23,7 @@ impl Capacity {
     pub(super) fn of(terms: &Terms, curve: &Curve, gpu: Sms) -> Self {
         let mut points: Vec<(Sms, f64)> = Vec::new();
         for sms in grid(terms.min, terms.max.min(gpu).max(terms.min)) {
-            let batching = Batching { terms, curve, sms: f64::from(sms.0), rate: 0.0 };
+            let batching = Batching { terms, curve, sms: f64::from(sms.0), rate: 0.0, each: 1.0 };
             let carried = FULL * batching.most();
             match points.last() {
                 Some(&(_, before)) if carried <= before * KNEE => {}
@@ -50,7 +50,7 @@ impl Capacity {
         self.most().map(|most| most / FULL)
     }
 
-    /// The smallest share that carries so many requests a second, or the largest that is of use.
+    /// The smallest share that carries so many rows a second, or the largest that is of use.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
         let index = self.0.partition_point(|&(_, carried)| carried < rate);
         self.0.get(index).or(self.0.last()).map(|&(sms, _)| sms)

@@ -47,6 +47,9 @@ const TELLING: usize = 6;
 /// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
 const BURST_MEMORY: f64 = 60.0;
 
+/// Half of how large requests were is forgotten after about two thirds of this time, in seconds.
+const ROWS_MEMORY: f64 = 5.0;
+
 /// Standard deviations by which what was seen may be off by chance.
 const UNSURE: f64 = 2.0;
 
@@ -82,11 +85,27 @@ pub(super) struct Demand {
     dispersion: f64,
     /// The largest of those, forgotten slowly.
     bursts: f64,
+    sizes: Sizes,
+}
+
+/// Requests of late and their rows.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Sizes {
+    requests: f64,
+    rows: f64,
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { window: VecDeque::new(), rate: 0.0, peak: 0.0, observed: 0.0, dispersion: 1.0, bursts: 1.0 }
+        Self {
+            window: VecDeque::new(),
+            rate: 0.0,
+            peak: 0.0,
+            observed: 0.0,
+            dispersion: 1.0,
+            bursts: 1.0,
+            sizes: Sizes::default(),
+        }
     }
 }
 
@@ -101,6 +120,7 @@ impl Demand {
         }
         self.window.push_back(Interval { came: seen.arrived as f64, seconds: span, slots: seen.slots });
         self.forget();
+        self.sizes.observe(seen);
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
         self.dispersion = self.spread().max(1.0);
@@ -211,6 +231,23 @@ impl Demand {
     pub(super) fn rate(&self) -> f64 {
         self.rate
     }
+
+    /// The rows of so many requests, which are as large as those of late.
+    pub(super) fn rows(&self, requests: f64) -> f64 {
+        let Sizes { requests: came, rows } = self.sizes;
+        requests * if came > 0.0 { (rows / came).max(1.0) } else { 1.0 }
+    }
+}
+
+impl Sizes {
+    fn observe(&mut self, seen: &Seen) {
+        if seen.arrived == 0 {
+            return;
+        }
+        let left = (-seen.span.as_secs_f64() / ROWS_MEMORY).exp();
+        self.requests = self.requests * left + seen.arrived as f64;
+        self.rows = self.rows * left + seen.rows as f64;
+    }
 }
 
 /// Requests and seconds.
@@ -251,6 +288,18 @@ mod tests {
         assert!((demand.rate() - 101.2).abs() < 1.0, "{}", demand.rate());
         assert_eq!(demand.window.len(), 60);
         assert_eq!(demand.dispersion, 1.0);
+    }
+
+    #[test]
+    fn how_large_requests_are_is_known_soon() {
+        let mut demand = Demand::default();
+        let mut see = |arrived: u64, rows: u64| {
+            demand.observe(&Seen { span: Duration::from_millis(500), arrived, rows, ..Seen::default() });
+            demand.rows(2.0)
+        };
+        assert_eq!([see(0, 0), see(10, 10), see(0, 0)], [2.0; 3]);
+        let after: Vec<f64> = (0..20).map(|_| see(10, 160)).collect();
+        assert!(after.is_sorted() && after[0] < 20.0 && after[19] > 27.0, "{after:?}");
     }
 
     #[test]

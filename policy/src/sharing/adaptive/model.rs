@@ -63,7 +63,7 @@ pub(super) struct Model {
     idling: Idling,
     gpu: f64,
     capacity: Capacity,
-    /// The SM·s that a request takes at least, in full batches that keep the SLO; nothing where none does.
+    /// The SM·s that a row takes at least, in full batches that keep the SLO; nothing where none does.
     cheapest: Option<f64>,
     /// The demand for which less than the level was last too little.
     pressed: Option<Pressed>,
@@ -159,30 +159,31 @@ impl Model {
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while
     /// nothing is known.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {
-        self.capacity.share_for(rate)
+        self.capacity.share_for(self.demand.rows(rate))
     }
 
     /// The requests a second that so many SMs carry; nothing where more would be of no use, or where nothing is known.
     pub(super) fn carried_by(&self, share: Sms) -> Option<f64> {
-        self.capacity.of_less(share)
+        self.capacity.of_less(share).map(|rows| rows / self.demand.rows(1.0))
     }
 
     /// Whether the whole GPU would carry its demand, if what batches take longer than its profile says is the neighbours' fault; true
     /// while nothing is known.
     pub(super) fn could_be_carried(&self) -> bool {
-        let rate = self.demand.rate() / self.curve.scale().max(1.0);
-        self.capacity.most().is_none_or(|most| rate <= most)
+        let rows = self.demand.rows(self.demand.rate()) / self.curve.scale().max(1.0);
+        self.capacity.most().is_none_or(|most| rows <= most)
     }
 
     /// Its batches when it has so many SMs and a part of its demand is let in.
     pub(super) fn batching<'a>(&'a self, terms: &'a Terms, sms: f64, admit: f64) -> Batching<'a> {
-        Batching { terms, curve: &self.curve, sms, rate: self.demand.rate() * admit }
+        let (rate, each) = (self.demand.rows(self.demand.rate() * admit), self.demand.rows(1.0));
+        Batching { terms, curve: &self.curve, sms, rate, each }
     }
 
     /// The SMs that its demand takes at least, in full batches that keep its SLO; nothing where none does, or
     /// where nothing is known.
     pub(super) fn load(&self) -> Option<f64> {
-        self.cheapest.map(|cost| self.demand.rate() * cost)
+        self.cheapest.map(|cost| self.demand.rows(self.demand.rate()) * cost)
     }
 
     /// The same, if what batches take longer than its profile says is the neighbours' fault.
@@ -193,18 +194,18 @@ impl Model {
     /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
     /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
     pub(super) fn needs(&self, terms: &Terms) -> Needs {
-        let asked = self.demand.rate();
+        let asked = self.demand.rows(self.demand.rate());
         let executed = self.capacity.limit().map_or(asked, |limit| asked.min(limit));
         let least = self.cheapest.unwrap_or(0.0);
         let cost_at = |share: Sms| self.batching(terms, f64::from(share.0), 1.0).cost();
-        let there = self.share_for(executed).and_then(cost_at).unwrap_or(least);
+        let there = self.capacity.share_for(executed).and_then(cost_at).unwrap_or(least);
         let cost = least.midpoint(there.max(least));
         Needs { asked: asked * cost, executed: executed * cost }
     }
 
     /// The seconds for which a request alone executes on so many SMs; nothing while nothing is known.
     pub(super) fn time_of_one(&self, sms: f64) -> Option<f64> {
-        self.curve.known().then(|| self.curve.time(1.0, sms))
+        self.curve.known().then(|| self.curve.time(self.demand.rows(1.0), sms))
     }
 
     /// Whether it cannot keep its SLO even with the whole GPU to itself.

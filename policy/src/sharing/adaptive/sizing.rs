@@ -149,6 +149,26 @@ mod tests {
     }
 
     #[test]
+    fn a_request_of_many_rows_is_as_many() {
+        let terms = Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
+        let of = |arrived: u64, rows: u64| {
+            let mut model = Model::new(&terms, Sms(132));
+            for _ in 0..12 {
+                let mut live = arrivals(arrived);
+                live.seen.rows = rows;
+                model.observe(&terms, &live, None);
+            }
+            let share = Sizing::of(&model, &terms, LEVEL).target;
+            (share, model.load(), model.could_be_carried(), model.carried_by(Sms(40)))
+        };
+        let (share, load, carried, at_most) = of(15, 120);
+        let (of_single, load_of_single, _, rows_at_most) = of(120, 120);
+        assert_eq!((share, load, carried), (of_single, load_of_single, true));
+        assert_eq!(at_most, rows_at_most.map(|rows| rows / 8.0), "the watch counts requests");
+        assert!(!of(1_000, 16_000).2);
+    }
+
+    #[test]
     fn it_moves_only_when_it_is_off_by_much() {
         let sizing = sizing(&[120; 12], true);
         assert_eq!(sizing.of_one_with(sizing.target), sizing.target);

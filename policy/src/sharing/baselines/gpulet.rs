@@ -105,7 +105,7 @@ impl Gpulet {
 impl Rate {
     fn observe(&mut self, seen: &Seen) {
         if !seen.span.is_zero() {
-            let rate = seen.arrived as f64 / seen.span.as_secs_f64();
+            let rate = seen.rows as f64 / seen.span.as_secs_f64();
             let mean = self.mean.map_or(rate, |mean| mean + RATE_WEIGHT * (rate - mean));
             self.highest = self.highest.max(mean);
             self.mean = Some(mean);
@@ -206,7 +206,7 @@ mod tests {
     fn facts(seconds: u64, rates: [u64; 2]) -> Facts {
         let model = |rate: u64| {
             let mut live = live(Sms(40));
-            live.seen.arrived = rate / 2;
+            (live.seen.arrived, live.seen.rows) = (rate / 2, rate / 2);
             live
         };
         Facts {
