@@ -1,5 +1,7 @@
 //! For how long what was found out is taken for true.
 
+use super::loads::Loads;
+
 /// The first time, in seconds; each time that it is found out again twice as long,
 const FIRST_S: f64 = 120.0;
 
@@ -18,6 +20,37 @@ impl Lasting {
         let seconds = (FIRST_S * 2_f64.powi(self.times)).min(LONGEST_S);
         self.times = self.times.saturating_add(1);
         seconds
+    }
+}
+
+/// What was found out under some loads: true for a while, and then until they change; for an hour more at most.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Finding {
+    lasting: Lasting,
+    left_s: f64,
+    under: Option<Loads>,
+}
+
+impl Finding {
+    /// It was found out, once more perhaps.
+    pub(super) fn again(&mut self, loads: &Loads) {
+        (self.left_s, self.under) = (self.lasting.again(), Some(loads.clone()));
+    }
+
+    /// So many seconds are over.
+    pub(super) fn age(&mut self, seconds: f64) {
+        self.left_s -= seconds;
+    }
+
+    /// It is true no longer.
+    pub(super) fn forget(&mut self) {
+        self.under = None;
+    }
+
+    /// Whether it is still true under these loads.
+    pub(super) fn holds(&self, loads: &Loads) -> bool {
+        let alike = |under: &Loads| self.left_s > -LONGEST_S && under.is_like(loads);
+        self.under.as_ref().is_some_and(|under| self.left_s > 0.0 || alike(under))
     }
 }
 

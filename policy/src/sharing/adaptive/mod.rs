@@ -30,6 +30,7 @@ mod idling;
 mod lasting;
 mod layout;
 mod learnt;
+mod loads;
 mod model;
 mod outlook;
 mod pacing;

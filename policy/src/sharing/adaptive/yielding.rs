@@ -4,9 +4,12 @@
 //! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
 //! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
 
+use std::collections::BTreeMap;
+
 use shadowslice_shared::units::Sms;
 
-use super::lasting::Lasting;
+use super::lasting::Finding;
+use super::loads::Loads;
 
 /// A priority asks for little that takes less than this part of the GPU, with those above it.
 const LITTLE: f64 = 0.5;
@@ -81,24 +84,24 @@ impl Record {
 enum State {
     /// Nobody. These priorities have suffered for some intervals.
     Nobody { suffered: Vec<(u32, Record)> },
-    /// Nobody, for so many seconds: it did not help.
-    InVain { left_s: f64 },
     /// Those below this priority, which missed that part before, for so many seconds more at most.
     Tried { priority: u32, before: f64, since: Record, left_s: f64 },
-    /// Those below it, for so many seconds, unless it is asked for nothing in so many intervals.
-    Helps { priority: u32, left_s: f64, quiet: u32 },
+    /// Those below it, unless it is asked for nothing in so many intervals.
+    Helps { priority: u32, quiet: u32 },
 }
 
 /// Decides who makes room on one GPU.
 #[derive(Debug, Clone)]
 pub(super) struct Yielding {
     state: State,
-    lasting: Lasting,
+    /// What trials found out, by the priority for whose sake they were.
+    findings: BTreeMap<u32, Finding>,
+    loads: Loads,
 }
 
 impl Yielding {
     pub(super) fn new() -> Self {
-        Self { state: State::nobody(), lasting: Lasting::default() }
+        Self { state: State::nobody(), findings: BTreeMap::new(), loads: Loads::default() }
     }
 
     /// The most that a model of this priority may have of a GPU with so many SMs.
@@ -114,7 +117,7 @@ impl Yielding {
     pub(super) fn asks(&self, priority: u32) -> bool {
         match self.state {
             State::Tried { priority: above, .. } | State::Helps { priority: above, .. } => priority > above,
-            State::Nobody { .. } | State::InVain { .. } => false,
+            State::Nobody { .. } => false,
         }
     }
 
@@ -125,17 +128,16 @@ impl Yielding {
             State::Tried { priority: lowest, .. } | State::Helps { priority: lowest, .. } => {
                 priority <= lowest
             }
-            State::InVain { .. } => false,
         }
     }
 
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; highest priorities first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
+        self.loads.observe(classes.iter().map(|class| (class.priority, class.load)), span_s);
+        self.findings.values_mut().for_each(|finding| finding.age(span_s));
         let class = |of: u32| classes.iter().find(|class| class.priority == of);
         self.state = match &self.state {
-            State::Nobody { suffered } => of_nobody(suffered, classes),
-            &State::InVain { left_s } if left_s > span_s => State::InVain { left_s: left_s - span_s },
-            State::InVain { .. } => State::nobody(),
+            State::Nobody { suffered } => self.of_nobody(suffered, classes),
             &State::Tried { priority, before, mut since, left_s } => {
                 if let Some(class) = class(priority).filter(|_| settled) {
                     since.add(class);
@@ -143,46 +145,52 @@ impl Yielding {
                 let left_s = left_s - span_s;
                 if since.intervals < INTERVALS && left_s > 0.0 {
                     State::Tried { priority, before, since, left_s }
-                } else if since.intervals == INTERVALS && since.part() < BETTER * before {
-                    State::Helps { priority, left_s: self.lasting.again(), quiet: 0 }
                 } else {
-                    State::InVain { left_s: self.lasting.again() }
+                    self.findings.entry(priority).or_default().again(&self.loads);
+                    let helps = since.intervals == INTERVALS && since.part() < BETTER * before;
+                    if helps { State::Helps { priority, quiet: 0 } } else { State::nobody() }
                 }
             }
-            &State::Helps { priority, left_s, quiet } => {
+            &State::Helps { priority, quiet } => {
                 let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
-                let (quiet, left_s) = (if asked { 0 } else { quiet + 1 }, left_s - span_s);
-                if left_s > 0.0 && quiet < INTERVALS {
-                    State::Helps { priority, left_s, quiet }
-                } else {
-                    State::nobody()
+                let quiet = if asked { 0 } else { quiet + 1 };
+                if quiet == INTERVALS {
+                    self.findings.entry(priority).or_default().forget();
                 }
+                if self.is_known(priority) { State::Helps { priority, quiet } } else { State::nobody() }
             }
         };
+    }
+
+    /// Whether what a trial for the sake of this priority found out is still true.
+    fn is_known(&self, priority: u32) -> bool {
+        self.findings.get(&priority).is_some_and(|finding| finding.holds(&self.loads))
+    }
+
+    /// What becomes of a GPU on which nobody makes room, after an interval. For the sake of whom that was in vain nothing is tried.
+    fn of_nobody(&self, suffered: &[(u32, Record)], classes: &[Class]) -> State {
+        let before =
+            |of: u32| suffered.iter().find(|(priority, _)| *priority == of).map(|(_, record)| *record);
+        let after = |class: &Class| {
+            let mut record = before(class.priority).unwrap_or_default();
+            record.add(class);
+            (record.score > 0.0).then_some((class.priority, record))
+        };
+        let may_help = |class: &&Class| !self.is_known(class.priority);
+        let suffered: Vec<(u32, Record)> = classes.iter().filter(may_help).filter_map(after).collect();
+        match suffered.iter().find(|(_, record)| record.score >= f64::from(INTERVALS)) {
+            Some(&(priority, record)) => {
+                let (before, since) = (record.part(), Record::default());
+                State::Tried { priority, before, since, left_s: TRIAL_S }
+            }
+            None => State::Nobody { suffered },
+        }
     }
 }
 
 impl State {
     fn nobody() -> Self {
         Self::Nobody { suffered: Vec::new() }
-    }
-}
-
-/// What becomes of a GPU on which nobody makes room, after an interval.
-fn of_nobody(suffered: &[(u32, Record)], classes: &[Class]) -> State {
-    let before = |priority: u32| suffered.iter().find(|(of, _)| *of == priority).map(|(_, record)| *record);
-    let after = |class: &Class| {
-        let mut record = before(class.priority).unwrap_or_default();
-        record.add(class);
-        (record.score > 0.0).then_some((class.priority, record))
-    };
-    let suffered: Vec<(u32, Record)> = classes.iter().filter_map(after).collect();
-    match suffered.iter().find(|(_, record)| record.score >= f64::from(INTERVALS)) {
-        Some(&(priority, record)) => {
-            let (before, since) = (record.part(), Record::default());
-            State::Tried { priority, before, since, left_s: TRIAL_S }
-        }
-        None => State::Nobody { suffered },
     }
 }
 
@@ -213,8 +221,21 @@ mod tests {
         assert_eq!([1, 2].map(|priority| yielding.spares(priority)), [true, false]);
         assert!(observe(&mut yielding, first(10.0), 1));
         assert_eq!([1, 2].map(|priority| yielding.most(priority, Sms(132))), [Sms(132), Sms(86)]);
-        assert!(observe(&mut yielding, first(1.0), 8 + 239), "it helps");
-        assert!(!observe(&mut yielding, first(1.0), 1), "for two minutes");
+        assert!(observe(&mut yielding, first(1.0), 8 + 5_000), "it helps");
+    }
+
+    #[test]
+    fn room_that_helped_is_given_back_once_the_load_is_another() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, first(10.0), 8);
+        let more = Class { load: 0.3, ..first(1.0) };
+        assert!(observe(&mut yielding, first(1.0), 8));
+        assert!(observe(&mut yielding, more, 239), "within two minutes nothing is tried again");
+        assert!(!observe(&mut yielding, more, 1));
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, first(10.0), 8);
+        assert!(observe(&mut yielding, first(1.0), 8 + 239 + 7_200));
+        assert!(!observe(&mut yielding, first(1.0), 1), "an hour later it is looked at again");
     }
 
     #[test]
@@ -257,6 +278,19 @@ mod tests {
     }
 
     #[test]
+    fn what_was_in_vain_for_one_priority_may_help_another() {
+        let mut yielding = Yielding::new();
+        let second = Class { priority: 2, ..first(10.0) };
+        let mut see = |missed: f64, intervals: u32| {
+            (0..intervals).for_each(|_| yielding.observe(&[first(missed), second], SPAN_S, true));
+            [2, 3].map(|priority| yielding.asks(priority))
+        };
+        assert_eq!(see(0.0, 8), [false, true]);
+        assert_eq!(see(0.0, 8), [false, false], "it did not help the second");
+        assert_eq!(see(10.0, 8), [true, true]);
+    }
+
+    #[test]
     fn what_does_not_help_is_not_kept_and_tried_again_later() {
         let mut yielding = Yielding::new();
         observe(&mut yielding, first(10.0), 8);
@@ -265,8 +299,9 @@ mod tests {
         }
         assert!(observe(&mut yielding, first(8.0), 7), "nothing counts before all have their shares");
         assert!(!observe(&mut yielding, first(8.0), 1));
-        assert!(!observe(&mut yielding, first(10.0), 240 + 7));
-        assert!(observe(&mut yielding, first(10.0), 1));
+        assert!(!observe(&mut yielding, first(10.0), 5_000), "where nothing changes");
+        let more = Class { load: 0.3, ..first(10.0) };
+        assert!((0..100).any(|_| observe(&mut yielding, more, 1)), "but where more is asked for");
     }
 
     #[test]
