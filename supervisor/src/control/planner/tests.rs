@@ -170,10 +170,21 @@ fn a_hand_over_that_was_taken_back_rests_too() {
         stall_total_us: 0.0,
     };
     reply.send(Ok(report)).unwrap();
-    rig.standings[0].send_modify(|standing| standing.handovers.rolled_back = 1);
+    rig.standings[0].send_modify(|standing| standing.changes.by_policy.rolled_back = 1);
     let why = rig.decide().swap_remove(0).not_ordered.unwrap();
     assert!(why.contains("probation"), "{why}");
     assert!(rig.ordered(0).is_none());
+}
+
+#[test]
+fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
+    let mut rig = Rig::new("policy: equal");
+    rig.standings[0].send_modify(|standing| {
+        standing.handovers.rolled_back = 1;
+        standing.changes.by_hand.rolled_back = 1;
+    });
+    assert_eq!(rig.decide().swap_remove(0).not_ordered, None);
+    assert!(rig.ordered(0).is_some());
 }
 
 #[test]
