@@ -36,11 +36,21 @@ pub(crate) fn wait_until(deadline_ns: u64, socket: impl AsFd) -> Result<(), Hung
         if left == 0 {
             return Ok(());
         }
-        let mut watched = [PollFd::new(&socket, PollFlags::RDHUP)];
-        match poll(&mut watched, Some(&timespec(left))) {
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) | Err(_) => return Err(HungUp),
-        }
+        hears_within(left, &socket)?;
+    }
+}
+
+/// Fails if nothing more can come from the socket's other end.
+pub(crate) fn still_wanted(socket: impl AsFd) -> Result<(), HungUp> {
+    hears_within(0, &socket)
+}
+
+/// Waits for so many nanoseconds at most.
+fn hears_within(ns: u64, socket: &impl AsFd) -> Result<(), HungUp> {
+    let mut watched = [PollFd::new(socket, PollFlags::RDHUP)];
+    match poll(&mut watched, Some(&timespec(ns))) {
+        Ok(0) | Err(Errno::INTR) => Ok(()),
+        Ok(_) | Err(_) => Err(HungUp),
     }
 }
 
@@ -55,7 +65,9 @@ mod tests {
         let deadline = now_ns() + 2_000_000;
         assert_eq!(wait_until(deadline, &ours), Ok(()));
         assert!(now_ns() >= deadline);
+        assert_eq!(still_wanted(&ours), Ok(()));
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(wait_until(u64::MAX, &ours), Err(HungUp));
+        assert_eq!(still_wanted(&ours), Err(HungUp));
     }
 }

@@ -16,7 +16,7 @@ use shadowslice_shared::units::Percent;
 use crate::answer::AnswerSlots;
 use crate::device::cuda::{CudaFault, CudaGpu, trials};
 use crate::engine::{Engine, Libraries, Signature};
-use crate::proof::{self, Trial};
+use crate::proof::{self, Trial, Unproven};
 
 /// Room for the answers of one small batch, in bytes.
 const ANSWER_BYTES: u64 = 64 << 20;
@@ -49,6 +49,9 @@ pub enum ProbeError {
     /// The GPU, the library or the model.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The model's first run.
+    #[error(transparent)]
+    Unproven(#[from] Unproven),
     /// The GPU, later.
     #[error("the GPU cannot be probed")]
     Gpu(#[from] CudaFault),
@@ -150,8 +153,9 @@ fn run_once(engine: &mut Engine, signature: &Signature) -> Result<(), ProbeError
     let shape = |shape: &Vec<i64>| shape.iter().skip(1).map(|&axis| axis.max(1)).collect();
     let shapes = signature.inputs.iter().map(|input| shape(&input.shape)).collect();
     let warm_up = WarmUp { batched: true, sizes: vec![1], shapes };
+    let (socket, times) = (None, Vec::new());
     let mut trial =
-        Trial { engine, signature, slots: &slots, answers: &answers, warm_up: &warm_up, times: Vec::new() };
+        Trial { engine, signature, slots: &slots, answers: &answers, warm_up: &warm_up, socket, times };
     Ok(proof::warm(&mut trial, None)?)
 }
 

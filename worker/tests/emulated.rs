@@ -3,12 +3,14 @@
 
 mod support;
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::socket::{Shutdown, shutdown};
 use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
-use shadowslice_shared::boot::{Refusal, WarmUp};
+use shadowslice_shared::boot::{Order, Refusal, WarmUp};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use support::{
@@ -186,6 +188,18 @@ fn a_wrong_answer_is_refused() {
     let refusal = worker.warm(echo_warm_up()).unwrap_err();
     assert!(matches!(&refusal, Refusal::Proof { size: 8, why } if why.contains("`t`")), "{refusal:?}");
     assert_eq!(worker.end().0.code(), Some(1));
+}
+
+#[test]
+fn one_that_nobody_waits_for_proves_nothing() {
+    let file = reference(&echo(), &echo_warm_up());
+    corrupt(&file);
+    let worker = Worker::start(Setup::new(echo()), &file);
+    worker.load().unwrap();
+    shutdown(worker.socket.as_raw_fd(), Shutdown::Write).unwrap();
+    worker.orders.send(Order::Warm(echo_warm_up())).unwrap();
+    assert!(worker.says.recv().is_err(), "it has not come to what it would refuse");
+    assert!(worker.end().0.success());
 }
 
 #[test]

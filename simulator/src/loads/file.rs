@@ -54,11 +54,16 @@ pub enum Wrong {
     TooLong,
 }
 
-/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`.
+/// Spreadsheets write it before the text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`; lines may end as on
+/// other systems.
 pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
     let models: HashMap<&str, usize> =
         names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
     let (mut arrivals, mut before) = (Vec::new(), 0.0);
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || (index == 0 && line == "seconds,model") {

@@ -92,6 +92,12 @@ fn a_file_is_read_line_by_line() {
     let at = |ms, model| Arrival { at: Moment::after_origin(Duration::from_millis(ms)), model };
     assert_eq!(arrivals, [at(0, 0), at(500, 1), at(500, 0)]);
     assert_eq!(read("", NAMES), Ok(vec![]));
+    for marked in [
+        "\u{feff}seconds,model\r\n0,text\r\n0.5,vision\r\n0.5,text\r\n",
+        "\u{feff}0,text\n0.5,vision\n0.5,text",
+    ] {
+        assert_eq!(read(marked, NAMES).as_ref(), Ok(&arrivals), "as spreadsheets write it");
+    }
 }
 
 #[test]

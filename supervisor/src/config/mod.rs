@@ -17,6 +17,7 @@ mod shares;
 mod terms;
 mod tracing;
 mod types;
+mod uneven;
 mod units;
 mod yaml;
 
@@ -45,7 +46,7 @@ struct Context<'a> {
     is_root: bool,
     /// Faults of models' own files.
     file_faults: RefCell<Vec<Fault>>,
-    /// What has no effect.
+    /// What has no effect, or cannot be right, and is no fault.
     notes: RefCell<Vec<Fault>>,
 }
 
@@ -55,9 +56,12 @@ impl Context<'_> {
         self.dir.join(path)
     }
 
-    /// Notes that something has no effect.
+    /// Notes that something has no effect, or cannot be right. What two models' profile says is noted once.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
-        self.notes.borrow_mut().push(value.describe(message));
+        let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub struct Config {
     pub tracing: Option<Tracing>,
     /// What is wrong with the models' own files. `check` refuses it; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
-    /// What was written and has no effect in this configuration.
+    /// What was written and has no effect in this configuration, or cannot be right.
     pub notes: Vec<Fault>,
 }
 

@@ -34,6 +34,8 @@ pub struct Outcomes {
     pub completed: u64,
     /// It was begun, and did not.
     pub aborted: u64,
+    /// It came into force, and was taken back in its probation.
+    pub rolled_back: u64,
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,
     /// From the change of the load to the decision.
@@ -65,6 +67,11 @@ impl Changes {
             Cause::Policy => &mut self.by_policy,
             Cause::Pressure => &mut self.by_pressure,
         }
+    }
+
+    /// The policy's that were taken back.
+    pub(super) fn policys_rolled_back(&self) -> u64 {
+        self.by_policy.rolled_back + self.by_pressure.rolled_back
     }
 
     /// A share came into force.

@@ -80,16 +80,21 @@ impl Controller {
     }
 
     pub(super) fn finish(&mut self, outcome: Outcome) {
+        let cause = self.swap.as_ref().map(|swap| swap.wanted.cause);
+        let outcomes = cause.map(|cause| self.changes.of(cause));
         match outcome {
             Outcome::Kept => {}
             Outcome::RolledBack(reason) => {
                 self.handovers.rolled_back += 1;
+                if let Some(outcomes) = outcomes {
+                    outcomes.rolled_back += 1;
+                }
                 self.not_kept("rolled back", &reason);
             }
             Outcome::Aborted(reason) => {
                 self.handovers.aborted += 1;
-                if let Some(swap) = &self.swap {
-                    self.changes.of(swap.wanted.cause).aborted += 1;
+                if let Some(outcomes) = outcomes {
+                    outcomes.aborted += 1;
                 }
                 self.not_kept("aborted", &reason);
             }
@@ -98,8 +103,8 @@ impl Controller {
     }
 
     fn not_kept(&mut self, outcome: &str, reason: &Reason) {
-        tracing::warn!(model = self.model.name, outcome, %reason, "hand-over failed");
         let report = self.report(outcome, Some(reason.to_string()));
+        tracing::warn!(model = self.model.name, outcome, cause = report.cause, %reason, "hand-over failed");
         self.settling = None;
         self.handovers.last = Some(report.clone());
         let reply = self.swap.as_mut().and_then(|swap| swap.wanted.reply.take());

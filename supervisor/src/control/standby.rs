@@ -3,7 +3,7 @@
 //! ```text
 //!   None ──▶ Starting ──▶ Ready ──▶ a flip or a fail-over makes it the one that serves
 //!    ▲           │          │
-//!    │           ├──────────┴──▶ Leaving, when another share is wanted, or none
+//!    │           ├──────────┴──▶ Leaving, when another share is wanted, or none: while it starts at once
 //!    └───────────┴──▶ Failing, when its start comes to nothing
 //! ```
 //!
@@ -153,11 +153,22 @@ impl Controller {
         self.standby_wanted().and_then(|_| self.standby.obstacle.clone())
     }
 
+    /// Whether the standing worker that starts is to be given up: warming up costs the neighbours. Who is waited for stays.
+    fn starts_in_vain(&self, worker: WorkerId) -> bool {
+        let Some(sms) = self.sms_of(worker) else { return false };
+        let next = self.next.as_ref().is_some_and(|next| self.sms(next.share) == sms);
+        let awaited = next || !matches!(self.incumbent, Incumbent::Serving { .. });
+        let wanted = self.standby_wanted().map(|share| self.sms(share));
+        !awaited && !goes_on(self.model.standby, wanted, sms)
+    }
+
     /// When there is something to do about the standing worker though nothing happens.
     pub(super) fn standby_due(&self) -> Option<Moment> {
         let wanted = self.standby_wanted();
         match self.standby.state {
             State::None { until } => wanted.and(Some(until)).filter(|_| self.may_start_standby()),
+            // Long past: at once.
+            State::Starting { worker, .. } if self.starts_in_vain(worker) => Some(Moment::default()),
             State::Starting { start, .. } => Some(start.until()),
             State::Failing { deadline, .. } => Some(deadline),
             State::Ready { worker, since } => {
@@ -186,6 +197,15 @@ impl Controller {
         }
         match (self.standby.state, self.standby_wanted()) {
             (State::None { .. }, Some(share)) => self.start_standby(share),
+            (State::Starting { worker, .. }, _) if self.starts_in_vain(worker) => {
+                let pid = self.pid(worker);
+                tracing::info!(
+                    model = self.model.name,
+                    pid,
+                    "a standing worker that starts is wanted no more"
+                );
+                self.dismiss_standby();
+            }
             (State::Starting { worker, .. }, _) => {
                 let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";
                 tracing::error!(
@@ -352,5 +372,25 @@ impl Controller {
 
     pub(super) fn sms_of(&self, worker: WorkerId) -> Option<Sms> {
         self.workers.get(&worker).map(|worker| worker.sms)
+    }
+}
+
+/// Whether a worker goes on starting with these SMs. `always` wants a spare, for which any share will do until the next
+/// one comes.
+fn goes_on(mode: Mode, wanted: Option<Sms>, starting: Sms) -> bool {
+    wanted.is_some_and(|sms| sms == starting || mode == Mode::Always)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_starts_with_other_sms_than_are_wanted_goes_on_as_a_spare_only() {
+        let goes_on = |mode, wanted: Option<u32>| goes_on(mode, wanted.map(Sms), Sms(66));
+        for mode in [Mode::Auto, Mode::Always] {
+            assert!(goes_on(mode, Some(66)) && !goes_on(mode, None), "{mode:?}");
+        }
+        assert!(!goes_on(Mode::Auto, Some(26)) && goes_on(Mode::Always, Some(26)));
     }
 }

@@ -2,6 +2,7 @@
 //! would serve it.
 
 mod bench;
+mod output;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -87,6 +88,14 @@ enum ProfileError {
     Share(#[from] NotAShare),
     #[error("what was measured is no profile")]
     Table(#[from] BadTable),
+    #[error(
+        "the profile could not be written to {path}; nothing is measured: make its folder, or give another --output"
+    )]
+    NoOutput {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("{path} cannot be written")]
     Write {
         path: PathBuf,
@@ -116,6 +125,10 @@ pub fn run(options: &Options) -> u8 {
 }
 
 fn measure(options: &Options) -> Result<(), ProfileError> {
+    if let Some(path) = &options.output {
+        output::may_be_written(path)
+            .map_err(|source| ProfileError::NoOutput { path: path.clone(), source })?;
+    }
     let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
     let config = configuration(options, scratch.path())?;

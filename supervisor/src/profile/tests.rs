@@ -1,5 +1,7 @@
-use super::*;
+use clap::Parser;
 use shadowslice_shared::units::Sms;
+
+use super::*;
 
 fn column(sms: u32, ms: &[f64]) -> Column {
     let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
@@ -32,6 +34,23 @@ fn a_written_profile_reads_as_what_was_measured() {
     assert_eq!(profile.start.process, Duration::from_millis(192), "the slowest start");
     file("written.yaml", &yaml::write(&profile, "A comment.\nIn two lines."));
     assert_eq!(config("written.yaml").models[0].profile.as_ref(), Some(&profile));
+}
+
+#[derive(Debug, clap::Parser)]
+struct Command {
+    #[command(flatten)]
+    options: Options,
+}
+
+#[test]
+fn a_profile_that_could_not_be_written_is_not_measured() {
+    let arguments = ["profile", "model.onnx", "--device", "emulated", "-o", "/nowhere/model.yaml"];
+    let options = Command::parse_from(arguments).options;
+    let fault = measure(&options).unwrap_err();
+    assert!(matches!(fault, ProfileError::NoOutput { .. }), "{fault:?}");
+    assert_eq!(fault.code(), exit::UNAVAILABLE);
+    let why = errors::chain(&fault);
+    assert!(why.contains("/nowhere/model.yaml; nothing is measured: make its folder"), "{why}");
 }
 
 #[test]

@@ -42,6 +42,11 @@ pub(super) enum BadLoad {
     Line { path: PathBuf, source: BadLine },
     #[error("{} holds no arrival; give one per line, as in `0.25,digits`", path.display())]
     Empty { path: PathBuf },
+    #[error(
+        "{} holds no arrival before {seconds} s, the first comes at {first} s; give more --seconds, or earlier times",
+        path.display()
+    )]
+    AllLater { path: PathBuf, seconds: f64, first: f64 },
     #[error("the load {0} has more than {MAX_ARRIVALS} arrivals; give fewer --seconds")]
     TooMany(Named),
     #[error("a file holds the arrivals of one load and one seed; give one of each with --write-arrivals")]
@@ -117,12 +122,15 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
     let names = scenario.models.iter().map(|served| served.terms.name.as_str());
     let mut arrivals =
         loads::read(&text, names).map_err(|source| BadLoad::Line { path: path.clone(), source })?;
-    if let Some(seconds) = seconds {
-        let end = Moment::after_origin(Duration::from_secs_f64(seconds));
-        arrivals.retain(|arrival| arrival.at < end);
-    }
-    let last = arrivals.last().map(|last| last.at.since_origin().as_secs_f64());
-    let last = last.ok_or_else(|| BadLoad::Empty { path: path.clone() })?;
+    let at = |arrival: &Arrival| arrival.at.since_origin().as_secs_f64();
+    let ends = arrivals.first().map(at).zip(arrivals.last().map(at));
+    let (first, last) = ends.ok_or_else(|| BadLoad::Empty { path: path.clone() })?;
     // A load that is over at once still has a rate.
-    Ok(Load { arrivals, seconds: seconds.unwrap_or(last.max(1e-3)) })
+    let Some(seconds) = seconds else { return Ok(Load { arrivals, seconds: last.max(1e-3) }) };
+    let end = Moment::after_origin(Duration::from_secs_f64(seconds));
+    arrivals.retain(|arrival| arrival.at < end);
+    if arrivals.is_empty() {
+        return Err(BadLoad::AllLater { path: path.clone(), seconds, first });
+    }
+    Ok(Load { arrivals, seconds })
 }

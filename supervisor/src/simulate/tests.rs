@@ -108,7 +108,13 @@ fn a_file_is_played_and_its_faults_are_named() {
         "{backwards}"
     );
     assert!(fault("1,berta").contains("\"berta\" is no model"));
-    assert!(fault("").contains("holds no arrival"));
+    assert!(fault("").contains("holds no arrival; give one"));
+    let later = errors::chain(&play("2.5,bert\n3,bert", "--seconds 2").unwrap_err());
+    assert!(
+        later.contains("no arrival before 2 s, the first comes at 2.5 s; give more --seconds"),
+        "{later}"
+    );
+    assert!(errors::chain(&play("", "--seconds 2").unwrap_err()).contains("holds no arrival; give one"));
     let missing = simulated(&format!("{MIX} --load /nowhere/load.csv")).unwrap_err();
     assert!(matches!(missing, Fault::Load(BadLoad::Read { .. })));
 }

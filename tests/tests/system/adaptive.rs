@@ -8,6 +8,7 @@ use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 
 use crate::scene::{assert_nothing_lost, echo, load, profile};
+use crate::standby::{in_phase, incumbent, kill};
 
 /// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
 async fn two(controller: &str, first: &str, second: &str) -> Result<Server, Error> {
@@ -84,6 +85,23 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let unknown = server.home().run(&["hold", "nobody"]).await.unwrap();
     assert_eq!(unknown.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("one, two"));
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
+    let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
+    server.said(&["resize", "one", "20%"]).await.unwrap();
+    let parked = |model: &Model| in_phase(model, "parked", "standing").is_some();
+    let model = server.wait_status("one", "a worker that was relieved", parked).await.unwrap();
+    kill(incumbent(&model).unwrap().pid);
+    let taken_back = |model: &Model| model.handovers.rolled_back == 1;
+    server.wait_status("one", "the old share", taken_back).await.unwrap();
+    let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
+    plan(&server, decided + 2).await.unwrap();
+    let log = server.log();
+    assert!(log.contains("outcome=\"rolled back\" cause=\"hand\""), "{log}");
+    assert!(!log.contains("that the policy wants"), "{log}");
     server.stop().await.unwrap();
 }
 

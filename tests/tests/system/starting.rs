@@ -10,11 +10,16 @@ use shadowslice_tests::status::Model;
 use crate::scene::{EMULATED, echo, profile};
 use crate::standby::{CONNECTIONS, Clients, in_phase, incumbent, kill};
 
+/// A model at half of the GPU.
+fn config(dwell: &str, standby: &str) -> String {
+    let more = "profile: profile.yaml, share: {initial: 50%}, queue: {on_late: serve}";
+    let model = echo("echo", &format!("{more}, standby: {standby}"));
+    format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n")
+}
+
 /// A model at half of the GPU that loads for 2 s, and a standing worker of it, which was stopped while it loaded.
 async fn half_started(dwell: &str) -> Result<(Server, Process, i32), Error> {
-    let more = "profile: profile.yaml, share: {initial: 50%}, queue: {on_late: serve}, standby: always";
-    let model = echo("echo", more);
-    let home = Home::with_config(&format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n"))?;
+    let home = Home::with_config(&config(dwell, "always"))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s"))?;
     let server = Server::ready(home).await?;
     let starts = |model: &Model| in_phase(model, "standby", "warming").is_some();
@@ -153,6 +158,22 @@ async fn a_standing_worker_that_starts_serves_in_the_place_of_one_that_was_kille
     server.wait_status("echo", "the next standing worker", next).await.unwrap();
     assert_eq!(started(&server), before + 1, "only that one: {}", server.log());
     go_on(&server, clients).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_nobody_wants_any_more_is_given_up_while_it_starts() {
+    let (server, half, _) = half_started("100ms").await.unwrap();
+    server.home().write("config.yaml", config("100ms", "\"off\"")).unwrap();
+    server.reload().await.unwrap();
+    let given_up = |model: &Model| in_phase(model, "standby", "stopping").is_some();
+    server.wait_status("echo", "that it is given up", given_up).await.unwrap();
+    half.signal(Signal::SIGCONT).unwrap();
+    let alone = |model: &Model| model.workers.len() == 1;
+    let model = server.wait_status("echo", "one worker", alone).await.unwrap();
+    assert!(incumbent(&model).is_some(), "{model:?}");
+    assert!(!server.log().contains("a worker stands ready"), "{}", server.log());
+    assert!(!server.log().contains("ignored its stop"), "{}", server.log());
     server.stop().await.unwrap();
 }
 

@@ -20,7 +20,7 @@ use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
 use crate::device::cuda::pinned;
 use crate::engine::{Engine, Libraries, Signature};
-use crate::proof::{self, Trial};
+use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
 pub use link::Fault;
 use link::Link;
@@ -82,7 +82,10 @@ impl Loaded {
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
-        let warmed = self.parts.prove(self.purpose, &warm_up).map_err(|refusal| self.link.refuse(refusal))?;
+        let warmed = self.parts.prove(self.purpose, &warm_up).map_err(|unproven| match unproven {
+            Unproven::Refused(refusal) => self.link.refuse(refusal),
+            Unproven::HungUp => Fault::SupervisorGone,
+        })?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
         self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
@@ -155,12 +158,13 @@ impl Parts {
     }
 
     /// Runs every batch size, and writes or checks the answers.
-    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Refusal> {
+    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| Refusal::Setup(fault.to_string()))?;
         let (engine, signature) = (&mut self.engine, &self.signature);
         let times = Vec::with_capacity(warm_up.sizes.len());
-        let mut trial = Trial { engine, signature, slots: &self.slots, answers: &answers, warm_up, times };
+        let (slots, socket) = (&self.slots, Some(self.socket.as_fd()));
+        let mut trial = Trial { engine, signature, slots, answers: &answers, warm_up, socket, times };
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         if self.device.gpu().is_some() {

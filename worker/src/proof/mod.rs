@@ -8,7 +8,7 @@ mod made_up;
 mod reference;
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Batch, BatchRequest, Extent, IN_FLIGHT, RunFailure};
@@ -17,7 +17,7 @@ use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
 use shadowslice_shared::tensor::elements;
 
 use crate::answer::AnswerSlots;
-use crate::clock::now_ns;
+use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{Engine, Signature};
 use crate::inputs::Inputs;
 use made_up::Fill;
@@ -36,8 +36,27 @@ pub struct Trial<'a> {
     pub answers: &'a ReadableSlab,
     /// What to run.
     pub warm_up: &'a WarmUp,
+    /// Where it is heard that nobody waits for the end any more; `None` where somebody does.
+    pub socket: Option<BorrowedFd<'a>>,
     /// How long each size executed.
     pub times: Vec<WarmTime>,
+}
+
+/// Why a worker is not proven.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproven {
+    /// It cannot run, or answers wrongly.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Nobody waits for it any more.
+    #[error("the supervisor has hung up")]
+    HungUp,
+}
+
+impl From<HungUp> for Unproven {
+    fn from(_: HungUp) -> Self {
+        Self::HungUp
+    }
 }
 
 /// Runs every size, and writes the answers for others to be held against. A model that cannot run on
@@ -67,13 +86,14 @@ fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, Refusal>
 /// Runs every size, in the slot that the trial itself does not use, so that whatever happens only once in a
 /// process has happened: memory taken, kernels loaded and chosen. On the inputs of the reference answers, since
 /// others may be none that the model can run on; without any, on the first that are made up.
-pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Refusal> {
+pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
     let fill = match file {
         Some(file) => read(file)?.fill,
         None => Fill::ALL[0],
     };
     let slot = u8::try_from(IN_FLIGHT - 1).expect("there are a handful of slots");
     for &size in &trial.warm_up.sizes {
+        trial.still_wanted()?;
         trial.run(size, fill, slot)?;
     }
     trial.times.clear();
@@ -85,9 +105,10 @@ fn read(file: &File) -> Result<Reference, Refusal> {
 }
 
 /// Runs every size, and compares the answers with those that were written.
-pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
+pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Unproven> {
     let reference = read(file)?;
     for &size in &trial.warm_up.sizes {
+        trial.still_wanted()?;
         let expected = reference.at(size).filter(|expected| expected.len() == trial.signature.outputs.len());
         let expected = expected.ok_or_else(|| {
             Refusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
@@ -107,6 +128,11 @@ pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
 }
 
 impl Trial<'_> {
+    /// Asked between two sizes: what runs on a GPU keeps others waiting, and is not cut.
+    fn still_wanted(&self) -> Result<(), HungUp> {
+        self.socket.map_or(Ok(()), still_wanted)
+    }
+
     /// Runs one batch of a single request of `size` rows.
     fn run(&mut self, size: u32, fill: Fill, slot: u8) -> Result<Vec<Answer>, Refusal> {
         let (slab, batch) = self.batch(size, fill, slot)?;

@@ -39,8 +39,10 @@ impl Orders {
 
     /// Hears what became of what was ordered.
     pub(super) fn hear(&mut self, model: &str, standing: &Standing, now: Moment) {
-        let taken_back = standing.handovers.rolled_back > self.rolled_back;
-        self.rolled_back = standing.handovers.rolled_back;
+        // What people ordered is no failure of the policy's.
+        let rolled_back = standing.changes.policys_rolled_back();
+        let taken_back = rolled_back > self.rolled_back;
+        self.rolled_back = rolled_back;
         let said = self.under_way.as_mut().map(|(_, outcome)| outcome.try_recv());
         if !matches!(said, Some(Err(oneshot::error::TryRecvError::Empty))) {
             self.under_way = None;

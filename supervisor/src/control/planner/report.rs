@@ -7,6 +7,7 @@ use shadowslice_shared::units::{Moment, Sms};
 
 use super::super::standing::ms;
 use super::{Settings, Sharer};
+use crate::config::OnLate;
 
 /// The last decision.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -109,8 +110,13 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    fn of(door: &Door) -> Self {
+    /// What a door is to a model: one that serves the late turns nobody away, whatever the policy says.
+    fn of(door: &Door, on_late: OnLate) -> Self {
         let Door { max_batch, admit, refuse_late, max_delay, .. } = *door;
+        let (admit, refuse_late) = match on_late {
+            OnLate::Reject => (admit, refuse_late),
+            OnLate::Serve => (1.0, false),
+        };
         Self { max_batch, max_delay_ms: ms(max_delay), admit, refuse_late }
     }
 }
@@ -150,7 +156,7 @@ fn of_model(
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),
         not_ordered,
-        door: DoorReport::of(door),
+        door: DoorReport::of(door, sharer.model.queue.on_late),
         seen: SeenReport::of(&live.seen),
     }
 }
@@ -242,6 +248,17 @@ mod tests {
             assert!(words.contains(said), "{words}");
             assert_eq!(name(&verdict), kind);
         }
+    }
+
+    #[test]
+    fn who_serves_the_late_turns_nobody_away() {
+        let narrow = Door { admit: 0.5, refuse_late: true, ..Door::open(4) };
+        let told = |on_late| {
+            let report = DoorReport::of(&narrow, on_late);
+            (report.admit, report.refuse_late)
+        };
+        assert_eq!(told(OnLate::Reject), (0.5, true));
+        assert_eq!(told(OnLate::Serve), (1.0, false));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 use super::super::standing::{HandoverReport, Handovers, ModelState, Standing};
 use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
 use super::*;
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnLate};
 use crate::partition::EmulatedGpu;
 use crate::pipeline;
 
@@ -170,10 +170,21 @@ fn a_hand_over_that_was_taken_back_rests_too() {
         stall_total_us: 0.0,
     };
     reply.send(Ok(report)).unwrap();
-    rig.standings[0].send_modify(|standing| standing.handovers.rolled_back = 1);
+    rig.standings[0].send_modify(|standing| standing.changes.by_policy.rolled_back = 1);
     let why = rig.decide().swap_remove(0).not_ordered.unwrap();
     assert!(why.contains("probation"), "{why}");
     assert!(rig.ordered(0).is_none());
+}
+
+#[test]
+fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
+    let mut rig = Rig::new("policy: equal");
+    rig.standings[0].send_modify(|standing| {
+        standing.handovers.rolled_back = 1;
+        standing.changes.by_hand.rolled_back = 1;
+    });
+    assert_eq!(rig.decide().swap_remove(0).not_ordered, None);
+    assert!(rig.ordered(0).is_some());
 }
 
 #[test]
@@ -186,6 +197,14 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
     assert_eq!(rows[1].verdict, "grow");
     assert!(rows[1].not_ordered.as_ref().unwrap().contains("does not serve"));
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
+}
+
+#[test]
+fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
+    let mut rig = Rig::new("policy: adaptive");
+    Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
+    let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
+    assert_eq!(refuse_late, [false, true]);
 }
 
 #[test]

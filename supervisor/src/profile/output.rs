@@ -1,0 +1,59 @@
+//! Whether a profile can be written, asked before minutes are spent on measuring one.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// Fails where a file could not be written there. What is there stays as it is, and what is not is not made: a
+/// measurement may fail.
+pub(super) fn may_be_written(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
+        // Whoever reads a pipe would take this for its end.
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => tempfile::tempfile_in(folder(path)).map(drop),
+        Err(error) => Err(error),
+    }
+}
+
+/// The folder of a file.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_can_be_written_is_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (folder.path().join("old.yaml"), folder.path().join("new.yaml"));
+        fs::write(&old, "a profile").unwrap();
+        may_be_written(&old).unwrap();
+        may_be_written(&new).unwrap();
+        assert_eq!(fs::read_to_string(&old).unwrap(), "a profile");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was made");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = may_be_written(&folder.path().join("missing/profile.yaml")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(may_be_written(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(may_be_written(&file.join("profile.yaml")).unwrap_err().kind(), ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn a_bare_name_is_in_the_working_folder_and_a_device_is_not_opened() {
+        assert_eq!(folder(Path::new("profile.yaml")), Path::new("."));
+        assert_eq!(folder(Path::new("profiles/model.yaml")), Path::new("profiles"));
+        may_be_written(Path::new("/dev/null")).unwrap();
+    }
+}
