@@ -51,8 +51,8 @@ pub(crate) struct Loads {
 
 impl Loads {
     /// Half of what each model carries while all of them are saturated.
-    pub(crate) async fn half(setting: &Setting, serving: &Serving) -> Result<Self, Error> {
-        let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
+    pub(crate) async fn half(serving: &Serving, models: &[String]) -> Result<Self, Error> {
+        let learning = models.iter().map(|model| Subject::learn(&serving.server, model));
         let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
         let saturating =
             subjects.iter().map(|subject| subject.saturate(&serving.server, (1, UNDER_WAY), SATURATE));
@@ -80,7 +80,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
     let models = &setting.models;
     let service = Service { name: "lossless", models, share: SHARES[1], batch: 8 };
     let serving = Serving::start(setting, service).await?;
-    let loads = Loads::half(setting, &serving).await?;
+    let loads = Loads::half(&serving, &setting.names()).await?;
     let wanted = Wanted { of_all: setting.count(HANDOVERS, 20), of_each: setting.count(OF_EACH, 2) };
 
     let running = loads.begin(None);

@@ -4,6 +4,7 @@
 
 mod error;
 mod figures;
+mod gpus;
 mod handover;
 mod host;
 mod lossless;

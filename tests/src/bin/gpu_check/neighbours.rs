@@ -27,12 +27,12 @@ const CALM: Duration = Duration::from_secs(20);
 const ENOUGH: usize = 100;
 
 /// When something went on.
-type Window = (Instant, Instant);
+pub(crate) type Window = (Instant, Instant);
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
     let service = Service { name: "neighbours", models: &setting.models, share: SHARES[1], batch: 8 };
     let serving = Serving::start(setting, service).await?;
-    let loads = Loads::half(setting, &serving).await?;
+    let loads = Loads::half(&serving, &setting.names()).await?;
     let running = loads.begin(None);
     let begun = Instant::now();
     // A measured time: there is no event to wait for.
@@ -84,7 +84,7 @@ fn into_figures(
 }
 
 /// p99 of the latencies, in ms, of requests that were under way in one of the windows.
-fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
+pub(crate) fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
     let within = |span: &&Span| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
     let latencies: Vec<f64> =
         spans.iter().filter(within).map(|span| (span.end - span.due).as_secs_f64() * 1e3).collect();

@@ -134,6 +134,15 @@ const SECTIONS: &[Section] = &[
                 in %, that its clients had within the SLO (as the supervisor counts); `within SLO/s` is what all clients together had so.",
         show: policies::mixes,
     },
+    Section {
+        title: "Two GPUs",
+        stage: "gpus",
+        figure: "gpus",
+        means: "The same two models on each of a host's first two GPUs, under one supervisor. Rows a second of each GPU alone and of both at \
+                once, with batches of 8; then all models at half of what they carry, while those of the second GPU are handed over, and its MPS \
+                server is killed. p99 in ms before, during the hand-overs, and from the kill to the return of the second GPU's models.",
+        show: gpus,
+    },
 ];
 
 const HANDOVER_PARTS: [&str; 8] =
@@ -255,6 +264,29 @@ fn handovers(figures: &Value) -> String {
         let p99 = &all["p99_ms"][model];
         let cells = [&of["rate"], &of["done"], &of["offered"], &p99["with"], &p99["twin"]];
         table.row(model, cells.into_iter().map(cell));
+    }
+    text.push_str(&table.text());
+    text
+}
+
+fn gpus(figures: &Value) -> String {
+    let all = &figures["gpus"];
+    if all["models"].is_null() {
+        return "**Missing**: the host has one GPU.\n".into();
+    }
+    let alone = all["alone_rows_per_s"].as_array().into_iter().flatten();
+    let mut text = format!(
+        "Alone {} rows/s, together {}: {} of the sum. {} hand-overs; back after {} s.\n\n",
+        alone.map(cell).collect::<Vec<_>>().join(" and "),
+        cell(&all["together_rows_per_s"]),
+        cell(&all["together_of_alone"]),
+        cell(&all["handovers"]),
+        cell(&all["back_after_s"]),
+    );
+    let columns = ["offered", "lost", "wrong", "calm_ms", "handovers_ms", "killed_ms"];
+    let mut table = Table::new(&[&["model-GPU"], columns.as_slice()].concat());
+    for (model, of) in all["models"].as_object().into_iter().flatten() {
+        table.row(model, columns.iter().map(|column| cell(&of[*column])));
     }
     text.push_str(&table.text());
     text

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{handover, host, lossless, neighbours, pairs, policies, profiles, sms, sweep};
+use crate::{gpus, handover, host, lossless, neighbours, pairs, policies, profiles, sms, sweep};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,11 +33,13 @@ pub(crate) enum Stage {
     Policies,
     /// The same with five models at once, and more policies.
     Mixes,
+    /// Two GPUs of one host, where there are two.
+    Gpus,
 }
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
@@ -48,6 +50,7 @@ impl Stage {
         Self::Profiles,
         Self::Policies,
         Self::Mixes,
+        Self::Gpus,
     ];
 
     /// Its name on the command line and in the figures.
@@ -63,6 +66,7 @@ impl Stage {
             Self::Profiles => "profiles",
             Self::Policies => "policies",
             Self::Mixes => "mixes",
+            Self::Gpus => "gpus",
         }
     }
 
@@ -74,7 +78,7 @@ impl Stage {
             Self::Handover => 7,
             Self::Lossless | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
-            Self::Pairs => 4,
+            Self::Pairs | Self::Gpus => 4,
             Self::Policies | Self::Mixes => 25,
         };
         Duration::from_secs(60 * minutes)
@@ -141,5 +145,6 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Profiles => profiles::run(setting, figures).await,
         Stage::Policies => policies::run(setting, figures).await,
         Stage::Mixes => policies::run_mixes(setting, figures).await,
+        Stage::Gpus => gpus::run(setting, figures).await,
     }
 }

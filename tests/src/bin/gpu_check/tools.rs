@@ -69,6 +69,11 @@ impl Setting {
         self.bin_dir.join("shadowslice-worker")
     }
 
+    /// The models' names.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.models.iter().map(|model| model.name.clone()).collect()
+    }
+
     /// Where a log goes.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.out.join("logs").join(format!("{name}.log"))

@@ -1,0 +1,210 @@
+//! Two GPUs of one host: what each carries beside the other, and whether hand-overs and a dying MPS server stay on their own.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use nix::sys::signal::Signal;
+use serde_json::{Map, json};
+use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::status;
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
+
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::lossless::{Loads, end_all};
+use crate::models::Model;
+use crate::neighbours::{Window, p99};
+use crate::numbers::rounded;
+use crate::serving::{Serving, threads};
+use crate::tools::{Device, Setting, output};
+use crate::traffic::{Loaded, Subject};
+
+/// Models on each of them.
+const MODELS: usize = 2;
+
+/// Requests under way of each model while capacities are measured, of so many rows,
+const UNDER_WAY: (u32, usize) = (8, 8);
+
+/// for so long.
+const SATURATE: Duration = Duration::from_secs(4);
+
+/// How long the load runs before anything happens to the second GPU.
+const CALM: Duration = Duration::from_secs(8);
+
+/// Hand-overs of each of its models.
+const HANDOVERS: usize = 4;
+
+/// The shares that take turns, in percent.
+const SHARES: [u32; 2] = [45, 30];
+
+/// How long `nvidia-smi` may take.
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// The second GPU, as `gpus` counts.
+const SECOND: usize = 1;
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    let Some(gpus) = two(setting).await? else {
+        println!("gpus: this host has one, so there is nothing to compare");
+        figures.set(&["gpus"], json!({ "count": 1 }));
+        return Ok(());
+    };
+    let models = &setting.models[..MODELS.min(setting.models.len())];
+    let serving = Serving::start_with(setting, "gpus", &config(&gpus, models)).await?;
+    let names = |gpu: usize| models.iter().map(move |model| name(model, gpu));
+    let [first, second] = [0, SECOND].map(|gpu| names(gpu).collect::<Vec<_>>());
+    capacities(figures, &serving, [&first, &second]).await?;
+
+    let loads = Loads::half(&serving, &[first.clone(), second.clone()].concat()).await?;
+    let running = loads.begin(None);
+    let disturbed = disturb(&serving, &second, gpus[SECOND].uuid.as_deref()).await?;
+    let loaded = end_all(running, true).await?;
+    let judged = into_figures(figures, &[first, second].concat(), &loaded, &disturbed, models.len());
+    serving.stop(figures).await?;
+    judged
+}
+
+/// A GPU as a configuration names it, and its UUID if it is a real one.
+struct Gpu {
+    device: String,
+    uuid: Option<String>,
+}
+
+/// The first two of the host; nothing where there is one.
+async fn two(setting: &Setting) -> Result<Option<[Gpu; 2]>, Error> {
+    if setting.device == Device::Emulated {
+        let gpu = || Gpu { device: "{device: emulated, sms: 132}".into(), uuid: None };
+        return Ok(Some([gpu(), gpu()]));
+    }
+    let mut command = Command::new("nvidia-smi");
+    command.args(["--query-gpu=uuid", "--format=csv,noheader"]);
+    let said = output(command, WITHIN, &setting.log("gpus")).await?;
+    let gpu = |(index, uuid): (usize, &str)| Gpu {
+        device: format!("{{device: {index}}}"),
+        uuid: Some(uuid.trim().into()),
+    };
+    let gpus: Vec<Gpu> = said.lines().enumerate().map(gpu).take(2).collect();
+    Ok(gpus.try_into().ok())
+}
+
+/// A model's name on one of the GPUs.
+fn name(model: &Model, gpu: usize) -> String {
+    format!("{}-{gpu}", model.name)
+}
+
+/// The same models on each GPU.
+fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
+    let [first, second] = gpus.each_ref().map(|gpu| gpu.device.as_str());
+    let (threads, share) = (threads(), SHARES[1]);
+    let mut text = format!(
+        "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\ngpus: [{first}, {second}]\n\
+         controller: {{policy: static}}\ntimeouts: {{spawn: 30s, warm: 3m, dwell: 200ms}}\nmodels:\n"
+    );
+    for (gpu, model) in (0..gpus.len()).flat_map(|gpu| models.iter().map(move |model| (gpu, model))) {
+        let (name, path) = (name(model, gpu), model.path.to_string_lossy());
+        let line = format!(
+            "  - {{name: {name}, path: {path:?}, gpu: {gpu}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: 8}}, \
+             queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
+        );
+        writeln!(text, "{line}").expect("a string takes everything");
+    }
+    text
+}
+
+/// Rows a second of each GPU alone, and of both at once.
+async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 2]) -> Result<(), Error> {
+    let learn = async |names: &[String]| {
+        try_join_all(names.iter().map(|name| Subject::learn(&serving.server, name))).await
+    };
+    let [first, second] = [learn(gpus[0]).await?, learn(gpus[SECOND]).await?];
+    let rows = async |subjects: &[Arc<Subject>]| -> Result<f64, Error> {
+        let saturating =
+            subjects.iter().map(|subject| subject.saturate(&serving.server, UNDER_WAY, SATURATE));
+        Ok(try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s).sum())
+    };
+    let alone = [rows(&first).await?, rows(&second).await?];
+    let together = rows(&[first, second].concat()).await?;
+    let part = together / (alone[0] + alone[1]);
+    figures.set(
+        &["gpus"],
+        json!({ "count": 2, "alone_rows_per_s": alone.map(rounded), "together_rows_per_s": rounded(together),
+            "together_of_alone": rounded(part) }),
+    );
+    Ok(())
+}
+
+/// What was done to the second GPU, and when.
+struct Disturbed {
+    calm: Window,
+    handovers: Window,
+    /// Its MPS server was killed at the first moment, and its models were ready again at the second.
+    killed: Option<Window>,
+}
+
+async fn disturb(serving: &Serving, models: &[String], uuid: Option<&str>) -> Result<Disturbed, Error> {
+    let begun = Instant::now();
+    // A measured time: there is no event to wait for.
+    sleep(CALM).await;
+    let calm = (begun, Instant::now());
+    for (model, n) in models.iter().flat_map(|model| (0..HANDOVERS).map(move |n| (model, n))) {
+        serving.hand_over(model, SHARES[n % 2]).await?;
+    }
+    let handovers = (calm.1, Instant::now());
+    let Some(uuid) = uuid else { return Ok(Disturbed { calm, handovers, killed: None }) };
+    let before = try_join_all(models.iter().map(|model| serving.alone(model))).await?;
+    let server = mps_server(serving.server.process().pid, uuid)
+        .ok_or_else(|| Error::Unusable(format!("no MPS server of {uuid} was found")))?;
+    let killed = Instant::now();
+    server.signal(Signal::SIGKILL).map_err(|errno| Error::Unusable(format!("cannot kill it: {errno}")))?;
+    for (model, before) in models.iter().zip(before) {
+        let back = |model: &status::Model| {
+            let anew = |worker: &status::Worker| worker.role == "incumbent" && worker.pid != before.pid;
+            model.state == "ready" && model.workers.iter().any(anew)
+        };
+        serving.server.wait_status(model, "the return of its GPU", back).await?;
+    }
+    Ok(Disturbed { calm, handovers, killed: Some((killed, Instant::now())) })
+}
+
+/// The MPS server of a GPU among a supervisor's descendants.
+fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
+    let holds = |process: &Process, file: &str, text: &str| {
+        let read = std::fs::read(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
+        String::from_utf8_lossy(&read).contains(text)
+    };
+    descendants(supervisor).into_iter().find(|process| {
+        holds(process, "cmdline", "nvidia-cuda-mps-server") && holds(process, "environ", uuid)
+    })
+}
+
+/// Fails where the first GPU, or an answer, had to do with what was done to the second.
+fn into_figures(
+    figures: &mut Figures,
+    names: &[String],
+    loaded: &[Loaded],
+    disturbed: &Disturbed,
+    on_first: usize,
+) -> Result<(), Error> {
+    let Disturbed { calm, handovers, killed } = disturbed;
+    let mut models = Map::new();
+    for (name, loaded) in names.iter().zip(loaded) {
+        let at = |window: &Window| p99(&loaded.spans, &[*window]).map(rounded);
+        let of = json!({ "offered": loaded.tally.offered, "lost": loaded.tally.failures(), "wrong": loaded.tally.wrong,
+            "calm_ms": at(calm), "handovers_ms": at(handovers), "killed_ms": killed.as_ref().and_then(at) });
+        models.insert(name.clone(), of);
+    }
+    figures.set(&["gpus", "models"], models);
+    figures.set(&["gpus", "handovers"], HANDOVERS * (names.len() - on_first));
+    let back = killed.map(|(killed, back)| rounded((back - killed).as_secs_f64()));
+    figures.set(&["gpus", "back_after_s"], back);
+    let lost: u64 = loaded[..on_first].iter().map(|loaded| loaded.tally.failures()).sum();
+    let wrong: u64 = loaded.iter().map(|loaded| loaded.tally.wrong).sum();
+    if lost + wrong > 0 {
+        let why = format!("{lost} requests of the first GPU were lost, and {wrong} answers were wrong");
+        return Err(Error::Unusable(why));
+    }
+    Ok(())
+}
