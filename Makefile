@@ -120,10 +120,10 @@ judged = state=$$(git rev-parse HEAD:policy HEAD:simulator HEAD:configs | cut -c
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge judge-mixes
-judge: build ## The adaptive policy against its promises: docs/judgement.md (a quarter of an hour)
+judge: build ## The adaptive policy against its promises: docs/judgement.md (twenty minutes)
 	$(judged) $(JUDGE_ARGS)
 
-judge-mixes: build ## The same on mixes of models that are drawn at random: docs/judgement-mixes.md (a quarter of an hour)
+judge-mixes: build ## The same on mixes of models that are drawn at random: docs/judgement-mixes.md (twenty minutes)
 	$(judged) --mixes --runs $(TARGET)/judgement-mixes --page docs/judgement-mixes.md $(JUDGE_ARGS)
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.

@@ -58,6 +58,11 @@ impl Pressure {
         }
         alarm
     }
+
+    /// So many requests that seemed in time when they came are too late now that they should be sent: the next one that comes tells.
+    pub fn too_late(&mut self, requests: usize) {
+        self.slack.turned_out(requests);
+    }
 }
 
 /// Slack has run out when so many requests had none, beyond those that others made up for: they should be answered too late. Some are
@@ -79,6 +84,11 @@ impl Slack {
         let has_none = answered.is_some_and(|answered| answered > deadline);
         self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
         self.short >= f64::from(SHORT)
+    }
+
+    /// So many had none after all.
+    fn turned_out(&mut self, requests: usize) {
+        self.short += requests as f64;
     }
 }
 
@@ -219,6 +229,19 @@ mod tests {
             "twenty with slack make up for one without"
         );
         assert_eq!([300; 3].map(|at| note(Some(at))), [false, false, true]);
+    }
+
+    #[test]
+    fn requests_that_turn_out_to_be_too_late_had_no_slack() {
+        let heard = |now: u64, pressure: &mut Pressure| {
+            pressure.note(Some(ms(now)), ms(now + 1), Watch::OFF, ms(now)).map(|alarm| alarm.sign)
+        };
+        let mut pressure = Pressure::default();
+        pressure.too_late(32);
+        assert_eq!(heard(1, &mut pressure), None, "the next one makes up for some of it");
+        pressure.too_late(1);
+        assert_eq!(heard(2, &mut pressure), Some(Sign::SlackRunsOut));
+        assert_eq!(heard(20, &mut pressure), None, "it is told once");
     }
 
     /// The alarm that requests so far apart lead to, and how many it took, where so many a second are expected or too many.

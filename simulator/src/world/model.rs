@@ -225,7 +225,11 @@ impl<'a> Model<'a> {
         } else if let Some(lateness) = &self.lateness {
             requests.retain(|request| !lateness.refuses(request.deadline, now));
         }
-        self.observer.refused(before - requests.len());
+        let late = before - requests.len();
+        self.observer.refused(late);
+        if self.may_have_more() && self.pressure.is_heard(now) {
+            self.pressure.too_late(late);
+        }
     }
 
     /// The front batch of a lane starts.

@@ -48,6 +48,13 @@ impl Relief {
         self.stands && self.pressure.is_heard(now) && self.bell.is_some()
     }
 
+    /// Notes requests that seemed in time when they came, and are refused now that they should be sent.
+    pub(crate) fn too_late(&mut self, requests: usize, now: Moment) {
+        if self.listens(now) {
+            self.pressure.too_late(requests);
+        }
+    }
+
     /// Notes a request that came now and should be answered at that moment, or that is tried at once.
     pub(crate) fn note(&mut self, answered: Option<Moment>, deadline: Moment, watch: Watch, now: Moment) {
         let Some(alarm) = self.pressure.note(answered, deadline, watch, now) else { return };

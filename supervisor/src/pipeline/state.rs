@@ -211,6 +211,7 @@ impl State {
         batch.retain(|request| !request.item.claim.is_taken());
         if self.door.refuses_late() {
             let late = self.door.too_late(batch, &self.lanes[lane], now);
+            self.relief.too_late(late, now);
             for request in batch.drain(..late) {
                 let failure = door::too_late(&self.name, &request);
                 reject(&mut self.stats, request, failure, now);

@@ -23,8 +23,9 @@ const MISSES: (f64, f64) = (0.5, 0.005);
 /// What must be left of goodput when beliefs are wrong.
 const MISLED: f64 = 0.95;
 
-/// From then on, in seconds, nothing moves under a steady load.
-pub(crate) const SETTLED_S: f64 = 15.0;
+/// From then on, in seconds, nothing moves under a steady load: shares shrink when demand has been observed for some seconds, trials of
+/// making room take some more, and each comes after hand-overs and dwell times.
+pub(crate) const SETTLED_S: f64 = 60.0;
 
 /// The policy's dwell time, in seconds.
 pub(crate) const DWELL_S: f64 = 5.0;
@@ -161,17 +162,21 @@ pub(crate) struct Moves {
     pub(crate) all: u64,
     /// Those after [`SETTLED_S`].
     pub(crate) settled: usize,
+    /// Those of them that came of pressure.
+    pub(crate) pressed: usize,
     /// The least time from one of a model to its next that did not come of pressure, in seconds, if there was any.
     pub(crate) shortest_s: Option<f64>,
 }
 
 impl Moves {
     pub(crate) fn of<'r>(runs: impl IntoIterator<Item = &'r Run>) -> Self {
-        let mut moves = Self { all: 0, settled: 0, shortest_s: None };
+        let mut moves = Self { all: 0, settled: 0, pressed: 0, shortest_s: None };
         for model in runs.into_iter().flat_map(|run| run.per_model.values()) {
             let at = &model.repartitioned_at_s;
             moves.all += model.repartitions;
-            moves.settled += at.iter().filter(|&&at| at > SETTLED_S).count();
+            let settled = || at.iter().filter(|&&at| at > SETTLED_S);
+            moves.settled += settled().count();
+            moves.pressed += settled().filter(|&at| model.pressed_at_s.contains(at)).count();
             let waited = at.windows(2).filter(|pair| !model.pressed_at_s.contains(&pair[1]));
             let gaps = waited.map(|pair| pair[1] - pair[0]);
             moves.shortest_s = gaps.chain(moves.shortest_s).reduce(f64::min);

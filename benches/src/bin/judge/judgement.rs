@@ -3,14 +3,11 @@
 use crate::criteria::{BesideIdeal, Case, Misled, Misses, Moves};
 use crate::criteria::{JUDGED, beside_baseline, beside_ideal, misled, misses};
 use crate::evidence::Evidence;
-use crate::simulate::{LOADS, baselines};
+use crate::simulate::{LOADS, STEADY, baselines};
 use crate::statistics::Verdict;
 
 /// Loads with changes that a policy has to follow.
 const CHANGING: [&str; 3] = ["step", "flash", "anti"];
-
-/// Loads whose rates never change.
-pub(crate) const STEADY: [&str; 3] = ["poisson", "gamma", "zipf"];
 
 /// What was found.
 #[derive(Debug)]
@@ -23,12 +20,12 @@ pub(crate) struct Judgement {
     pub(crate) misled: Vec<Vec<Misled>>,
     /// Under each of [`STEADY`].
     pub(crate) steady: Vec<(&'static str, Moves)>,
-    /// Under all loads, in the profiled world, the other one, and the other one misled.
+    /// Under all loads, in the profiled world for a while, the other one, and the other one misled.
     pub(crate) moves: [Moves; 3],
 }
 
 impl Judgement {
-    pub(crate) fn of(profiled: &Evidence, told: &Evidence, wrong: &Evidence) -> Self {
+    pub(crate) fn of(profiled: &Evidence, steady: &Evidence, told: &Evidence, wrong: &Evidence) -> Self {
         let names = baselines();
         let beside = |load: &str| names.iter().map(|name| beside_baseline(profiled, load, name)).collect();
         Self {
@@ -36,7 +33,7 @@ impl Judgement {
             baselines: LOADS.iter().map(|load| beside(load)).collect(),
             misses: CHANGING.iter().map(|load| misses(profiled, load, &names)).collect(),
             misled: LOADS.iter().map(|load| misled(told, wrong, load)).collect(),
-            steady: STEADY.map(|load| (load, Moves::of(profiled.of(load, JUDGED)))).to_vec(),
+            steady: STEADY.map(|load| (load, Moves::of(steady.of(load, JUDGED)))).to_vec(),
             moves: [profiled, told, wrong].map(|evidence| Moves::of(evidence.all_of(JUDGED))),
         }
     }

@@ -22,14 +22,14 @@ use clap::Parser;
 
 use evidence::Evidence;
 use judgement::Judgement;
-use simulate::{LOADS, Setup, World};
+use simulate::{Setup, World};
 
 /// What ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Judges the adaptive policy in simulations, and writes a page that says which criterion is met.
 ///
-/// One process on one core does it, in about a quarter of an hour.
+/// One process on one core does it, in about twenty minutes.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-judge")]
 struct Options {
@@ -60,10 +60,14 @@ fn main() -> ExitCode {
 
 fn judge(options: &Options) -> Result<(), Failure> {
     let evidence = |world: World| -> Result<Evidence, Failure> {
-        Ok(Evidence::new(options.setup.runs_in(world)?, &LOADS, &world.policies())?)
+        Ok(Evidence::new(options.setup.runs_in(world)?, world.loads(), &world.policies())?)
     };
-    let judgement =
-        Judgement::of(&evidence(World::Profiled)?, &evidence(World::Told)?, &evidence(World::Misled)?);
+    let judgement = Judgement::of(
+        &evidence(World::Profiled)?,
+        &evidence(World::Steady)?,
+        &evidence(World::Told)?,
+        &evidence(World::Misled)?,
+    );
     let text = page::of(&judgement, &options.setup, &options.state);
     let path = options.page.display();
     fs::write(&options.page, text).map_err(|error| format!("cannot write {path}: {error}"))?;

@@ -4,7 +4,7 @@ use crate::criteria::{BesideIdeal, Case, DWELL_S, Misled, Misses, Moves, SETTLED
 use crate::evidence::Part;
 use crate::judgement::{Judgement, count, worst};
 use crate::mixes;
-use crate::simulate::{LOADS, OTHER_WORLD, Setup, World};
+use crate::simulate::{LOADS, OTHER_WORLD, STEADY, Setup, World};
 use crate::statistics::{Estimate, Verdict};
 
 /// The whole page.
@@ -22,15 +22,16 @@ pub(crate) fn of(judgement: &Judgement, setup: &Setup, state: &str) -> String {
 }
 
 fn head(setup: &Setup, state: &str) -> String {
-    let Setup { first_seed, seeds, seconds, mixes, .. } = setup;
+    let Setup { first_seed, seeds, seconds, steady_seconds, mixes, .. } = setup;
     let last = first_seed + seeds - 1;
     let shown = setup.shown();
     let command = |world| format!("shadowslice {}", setup.arguments(&shown, world, "LOAD").join(" "));
-    let commands = [World::Profiled, World::Told, World::Misled].map(command).join("\n");
+    let commands = [World::Profiled, World::Steady, World::Told, World::Misled].map(command).join("\n");
     let (title, target, on) = match mixes {
         false => ("", "judge", format!("`{}`", shown.config)),
         true => (" on random mixes", "judge-mixes", "a random mix for each seed".to_owned()),
     };
+    let steady = STEADY.join(", ");
     let drawn = if *mixes { format!("\n{}\n{OF_MIXES}\n", mixes::described()) } else { String::new() };
     format!(
         "# The judgement of the adaptive policy{title}
@@ -39,7 +40,8 @@ What `adaptive` promises, and what it keeps, in [simulation](simulation.md). `ma
 written by hand. Judged: {state}.
 
 All named loads on {on}, seeds {first_seed} to {last}, on which nothing was tuned, {seconds} s each: so long that all of it
-takes one core about a quarter of an hour, and long enough for several hand-overs (which take 1.6 to 8.5 s there) and dwell times ({DWELL_S} s). Every policy and
+takes one core about twenty minutes, and long enough for several hand-overs (which take 1.6 to 8.5 s there) and dwell times ({DWELL_S} s);
+steady ones ({steady}) for {steady_seconds} s besides, to see whether they come to rest. Every policy and
 the ideal meet the same requests, so all figures are means of differences between pairs, ± half of their 95 % confidence intervals (Student's, over the
 seeds). A *margin* is what is left to the limit, in % of the requests offered; below zero the criterion fails. A verdict is that on the mean, with a
 question mark where the interval reaches across the limit:
@@ -173,28 +175,27 @@ truth; behind it the margin to 0.95.\n\n{}",
 }
 
 fn moves(judgement: &Judgement) -> String {
-    let row = |(name, moves): (String, &Moves), met: bool| {
-        vec![
-            name,
-            moves.all.to_string(),
-            moves.settled.to_string(),
-            moves.shortest_s.map_or_else(|| "none moved twice".to_owned(), |gap| format!("{gap:.2} s")),
-            verdict(if met { Verdict::Met } else { Verdict::NotMet }),
-        ]
+    let row = |name: String, [all, settled, pressed, gap]: [String; 4], met: bool| {
+        vec![name, all, settled, pressed, gap, verdict(if met { Verdict::Met } else { Verdict::NotMet })]
+    };
+    let gap = |moves: &Moves| {
+        moves.shortest_s.map_or_else(|| "none moved twice".to_owned(), |gap| format!("{gap:.2} s"))
     };
     let steady = judgement.steady.iter().map(|(load, moves)| {
-        let name = format!("{load}: still once settled");
-        row((name, moves), moves.settled == 0)
+        let counts =
+            [moves.all.to_string(), moves.settled.to_string(), moves.pressed.to_string(), gap(moves)];
+        row(format!("{load}: still once settled"), counts, moves.settled == 0)
     });
     let worlds = ["as the profiles say", "another, told", "another, misled"];
     let all = worlds.iter().zip(&judgement.moves).map(|(world, moves)| {
-        let name = format!("all loads, world {world}: one a dwell time");
-        row((name, moves), moves.dwells())
+        let counts = [moves.all.to_string(), String::new(), String::new(), gap(moves)];
+        row(format!("all loads, world {world}: one a dwell time"), counts, moves.dwells())
     });
     let after = format!("after {SETTLED_S} s");
-    let heads = ["", "hand-overs", &after, "shortest gap of a model", ""];
+    let heads = ["", "hand-overs", &after, "of those under pressure", "shortest gap of a model", ""];
     format!(
-        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together. Steady are loads of constant rates; settled they are after {SETTLED_S} s.\n\
+        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together: those of the long ones for each steady load, which is settled after {SETTLED_S} s, and those \
+of the others.\n\
 The gap is that before a hand-over of the slow loop: the fast path, under pressure, is free of it. Who never moves meets both criteria, which then say nothing of restraint.\n\n{}",
         table(&heads, steady.chain(all))
     )

@@ -17,6 +17,9 @@ use crate::profiles::{NoMixes, known};
 pub(crate) const LOADS: [&str; 9] =
     ["poisson", "gamma", "mmpp", "diurnal", "step", "flash", "anti", "surge", "zipf"];
 
+/// Those of them whose rates never change.
+pub(crate) const STEADY: [&str; 3] = ["poisson", "gamma", "zipf"];
+
 /// The baselines; each alone, and with adaptive's doors.
 const BASELINES: [&str; 6] = ["unpartitioned", "static", "equal", "half", "gslice", "gpulet"];
 
@@ -28,6 +31,8 @@ pub(crate) const OTHER_WORLD: &str = "form,scale,noise,starts";
 pub(crate) enum World {
     /// As the profiles say; everybody plays.
     Profiled,
+    /// The same for longer, under steady loads and adaptive alone.
+    Steady,
     /// Another one, of which adaptive is told the truth.
     Told,
     /// The same, but it is told the profiles.
@@ -58,6 +63,9 @@ pub(crate) struct Setup {
     /// How long each run is, in simulated seconds
     #[arg(long, default_value_t = 45)]
     pub(crate) seconds: u32,
+    /// The same where it is looked whether steady loads come to rest
+    #[arg(long, default_value_t = 180)]
+    pub(crate) steady_seconds: u32,
     /// Where the simulations' answers are kept
     #[arg(long, default_value = "target/judgement")]
     pub(crate) runs: PathBuf,
@@ -95,6 +103,7 @@ impl World {
     fn name(self) -> &'static str {
         match self {
             Self::Profiled => "profiled",
+            Self::Steady => "steady",
             Self::Told => "told",
             Self::Misled => "misled",
         }
@@ -105,13 +114,21 @@ impl World {
         let judged = [JUDGED.to_owned()];
         match self {
             Self::Profiled => judged.into_iter().chain(baselines()).collect(),
-            Self::Told | Self::Misled => judged.to_vec(),
+            Self::Steady | Self::Told | Self::Misled => judged.to_vec(),
+        }
+    }
+
+    /// What comes in its runs.
+    pub(crate) fn loads(self) -> &'static [&'static str] {
+        match self {
+            Self::Profiled | Self::Told | Self::Misled => &LOADS,
+            Self::Steady => &STEADY,
         }
     }
 
     fn beliefs(self) -> &'static [&'static str] {
         match self {
-            Self::Profiled => &[],
+            Self::Profiled | Self::Steady => &[],
             Self::Told => &["--truth", OTHER_WORLD, "--belief", "truth"],
             Self::Misled => &["--truth", OTHER_WORLD, "--belief", "profile"],
         }
@@ -140,7 +157,7 @@ impl Setup {
         fs::create_dir_all(&self.runs).map_err(keep)?;
         let tasks = self.tasks()?;
         let mut runs = Vec::new();
-        for load in LOADS {
+        for load in world.loads() {
             let began = Instant::now();
             for task in &tasks {
                 runs.extend(self.runs_of(task, world, load)?);
@@ -209,7 +226,7 @@ impl Setup {
 
     /// The command line, without the program.
     pub(crate) fn arguments(&self, task: &Task, world: World, load: &str) -> Vec<String> {
-        let seconds = self.seconds.to_string();
+        let seconds = if world == World::Steady { self.steady_seconds } else { self.seconds }.to_string();
         let given = ["simulate", &task.config, "--load", load, "--seconds", &seconds, "--json"];
         let mut arguments: Vec<String> = given.map(str::to_owned).to_vec();
         arguments.extend(task.utilisation.iter().flat_map(|part| ["--utilisation".to_owned(), part.clone()]));

@@ -92,6 +92,32 @@ async fn nobody_waits_for_whoever_does_not_listen() {
 }
 
 #[tokio::test]
+async fn who_turns_out_to_be_too_late_had_no_slack() {
+    let (to, mut pressed) = mpsc::channel(4);
+    let stage = Stage::with(|settings| {
+        (settings.slo.latency, settings.profile) = (Duration::from_millis(1), Some(slow_profile()));
+        (settings.bell, settings.max_requests) = (Some(Bell { model: 7, to }), 5 * SHORT);
+        (settings.memory, settings.reject_late) = (1 << 20, true);
+    });
+    let _worker = crowd(&stage).await;
+    let _asked = ask(&stage, 0, SHORT).await;
+    stage.pipeline.set_relief(true);
+    // The door lets nobody wait any more who waits in vain.
+    let refuse = Door { refuse_late: true, ..Door::open(64) };
+    let watch = tokio::spawn({
+        let pipeline = Arc::clone(&stage.pipeline);
+        async move { pipeline.watch().await }
+    });
+    stage.pipeline.set_door(refuse);
+    stage.until((0, 1)).await;
+    assert!(pressed.try_recv().is_err());
+    let _late = stage.ask();
+    let notice = tokio::time::timeout(Duration::from_secs(10), pressed.recv()).await.unwrap().unwrap();
+    assert_eq!(notice.alarm.sign, Sign::SlackRunsOut);
+    watch.abort();
+}
+
+#[tokio::test]
 async fn more_than_the_share_is_for_gives_notice_before_slack_runs_out() {
     let (stage, mut pressed) = stage(4);
     let _worker = crowd(&stage).await;
