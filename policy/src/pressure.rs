@@ -88,7 +88,8 @@ impl Slack {
 
     /// So many had none after all.
     fn turned_out(&mut self, requests: usize) {
-        self.short += requests as f64;
+        // One more than is enough, for the one that comes next may make up for a part.
+        self.short = (self.short + requests as f64).min(f64::from(SHORT) + 1.0);
     }
 }
 

@@ -62,6 +62,8 @@ pub(super) struct Model<'a> {
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
     pressure: Pressure,
+    /// Whether more SMs might be had when that was last looked at.
+    had_more: bool,
     pub(super) observer: Observer,
     /// The one that serves, and the one that did or is about to.
     pub(super) lanes: [Lane; 2],
@@ -100,6 +102,7 @@ impl<'a> Model<'a> {
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
             pressure: Pressure::default(),
+            had_more: false,
             observer: Observer::new(),
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
@@ -119,7 +122,7 @@ impl<'a> Model<'a> {
         let arrived = moment(now);
         self.observer.arrived(arrived);
         let deadline = arrived + self.served.terms.slo;
-        let relief = self.pressure.is_heard(arrived) && self.may_have_more();
+        let relief = self.listens(arrived);
         // Who finds nobody before him is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
         let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));
@@ -137,6 +140,16 @@ impl<'a> Model<'a> {
             self.dispatch(now, stage);
         }
         pressed
+    }
+
+    /// Whether pressure would be news. What was noted before says nothing of a share from which more may be had only now.
+    fn listens(&mut self, now: Moment) -> bool {
+        let has_more = self.may_have_more();
+        let before = std::mem::replace(&mut self.had_more, has_more);
+        if self.had_more && !before {
+            self.pressure = Pressure::default();
+        }
+        self.had_more && self.pressure.is_heard(now)
     }
 
     fn refuses_late(&self) -> bool {
@@ -227,7 +240,7 @@ impl<'a> Model<'a> {
         }
         let late = before - requests.len();
         self.observer.refused(late);
-        if self.may_have_more() && self.pressure.is_heard(now) {
+        if self.listens(now) {
             self.pressure.too_late(late);
         }
     }

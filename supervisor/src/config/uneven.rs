@@ -1,5 +1,6 @@
 //! Profiles that say that a batch takes longer with more SMs, or with fewer rows: by mistake, or by bad luck in measuring.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use shadowslice_shared::profile::{Execution, Row};
@@ -42,11 +43,14 @@ impl Rise {
     }
 }
 
-/// The steepest rise, and how many there are.
+/// The steepest rise, and how many times are too long.
 pub(super) fn steepest(table: &Execution) -> Option<(Rise, usize)> {
     let rises: Vec<Rise> = lines(table).iter().flat_map(|line| rises(line)).collect();
     let steepest = rises.iter().max_by(|one, other| one.factor().total_cmp(&other.factor()))?;
-    Some((*steepest, rises.len()))
+    // A time may stand out in its row and in its column.
+    let places: BTreeSet<(u32, Sms)> =
+        rises.iter().map(|rise| (rise.longer.batch, rise.longer.sms)).collect();
+    Some((*steepest, places.len()))
 }
 
 /// Times that should fall: of each batch size with ever more SMs, and on each number of SMs with ever fewer rows.

@@ -262,7 +262,11 @@ impl Controller {
 
     /// Tells a worker that it is not wanted any more, and sees to it that it goes.
     pub(super) fn let_go(&mut self, worker: WorkerId) {
-        let deadline = self.after(self.context.timeouts.stop);
+        self.let_go_by(worker, self.after(self.context.timeouts.stop));
+    }
+
+    /// The same with another deadline.
+    pub(super) fn let_go_by(&mut self, worker: WorkerId, deadline: Moment) {
         if let Some(process) = self.workers.get_mut(&worker) {
             process.stop();
             self.leaving.insert(worker, deadline);

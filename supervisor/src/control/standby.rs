@@ -197,14 +197,17 @@ impl Controller {
         }
         match (self.standby.state, self.standby_wanted()) {
             (State::None { .. }, Some(share)) => self.start_standby(share),
-            (State::Starting { worker, .. }, _) if self.starts_in_vain(worker) => {
+            (State::Starting { worker, start, .. }, _) if self.starts_in_vain(worker) => {
                 let pid = self.pid(worker);
                 tracing::info!(
                     model = self.model.name,
                     pid,
                     "a standing worker that starts is wanted no more"
                 );
-                self.dismiss_standby();
+                // It hears of that once it has loaded, and to kill it on a GPU might cost its neighbours theirs.
+                let deadline = start.until().max(self.after(self.context.timeouts.stop));
+                self.standby.state = State::Leaving { worker, rest: self.standby_dwell() };
+                self.let_go_by(worker, deadline);
             }
             (State::Starting { worker, .. }, _) => {
                 let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";

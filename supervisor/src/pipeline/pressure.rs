@@ -39,7 +39,11 @@ impl Relief {
         Self { bell, stands: false, pressure: Pressure::default() }
     }
 
+    /// What was noted before says nothing of a share from which more may be had only now.
     pub(crate) fn set(&mut self, stands: bool) {
+        if stands && !self.stands {
+            self.pressure = Pressure::default();
+        }
         self.stands = stands;
     }
 

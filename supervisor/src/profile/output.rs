@@ -7,6 +7,9 @@ use std::path::Path;
 /// Fails where a file could not be written there. What is there stays as it is, and what is not is not made: a
 /// measurement may fail.
 pub(super) fn may_be_written(path: &Path) -> io::Result<()> {
+    if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return Err(ErrorKind::IsADirectory.into());
+    }
     match fs::metadata(path) {
         Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
         // Whoever reads a pipe would take this for its end.
@@ -44,6 +47,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = may_be_written(&folder.path().join("missing/profile.yaml")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
+        for no_file in ["", "..", "missing/"] {
+            assert_eq!(may_be_written(Path::new(no_file)).unwrap_err().kind(), ErrorKind::IsADirectory);
+        }
         assert_eq!(may_be_written(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

@@ -75,7 +75,8 @@ impl Judgement {
 
     /// Whether no model ever moved twice in a dwell time.
     pub(crate) fn dwells(&self) -> bool {
-        self.moves.iter().all(Moves::dwells)
+        let steady = self.steady.iter().map(|(_, moves)| moves);
+        self.moves.iter().chain(steady).all(Moves::dwells)
     }
 }
 

@@ -37,6 +37,11 @@ impl Finding {
         (self.left_s, self.under) = (self.lasting.again(), Some(loads.clone()));
     }
 
+    /// Nothing was found out, and it is not looked at again for a while.
+    pub(super) fn put_off(&mut self) {
+        (self.left_s, self.under) = (self.lasting.again(), None);
+    }
+
     /// So many seconds are over.
     pub(super) fn age(&mut self, seconds: f64) {
         self.left_s -= seconds;
@@ -44,13 +49,13 @@ impl Finding {
 
     /// It is true no longer.
     pub(super) fn forget(&mut self) {
-        self.under = None;
+        (self.left_s, self.under) = (0.0, None);
     }
 
     /// Whether it is still true under these loads.
     pub(super) fn holds(&self, loads: &Loads) -> bool {
         let alike = |under: &Loads| self.left_s > -LONGEST_S && under.is_like(loads);
-        self.under.as_ref().is_some_and(|under| self.left_s > 0.0 || alike(under))
+        self.left_s > 0.0 || self.under.as_ref().is_some_and(alike)
     }
 }
 

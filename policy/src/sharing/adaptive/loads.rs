@@ -22,7 +22,7 @@ impl Loads {
     /// Learns what was asked in an interval of so many seconds.
     pub(super) fn observe(&mut self, now: impl Iterator<Item = (u32, f64)>, seconds: f64) {
         self.seconds = (self.seconds + seconds).min(MEMORY_S);
-        let weight = seconds / self.seconds.max(f64::MIN_POSITIVE);
+        let weight = (seconds / self.seconds.max(f64::MIN_POSITIVE)).min(1.0);
         let mean = |(priority, part)| {
             let before = self.parts.get(&priority).copied().unwrap_or(part);
             (priority, before + weight * (part - before))
@@ -75,6 +75,15 @@ mod tests {
         let mut loads = Loads::default();
         [[0.2, 0.4], [0.4, 0.8]].into_iter().for_each(|parts| observe(&mut loads, parts, 20));
         assert!((loads.parts[&1] - 0.3).abs() < 0.01 && (loads.parts[&3] - 0.6).abs() < 0.01, "{loads:?}");
+    }
+
+    #[test]
+    fn an_interval_longer_than_what_is_remembered_is_all_that_counts() {
+        let mut loads = Loads::default();
+        for part in [0.2, 0.4].repeat(10) {
+            loads.observe([(1, part)].into_iter(), 150.0);
+            assert_eq!(loads.parts[&1], part);
+        }
     }
 
     #[test]

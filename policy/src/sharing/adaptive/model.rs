@@ -27,7 +27,7 @@ const MOVED: f64 = 0.02;
 /// A demand for which less than the level was too little. What it was shows in some intervals afterwards.
 #[derive(Debug, Clone, Copy)]
 struct Pressed {
-    /// Requests a second.
+    /// Rows a second.
     rate: f64,
     intervals: u32,
     /// How long the level is kept for one.
@@ -111,7 +111,7 @@ impl Model {
         }
         if let Some(pressed) = self.pressed.as_mut().filter(|pressed| pressed.intervals < SHOWN_IN) {
             pressed.intervals += 1;
-            pressed.rate = pressed.rate.max(self.demand.rate());
+            pressed.rate = pressed.rate.max(self.demand.rows(self.demand.rate()));
         }
         if let Some(sms) = sms {
             let sample = |executed: &Executed| Sample {
@@ -147,12 +147,13 @@ impl Model {
         let mut lasting = self.pressed.map_or_else(Lasting::default, |pressed| pressed.lasting);
         let last = self.pressed.map(|pressed| pressed.until).filter(|&until| now < until);
         let until = last.unwrap_or_else(|| now + lasting.again());
-        self.pressed = Some(Pressed { rate: self.demand.rate(), intervals: 0, lasting, until });
+        let rate = self.demand.rows(self.demand.rate());
+        self.pressed = Some(Pressed { rate, intervals: 0, lasting, until });
     }
 
     /// Whether less than the level was too little for as large a demand, or just now.
     pub(super) fn was_pressed(&self) -> bool {
-        let (rate, now) = (self.demand.rate(), self.demand.observed());
+        let (rate, now) = (self.demand.rows(self.demand.rate()), self.demand.observed());
         self.pressed.is_some_and(|pressed| rate >= AS_LARGE * pressed.rate || now < pressed.until)
     }
 

@@ -79,15 +79,18 @@ impl Record {
     }
 }
 
+/// The priorities that have suffered for some intervals, but for those for whose sake it is known what making room is worth.
+type Suffered = Vec<(u32, Record)>;
+
 /// Who makes room on one GPU.
 #[derive(Debug, Clone)]
 enum State {
-    /// Nobody. These priorities have suffered for some intervals.
-    Nobody { suffered: Vec<(u32, Record)> },
+    /// Nobody.
+    Nobody { suffered: Suffered },
     /// Those below this priority, which missed that part before, for so many seconds more at most.
     Tried { priority: u32, before: f64, since: Record, left_s: f64 },
-    /// Those below it, unless it is asked for nothing in so many intervals.
-    Helps { priority: u32, quiet: u32 },
+    /// Those below it, unless it is asked for nothing in so many intervals, or one above it suffers.
+    Helps { priority: u32, quiet: u32, suffered: Suffered },
 }
 
 /// Decides who makes room on one GPU.
@@ -137,7 +140,10 @@ impl Yielding {
         self.findings.values_mut().for_each(|finding| finding.age(span_s));
         let class = |of: u32| classes.iter().find(|class| class.priority == of);
         self.state = match &self.state {
-            State::Nobody { suffered } => self.of_nobody(suffered, classes),
+            State::Nobody { suffered } => {
+                let suffered = self.suffering(suffered, classes.iter());
+                State::tried(&suffered).unwrap_or(State::Nobody { suffered })
+            }
             &State::Tried { priority, before, mut since, left_s } => {
                 if let Some(class) = class(priority).filter(|_| settled) {
                     since.add(class);
@@ -146,18 +152,35 @@ impl Yielding {
                 if since.intervals < INTERVALS && left_s > 0.0 {
                     State::Tried { priority, before, since, left_s }
                 } else {
-                    self.findings.entry(priority).or_default().again(&self.loads);
-                    let helps = since.intervals == INTERVALS && since.part() < BETTER * before;
-                    if helps { State::Helps { priority, quiet: 0 } } else { State::nobody() }
+                    let finding = self.findings.entry(priority).or_default();
+                    let told = since.intervals == INTERVALS;
+                    if told {
+                        finding.again(&self.loads);
+                    } else {
+                        finding.put_off();
+                    }
+                    if told && since.part() < BETTER * before {
+                        State::Helps { priority, quiet: 0, suffered: Vec::new() }
+                    } else {
+                        State::nobody()
+                    }
                 }
             }
-            &State::Helps { priority, quiet } => {
+            State::Helps { priority, quiet, suffered } => {
+                let (priority, above) = (*priority, |class: &&Class| class.priority < *priority);
                 let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
                 let quiet = if asked { 0 } else { quiet + 1 };
-                if quiet == INTERVALS {
+                let suffered = self.suffering(suffered, classes.iter().filter(above));
+                let tried = State::tried(&suffered);
+                if quiet == INTERVALS || tried.is_some() {
                     self.findings.entry(priority).or_default().forget();
                 }
-                if self.is_known(priority) { State::Helps { priority, quiet } } else { State::nobody() }
+                let known = self.is_known(priority);
+                tried.unwrap_or(if known {
+                    State::Helps { priority, quiet, suffered }
+                } else {
+                    State::nobody()
+                })
             }
         };
     }
@@ -167,30 +190,28 @@ impl Yielding {
         self.findings.get(&priority).is_some_and(|finding| finding.holds(&self.loads))
     }
 
-    /// What becomes of a GPU on which nobody makes room, after an interval. For the sake of whom that was in vain nothing is tried.
-    fn of_nobody(&self, suffered: &[(u32, Record)], classes: &[Class]) -> State {
-        let before =
-            |of: u32| suffered.iter().find(|(priority, _)| *priority == of).map(|(_, record)| *record);
+    /// Who suffers after an interval, of these.
+    fn suffering<'c>(&self, before: &Suffered, classes: impl Iterator<Item = &'c Class>) -> Suffered {
         let after = |class: &Class| {
-            let mut record = before(class.priority).unwrap_or_default();
+            let before = before.iter().find(|(priority, _)| *priority == class.priority);
+            let mut record = before.map(|(_, record)| *record).unwrap_or_default();
             record.add(class);
             (record.score > 0.0).then_some((class.priority, record))
         };
-        let may_help = |class: &&Class| !self.is_known(class.priority);
-        let suffered: Vec<(u32, Record)> = classes.iter().filter(may_help).filter_map(after).collect();
-        match suffered.iter().find(|(_, record)| record.score >= f64::from(INTERVALS)) {
-            Some(&(priority, record)) => {
-                let (before, since) = (record.part(), Record::default());
-                State::Tried { priority, before, since, left_s: TRIAL_S }
-            }
-            None => State::Nobody { suffered },
-        }
+        classes.filter(|class| !self.is_known(class.priority)).filter_map(after).collect()
     }
 }
 
 impl State {
     fn nobody() -> Self {
         Self::Nobody { suffered: Vec::new() }
+    }
+
+    /// A trial for the sake of the highest priority that has suffered for long enough.
+    fn tried(suffered: &Suffered) -> Option<Self> {
+        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= f64::from(INTERVALS))?;
+        let (before, since) = (record.part(), Record::default());
+        Some(Self::Tried { priority, before, since, left_s: TRIAL_S })
     }
 }
 
@@ -291,6 +312,23 @@ mod tests {
     }
 
     #[test]
+    fn who_suffers_above_one_that_is_made_room_for_is_not_hidden() {
+        let mut yielding = Yielding::new();
+        let second = |missed: f64| Class { priority: 2, ..first(missed) };
+        let mut see = |missed: [f64; 2], intervals: u32| {
+            let classes = [first(missed[0]), second(missed[1])];
+            (0..intervals).for_each(|_| yielding.observe(&classes, SPAN_S, true));
+            [2, 3].map(|priority| yielding.asks(priority))
+        };
+        assert_eq!(see([0.0, 10.0], 8), [false, true]);
+        assert_eq!(see([0.0, 1.0], 8), [false, true], "it helps the second");
+        assert_eq!(see([10.0, 10.0], 7), [false, true]);
+        assert_eq!(see([10.0, 10.0], 1), [true, true]);
+        assert_eq!(see([10.0, 10.0], 8), [false, false], "in vain");
+        assert_eq!(see([10.0, 10.0], 8), [false, true], "and the second is made room for again");
+    }
+
+    #[test]
     fn what_does_not_help_is_not_kept_and_tried_again_later() {
         let mut yielding = Yielding::new();
         observe(&mut yielding, first(10.0), 8);
@@ -314,6 +352,8 @@ mod tests {
         };
         assert!(unsettled(&mut yielding, 599));
         assert!(!unsettled(&mut yielding, 1), "hand-overs fail again and again");
+        assert!(!observe(&mut yielding, first(10.0), 239 + 7), "for two minutes");
+        assert!(observe(&mut yielding, first(10.0), 1), "nothing was found out");
     }
 
     #[test]

@@ -145,6 +145,10 @@ fn of_model(
 ) -> ModelPlan {
     let share = sharer.standing.borrow().share;
     let wanted = sharer.share(wanted(verdict, live), share);
+    let on_late = sharer.model.queue.on_late;
+    // Where the late are served, nobody is turned away who is one too many.
+    let crowded = matches!(verdict, Verdict::Crowded { .. });
+    let verdict = if crowded && on_late == OnLate::Serve { &Verdict::Keep } else { verdict };
     ModelPlan {
         name: sharer.model.name.clone(),
         gpu: sharer.model.gpu,
@@ -156,7 +160,7 @@ fn of_model(
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),
         not_ordered,
-        door: DoorReport::of(door, sharer.model.queue.on_late),
+        door: DoorReport::of(door, on_late),
         seen: SeenReport::of(&live.seen),
     }
 }
