@@ -23,9 +23,10 @@ const MISSES: (f64, f64) = (0.5, 0.005);
 /// What must be left of goodput when beliefs are wrong.
 const MISLED: f64 = 0.95;
 
-/// From then on, in seconds, nothing moves under a steady load: shares shrink when demand has been observed for some seconds, trials of
-/// making room take some more, and each comes after hand-overs and dwell times.
-pub(crate) const SETTLED_S: f64 = 60.0;
+/// From then on, in seconds, nothing moves under a steady load: in the short runs, and in the long ones, which trials and what is
+/// remembered for a minute have come to their ends in.
+pub(crate) const SETTLED_S: f64 = 15.0;
+pub(crate) const LONG_SETTLED_S: f64 = 60.0;
 
 /// The policy's dwell time, in seconds.
 pub(crate) const DWELL_S: f64 = 5.0;
@@ -160,7 +161,7 @@ pub(crate) fn misled(told: &Evidence, misled: &Evidence, load: &str) -> Vec<Misl
 pub(crate) struct Moves {
     /// Hand-overs in all runs.
     pub(crate) all: u64,
-    /// Those after [`SETTLED_S`].
+    /// Those once settled.
     pub(crate) settled: usize,
     /// Those of them that came of pressure.
     pub(crate) pressed: usize,
@@ -169,12 +170,13 @@ pub(crate) struct Moves {
 }
 
 impl Moves {
-    pub(crate) fn of<'r>(runs: impl IntoIterator<Item = &'r Run>) -> Self {
+    /// Of runs that are settled after so many seconds.
+    pub(crate) fn of<'r>(runs: impl IntoIterator<Item = &'r Run>, settled_s: f64) -> Self {
         let mut moves = Self { all: 0, settled: 0, pressed: 0, shortest_s: None };
         for model in runs.into_iter().flat_map(|run| run.per_model.values()) {
             let at = &model.repartitioned_at_s;
             moves.all += model.repartitions;
-            let settled = || at.iter().filter(|&&at| at > SETTLED_S);
+            let settled = || at.iter().filter(|&&at| at > settled_s);
             moves.settled += settled().count();
             moves.pressed += settled().filter(|&at| model.pressed_at_s.contains(at)).count();
             let waited = at.windows(2).filter(|pair| !model.pressed_at_s.contains(&pair[1]));

@@ -1,7 +1,7 @@
 //! All criteria on all loads.
 
 use crate::criteria::{BesideIdeal, Case, Misled, Misses, Moves};
-use crate::criteria::{JUDGED, beside_baseline, beside_ideal, misled, misses};
+use crate::criteria::{JUDGED, LONG_SETTLED_S, SETTLED_S, beside_baseline, beside_ideal, misled, misses};
 use crate::evidence::Evidence;
 use crate::simulate::{LOADS, STEADY, baselines};
 use crate::statistics::Verdict;
@@ -18,8 +18,8 @@ pub(crate) struct Judgement {
     pub(crate) misses: Vec<Misses>,
     /// By load, then by part.
     pub(crate) misled: Vec<Vec<Misled>>,
-    /// Under each of [`STEADY`].
-    pub(crate) steady: Vec<(&'static str, Moves)>,
+    /// Under each of [`STEADY`], in the short runs and in the long ones.
+    pub(crate) steady: Vec<(&'static str, [Moves; 2])>,
     /// Under all loads, in the profiled world for a while, the other one, and the other one misled.
     pub(crate) moves: [Moves; 3],
 }
@@ -27,14 +27,18 @@ pub(crate) struct Judgement {
 impl Judgement {
     pub(crate) fn of(profiled: &Evidence, steady: &Evidence, told: &Evidence, wrong: &Evidence) -> Self {
         let names = baselines();
+        let still = |load: &str| {
+            let (short, long) = (profiled.of(load, JUDGED), steady.of(load, JUDGED));
+            [Moves::of(short, SETTLED_S), Moves::of(long, LONG_SETTLED_S)]
+        };
         let beside = |load: &str| names.iter().map(|name| beside_baseline(profiled, load, name)).collect();
         Self {
             ideal: LOADS.iter().map(|load| beside_ideal(profiled, load)).collect(),
             baselines: LOADS.iter().map(|load| beside(load)).collect(),
             misses: CHANGING.iter().map(|load| misses(profiled, load, &names)).collect(),
             misled: LOADS.iter().map(|load| misled(told, wrong, load)).collect(),
-            steady: STEADY.map(|load| (load, Moves::of(steady.of(load, JUDGED)))).to_vec(),
-            moves: [profiled, told, wrong].map(|evidence| Moves::of(evidence.all_of(JUDGED))),
+            steady: STEADY.map(|load| (load, still(load))).to_vec(),
+            moves: [profiled, told, wrong].map(|evidence| Moves::of(evidence.all_of(JUDGED), SETTLED_S)),
         }
     }
 
@@ -70,12 +74,12 @@ impl Judgement {
 
     /// Whether nothing moved under steady loads once settled.
     pub(crate) fn is_still(&self) -> bool {
-        self.steady.iter().all(|(_, moves)| moves.settled == 0)
+        self.steady.iter().flat_map(|(_, moves)| moves).all(|moves| moves.settled == 0)
     }
 
     /// Whether no model ever moved twice in a dwell time.
     pub(crate) fn dwells(&self) -> bool {
-        let steady = self.steady.iter().map(|(_, moves)| moves);
+        let steady = self.steady.iter().flat_map(|(_, moves)| moves);
         self.moves.iter().chain(steady).all(Moves::dwells)
     }
 }

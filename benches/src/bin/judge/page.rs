@@ -1,6 +1,8 @@
 //! The judgement as a page.
 
-use crate::criteria::{BesideIdeal, Case, DWELL_S, Misled, Misses, Moves, SETTLED_S, by_objective};
+use crate::criteria::{
+    BesideIdeal, Case, DWELL_S, LONG_SETTLED_S, Misled, Misses, Moves, SETTLED_S, by_objective,
+};
 use crate::evidence::Part;
 use crate::judgement::{Judgement, count, worst};
 use crate::mixes;
@@ -175,27 +177,26 @@ truth; behind it the margin to 0.95.\n\n{}",
 }
 
 fn moves(judgement: &Judgement) -> String {
-    let row = |name: String, [all, settled, pressed, gap]: [String; 4], met: bool| {
+    let row = |name: String, [all, settled, pressed]: [String; 3], moves: &Moves, met: bool| {
+        let gap = moves.shortest_s.map_or_else(|| "none moved twice".to_owned(), |gap| format!("{gap:.2} s"));
         vec![name, all, settled, pressed, gap, verdict(if met { Verdict::Met } else { Verdict::NotMet })]
     };
-    let gap = |moves: &Moves| {
-        moves.shortest_s.map_or_else(|| "none moved twice".to_owned(), |gap| format!("{gap:.2} s"))
+    let of_steady = |load: &str, moves: &Moves, after: f64| {
+        let counts = [moves.all, moves.settled as u64, moves.pressed as u64].map(|count| count.to_string());
+        row(format!("{load}: still after {after} s"), counts, moves, moves.settled == 0)
     };
-    let steady = judgement.steady.iter().map(|(load, moves)| {
-        let counts =
-            [moves.all.to_string(), moves.settled.to_string(), moves.pressed.to_string(), gap(moves)];
-        row(format!("{load}: still once settled"), counts, moves.settled == 0)
+    let steady = judgement.steady.iter().flat_map(|(load, [short, long])| {
+        [of_steady(load, short, SETTLED_S), of_steady(load, long, LONG_SETTLED_S)]
     });
     let worlds = ["as the profiles say", "another, told", "another, misled"];
     let all = worlds.iter().zip(&judgement.moves).map(|(world, moves)| {
-        let counts = [moves.all.to_string(), String::new(), String::new(), gap(moves)];
-        row(format!("all loads, world {world}: one a dwell time"), counts, moves.dwells())
+        let counts = [moves.all.to_string(), String::new(), String::new()];
+        row(format!("all loads, world {world}: one a dwell time"), counts, moves, moves.dwells())
     });
-    let after = format!("after {SETTLED_S} s");
-    let heads = ["", "hand-overs", &after, "of those under pressure", "shortest gap of a model", ""];
+    let heads = ["", "hand-overs", "once settled", "of those under pressure", "shortest gap of a model", ""];
     format!(
-        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together: those of the long ones for each steady load, which is settled after {SETTLED_S} s, and those \
-of the others.\n\
+        "## Moves\n\nHand-overs of adaptive that came to effect, in all runs together. Steady loads are settled after {SETTLED_S} s in the short runs, and after {LONG_SETTLED_S} s in \
+the long ones.\n\
 The gap is that before a hand-over of the slow loop: the fast path, under pressure, is free of it. Who never moves meets both criteria, which then say nothing of restraint.\n\n{}",
         table(&heads, steady.chain(all))
     )

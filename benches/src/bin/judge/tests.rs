@@ -181,14 +181,14 @@ fn moved(at: &[f64]) -> Moves {
     let model = run.per_model.get_mut("model-1").unwrap();
     model.repartitioned_at_s = at.to_vec();
     model.repartitions = at.len() as u64;
-    Moves::of([&run])
+    Moves::of([&run], 15.0)
 }
 
 #[test]
 fn moves_are_counted_once_settled_and_by_dwell_time() {
     assert_eq!((moved(&[]).settled, moved(&[]).dwells()), (0, true));
-    assert_eq!(moved(&[2.0, 59.9]).settled, 0);
-    assert_eq!(moved(&[2.0, 60.1]).settled, 1);
+    assert_eq!(moved(&[2.0, 14.9]).settled, 0);
+    assert_eq!(moved(&[2.0, 15.1]).settled, 1);
     assert!(moved(&[2.0, 7.0, 40.0]).dwells());
     assert!(!moved(&[2.0, 20.0, 24.9]).dwells());
 }
@@ -251,7 +251,7 @@ fn one_baseline_ahead_under_one_load_fails_the_whole_criterion() {
             }
         }
     };
-    assert_eq!(verdicts(moves(STEADY[1], [3.0, 70.0])), (vec![met; 8], false, true));
+    assert_eq!(verdicts(moves(STEADY[1], [3.0, 30.0])), (vec![met; 8], false, true));
     assert_eq!(verdicts(moves("surge", [3.0, 4.0])), (vec![met; 8], true, false));
 }
 
