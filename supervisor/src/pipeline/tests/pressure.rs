@@ -61,6 +61,20 @@ async fn notice_is_given_once_in_a_while_and_only_while_a_larger_worker_stands_r
 }
 
 #[tokio::test]
+async fn what_was_noted_before_more_could_be_had_says_nothing() {
+    let (stage, mut pressed) = stage(4);
+    let _worker = crowd(&stage).await;
+    let (_a, _b) = (stage.ask(), stage.until((1, 1)).await);
+    stage.pipeline.set_relief(true);
+    let _c = ask(&stage, 1, SHORT - 1).await;
+    [false, true].map(|stands| stage.pipeline.set_relief(stands));
+    let _d = ask(&stage, SHORT, SHORT - 1).await;
+    assert!(pressed.try_recv().is_err());
+    let _e = ask(&stage, 2 * SHORT - 1, 1).await;
+    assert!(pressed.try_recv().is_ok());
+}
+
+#[tokio::test]
 async fn who_finds_nobody_before_him_and_who_finds_no_worker_gives_no_notice() {
     let (stage, mut pressed) = stage(4);
     stage.pipeline.set_relief(true);
