@@ -67,7 +67,7 @@ async fn what_was_noted_before_more_could_be_had_says_nothing() {
     let (_a, _b) = (stage.ask(), stage.until((1, 1)).await);
     stage.pipeline.set_relief(true);
     let _c = ask(&stage, 1, SHORT - 1).await;
-    [false, true].map(|stands| stage.pipeline.set_relief(stands));
+    [false, true].into_iter().for_each(|stands| stage.pipeline.set_relief(stands));
     let _d = ask(&stage, SHORT, SHORT - 1).await;
     assert!(pressed.try_recv().is_err());
     let _e = ask(&stage, 2 * SHORT - 1, 1).await;
