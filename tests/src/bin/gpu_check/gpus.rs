@@ -180,7 +180,7 @@ fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
     })
 }
 
-/// Fails where the first GPU, or an answer, had to do with what was done to the second.
+/// Fails where an answer was wrong, or requests were lost, but for those of a GPU whose MPS server was killed.
 fn into_figures(
     figures: &mut Figures,
     names: &[String],
