@@ -217,14 +217,23 @@ impl Adaptive {
             return;
         }
         if settled {
-            let models = &self.models;
+            let (models, slowed) = (&self.models, self.slowed(&here));
             let seen =
                 here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
-            self.regimes[gpu].observe(seen, load, span.as_secs_f64());
+            self.regimes[gpu].observe(seen, load, slowed, span.as_secs_f64());
         }
         let classes = self.classes(&here, terms, facts, sms);
         self.yielding[gpu].observe(&classes, span.as_secs_f64(), settled);
         self.lay_out(gpu, terms, sms);
+    }
+
+    /// How many times as long their batches take as they should beside such neighbours, weighed by demand; nothing where a model
+    /// has no profile that says so.
+    fn slowed(&self, here: &[usize]) -> Option<f64> {
+        let models = || here.iter().map(|&model| &self.models[model]);
+        let undisturbed: f64 = models().map(Model::load_undisturbed).sum();
+        let seen: f64 = models().map(|model| model.load().unwrap_or(0.0)).sum();
+        (models().all(Model::is_profiled) && undisturbed > 0.0).then(|| seen / undisturbed)
     }
 
     /// What was seen of each priority there with those above it, the highest first.

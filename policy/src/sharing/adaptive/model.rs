@@ -192,6 +192,11 @@ impl Model {
         self.load().unwrap_or(0.0) / self.curve.scale().max(1.0)
     }
 
+    /// Whether it has a profile.
+    pub(super) fn is_profiled(&self) -> bool {
+        matches!(self.curve, Curve::Profiled { .. })
+    }
+
     /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
     /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
     pub(super) fn needs(&self, terms: &Terms) -> Needs {

@@ -3,14 +3,19 @@
 //! Where a GPU divides itself among those who execute, generous caps cost nobody anything, and SMs follow the demand from
 //! batch to batch. Where kernels take turns instead, as on an H200 (docs/measurements/contention.md), short batches are kept
 //! waiting by long ones, and SLOs are missed though there is room for everybody. Which of it a GPU does, only it can
-//! tell: where SLOs are missed for no want of SMs, the other way is tried, and the better one kept. What was missed for another reason, as in an
-//! outage, may look the same, so that caps that fit are given up after a while, and come back if it was no such thing.
+//! tell: where SLOs are missed for no want of SMs, and batches take longer than neighbours explain, the other way is tried, and the better
+//! one kept. What was missed for another reason, as in an outage, may look the same, so that caps that fit are given up after a while, and
+//! come back if it was no such thing.
 
 use super::super::Seen;
 use super::lasting::Lasting;
 
 /// Requests miss their SLOs for no want of SMs where all demand, in full batches, takes less than this part of the GPU.
 const ROOM: f64 = 0.8;
+
+/// Where batches take less than so many times as long as they should beside their neighbours, the GPU divides itself, and caps that
+/// fit would only take from each what the others leave.
+const SLOWED: f64 = 1.1;
 
 /// This part of the requests of an interval must miss theirs,
 const MISSED: f64 = 0.2;
@@ -87,11 +92,13 @@ impl Regime {
     }
 
     /// Learns from an interval of so many seconds in which nobody's share changed: what was seen of each model, and whether the whole GPU would
-    /// carry it. `load` is the part of the GPU that all demand takes at least.
+    /// carry it. `load` is the part of the GPU that all demand takes at least, `slowed` how many times as long batches take as they should
+    /// beside such neighbours, where that is known.
     pub(super) fn observe<'s>(
         &mut self,
         models: impl Iterator<Item = (&'s Seen, bool)>,
         load: f64,
+        slowed: Option<f64>,
         span_s: f64,
     ) {
         if let Some(left_s) = &mut self.fitting_s {
@@ -102,7 +109,8 @@ impl Regime {
                 return;
             }
         }
-        if load >= ROOM || !std::mem::replace(&mut self.begun, true) {
+        let divides_itself = self.fitting_s.is_none() && slowed.is_some_and(|slowed| slowed < SLOWED);
+        if load >= ROOM || !std::mem::replace(&mut self.begun, true) || divides_itself {
             self.doubts = 0;
             return;
         }
@@ -137,7 +145,7 @@ mod tests {
     fn observe(regime: &mut Regime, missed: u64, load: f64, intervals: u32) -> Caps {
         let seen = Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
         for _ in 0..intervals {
-            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, SPAN_S);
+            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, None, SPAN_S);
         }
         regime.caps()
     }
@@ -168,8 +176,23 @@ mod tests {
             assert_eq!(observe(&mut regime, 1, 0.5, 1), Caps::Generous);
         }
         let seen = Seen { arrived: 10, refused: 10, ..Seen::default() };
-        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, SPAN_S));
+        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, None, SPAN_S));
         assert_eq!(regime.caps(), Caps::Generous, "too few to say anything");
+    }
+
+    #[test]
+    fn batches_that_take_as_long_as_they_should_do_not() {
+        let seen = Seen { arrived: 100, refused: 30, ..Seen::default() };
+        let caps = |slowed: f64| {
+            let mut regime = begun();
+            (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(slowed), SPAN_S));
+            regime.caps()
+        };
+        assert_eq!([0.7, 1.05, 1.2].map(caps), [Caps::Generous, Caps::Generous, Caps::Fitting]);
+        let mut regime = begun();
+        observe(&mut regime, 30, 0.5, 4);
+        (0..3).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(1.0), SPAN_S));
+        assert_eq!(regime.caps(), Caps::Fitting, "with caps that fit they do");
     }
 
     #[test]
@@ -205,7 +228,7 @@ mod tests {
     fn who_is_not_carried_is_no_reason_to_try_and_counts_once_it_is_tried() {
         let seen = |missed: u64| Seen { arrived: 100, refused: missed, ..Seen::default() };
         let interval = |regime: &mut Regime, missed: u64| {
-            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, SPAN_S);
+            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, None, SPAN_S);
             regime.caps()
         };
         let mut regime = begun();
