@@ -93,7 +93,7 @@ pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Mo
         return Next::Run(take_batch(queue, head, limits));
     };
     let mut ready: Option<Place> = None;
-    for start in queue.starts() {
+    for start in queue.starts().filter(|&start| start != head) {
         match waits_until(queue, start, limits, now) {
             Some(until) => soonest = soonest.min(until),
             None => ready = Some(ready.map_or(start, |other| other.min(start))),

@@ -40,6 +40,15 @@ pub const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 /// The limit while there is no prediction: first executions may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
+/// Execution times of one row count, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Observed {
+    /// The mean at a pace of 1, to which recent ones contribute more.
+    mean: f64,
+    /// What the profile says.
+    profiled: Option<f64>,
+}
+
 /// Predicts the execution times of one model at one share.
 #[derive(Debug, Clone)]
 pub struct Predictor {
@@ -47,8 +56,8 @@ pub struct Predictor {
     sms: Sms,
     /// What batches are padded to, ascending; beyond the last they run as they are.
     sizes: Vec<u32>,
-    /// Mean execution time in seconds by rows, at a pace of 1; recent observations first.
-    observed: BTreeMap<u32, f64>,
+    /// What was seen, by rows.
+    observed: BTreeMap<u32, Observed>,
     /// What those are multiplied by now; never zero.
     pace: f64,
 }
@@ -88,10 +97,11 @@ impl Predictor {
         let (rows, took) = (self.padded(rows), took.as_secs_f64());
         self.follow(rows, took);
         let took = took / self.pace;
-        if let Some(mean) = self.observed.get_mut(&rows) {
-            *mean += OBSERVATION_WEIGHT * (took - *mean);
+        if let Some(seen) = self.observed.get_mut(&rows) {
+            seen.mean += OBSERVATION_WEIGHT * (took - seen.mean);
         } else if self.observed.len() < MAX_ROW_COUNTS {
-            self.observed.insert(rows, took);
+            let profiled = self.profiled(rows);
+            self.observed.insert(rows, Observed { mean: took, profiled });
         }
         self.age(rows);
     }
@@ -99,13 +109,12 @@ impl Predictor {
     /// Moves what is remembered of other row counts towards what this one implies. A memory that keeps batches
     /// of a size from being tried would never be corrected else.
     fn age(&mut self, rows: u32) {
-        let Some(&seen) = self.observed.get(&rows) else { return };
-        let sms = self.sms.0.into();
-        let Self { profile, observed, .. } = self;
-        let profiled = |rows: u32| Some(profile.as_ref()?.time(rows, sms).as_secs_f64());
-        let own = profiled(rows);
-        for (&other, mean) in observed.iter_mut().filter(|(other, _)| **other != rows) {
-            let implied = match (own, profiled(other)) {
+        let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
+        for (&other, Observed { mean, profiled }) in &mut self.observed {
+            if other == rows {
+                continue;
+            }
+            let implied = match (own, *profiled) {
                 (Some(own), Some(time)) => seen * time / own.max(1e-9),
                 // Without a profile only a bound is known.
                 _ => mean.min(seen * (f64::from(other) / f64::from(rows.max(1))).max(1.0)),
@@ -135,7 +144,7 @@ impl Predictor {
 
     /// The row counts seen so far, ascending, and the execution time of each, recent ones weighing more.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
-        self.observed.iter().map(|(&rows, &mean)| (rows, span(self.pace * mean)))
+        self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }
 
     /// The time that a batch of so many rows should take; nothing while neither a profile nor an
@@ -146,16 +155,26 @@ impl Predictor {
     }
 
     fn at_pace_1(&self, rows: u32) -> Option<f64> {
-        if let Some(&mean) = self.observed.get(&rows) {
+        let fewer = self.observed.range(..=rows).next_back();
+        if let Some((&seen, &Observed { mean, .. })) = fewer
+            && seen == rows
+        {
             return Some(mean);
         }
-        let profiled = |rows| Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64());
-        let nearest = self.observed.iter().min_by_key(|(seen, _)| seen.abs_diff(rows));
-        match (nearest, profiled(rows)) {
-            (Some((&seen, &mean)), Some(time)) => Some(mean * time / profiled(seen)?.max(1e-9)),
-            (Some((&seen, &mean)), None) => Some(mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0)),
+        let more = self.observed.range(rows..).next();
+        let nearest = fewer.into_iter().chain(more).min_by_key(|(seen, _)| seen.abs_diff(rows));
+        match (nearest, self.profiled(rows)) {
+            (Some((_, seen)), Some(time)) => Some(seen.mean * time / seen.profiled?.max(1e-9)),
+            (Some((&seen, &Observed { mean, .. })), None) => {
+                Some(mean * (f64::from(rows) / f64::from(seen.max(1))).max(1.0))
+            }
             (None, time) => time,
         }
+    }
+
+    /// What the profile says, in seconds.
+    fn profiled(&self, rows: u32) -> Option<f64> {
+        Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64())
     }
 
     /// The time after which a batch of so many rows counts as hung.

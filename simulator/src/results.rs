@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bound::Bound;
+use crate::ideal;
 use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
 use crate::world::{Outcome, Tally};
-use crate::{bound, ideal};
 
 /// One run of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,7 +97,7 @@ impl Trial {
             seed,
             seconds,
             ideal_goodput_rps: ideal::run(scenario, arrivals, span).total.goodput_rps,
-            bound_goodput_rps: bound::goodput(scenario, arrivals, span).goodput_rps,
+            bound_goodput_rps: Bound::new(scenario, arrivals, span).goodput_rps(),
         }
     }
 }

@@ -32,26 +32,22 @@ mod sweep;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::Sms;
 
 use crate::scenario::{Arrival, Scenario};
 pub use cost::{Cost, cheapest};
-use sweep::{Job, lost_work};
+use sweep::{Job, Sweep};
 
 /// How many workers of a model execute at once, in a hand-over.
 const LANES: f64 = 2.0;
 
-/// What nothing can exceed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Bound {
-    /// The most requests that can be answered in time, over all models.
-    pub in_time: u64,
-    /// The same per second of the span.
-    pub goodput_rps: f64,
-    /// For each model the most requests a second if it had its GPU to itself.
-    pub models: Vec<f64>,
-    /// The priority classes, the highest first.
-    pub classes: Vec<Class>,
+/// What nothing can exceed under one load.
+pub struct Bound<'s> {
+    scenario: &'s Scenario,
+    models: Vec<Model>,
+    /// In their order.
+    arrivals: Vec<Arrival>,
+    span: Duration,
 }
 
 /// What a priority class can get.
@@ -65,26 +61,95 @@ pub struct Class {
     pub after_rps: f64,
 }
 
-/// The bound for this load; rates are per second of `span`.
-pub fn goodput(scenario: &Scenario, arrivals: &[Arrival], span: Duration) -> Bound {
-    let per_second = |count: f64| per_second(whole(count), span);
-    let models = models(scenario, arrivals);
-    let all: Vec<usize> = (0..models.len()).collect();
-    let priority = |m: &usize| scenario.models[*m].terms.priority;
-    let answered: f64 = most(scenario, &models, all.clone(), |_| 0).iter().sum();
-    let in_order = most(scenario, &models, all.clone(), |m| priority(&m));
-    let classes: BTreeSet<u32> = all.iter().map(priority).collect();
-    let class = |level| {
-        let members: Vec<usize> = all.iter().copied().filter(|m| priority(m) == level).collect();
-        let after: f64 = members.iter().map(|&m| in_order[m]).sum();
-        let alone: f64 = most(scenario, &models, members, |_| 0).iter().sum();
-        Class { priority: level, goodput_rps: per_second(alone), after_rps: per_second(after) }
-    };
-    Bound {
-        in_time: whole(answered),
-        goodput_rps: per_second(answered),
-        models: models.iter().map(|model| per_second(model.lanes_serve)).collect(),
-        classes: classes.into_iter().map(class).collect(),
+impl<'s> Bound<'s> {
+    /// The bound for this load; rates are per second of `span`.
+    pub fn new(scenario: &'s Scenario, arrivals: &[Arrival], span: Duration) -> Self {
+        let mut arrivals = arrivals.to_vec();
+        arrivals.sort_by_key(|arrival| arrival.at);
+        Self { scenario, models: models(scenario, &arrivals), arrivals, span }
+    }
+
+    /// The most requests that can be answered in time, over all models.
+    pub fn in_time(&self) -> u64 {
+        whole(self.most(|_| true, |_| 0).iter().sum())
+    }
+
+    /// The same per second of the span.
+    pub fn goodput_rps(&self) -> f64 {
+        self.per_second(self.in_time())
+    }
+
+    /// For each model the most requests a second if it had its GPU to itself.
+    pub fn models(&self) -> Vec<f64> {
+        self.models.iter().map(|model| self.per_second(whole(model.lanes_serve))).collect()
+    }
+
+    /// The priority classes, the highest first.
+    pub fn classes(&self) -> Vec<Class> {
+        let priority = |m: usize| self.scenario.models[m].terms.priority;
+        let in_order = self.most(|_| true, priority);
+        let levels: BTreeSet<u32> = (0..self.models.len()).map(priority).collect();
+        let class = |level| {
+            let members = (0..self.models.len()).filter(|&m| priority(m) == level);
+            let after: f64 = members.map(|m| in_order[m]).sum();
+            let alone: f64 = self.most(|m| priority(m) == level, |_| 0).iter().sum();
+            let per_second = |count: f64| self.per_second(whole(count));
+            Class { priority: level, goodput_rps: per_second(alone), after_rps: per_second(after) }
+        };
+        levels.into_iter().map(class).collect()
+    }
+
+    /// For each model the requests answered in time when the members are served greedily, by rank and then
+    /// the cheapest first.
+    fn most(&self, member: impl Fn(usize) -> bool, rank: impl Fn(usize) -> u32) -> Vec<f64> {
+        let mut answered = vec![0.0; self.models.len()];
+        for (gpu, sms) in self.scenario.gpus.iter().enumerate() {
+            let here = self.models.iter().enumerate().filter(|&(m, model)| model.gpu == gpu && member(m));
+            let mut order: Vec<(usize, f64)> =
+                here.filter_map(|(m, model)| Some((m, model.cost?.sm_ns))).collect();
+            order.sort_by(|a, b| rank(a.0).cmp(&rank(b.0)).then(a.1.total_cmp(&b.1)));
+            self.greedy(&order, f64::from(sms.0), &mut answered);
+        }
+        answered
+    }
+
+    /// The greedy choice on one GPU, over models and their costs in this order.
+    fn greedy(&self, order: &[(usize, f64)], sms: f64, answered: &mut [f64]) {
+        let models = &self.models;
+        let offered =
+            |first: usize| order[..first].iter().map(|&(m, cost)| models[m].requests * cost).sum::<f64>();
+        let lost = |first: usize| self.lost(&order[..first], sms);
+        let counts: Vec<usize> = (1..=order.len()).collect();
+        let all_served = if lost(order.len()) == 0.0 {
+            order.len()
+        } else {
+            counts.partition_point(|&first| lost(first) == 0.0)
+        };
+        let mut used = 0.0;
+        for (index, &(m, cost)) in order.iter().enumerate() {
+            let own = models[m].lanes_serve * cost;
+            let room = if index < all_served { own } else { offered(index + 1) - lost(index + 1) - used };
+            let work = own.min(room).max(0.0);
+            used += work;
+            answered[m] = work / cost;
+        }
+    }
+
+    /// The work of these models that a GPU leaves undone, in SM·ns.
+    fn lost(&self, of: &[(usize, f64)], sms: f64) -> f64 {
+        let mut costs = vec![None; self.models.len()];
+        of.iter().for_each(|&(m, cost)| costs[m] = Some(cost));
+        let mut sweep = Sweep::new(sms);
+        for arrival in &self.arrivals {
+            if let Some(&Some(cost)) = costs.get(arrival.model) {
+                sweep.arrive(Job::new(arrival.at, self.models[arrival.model].slo, cost));
+            }
+        }
+        sweep.lost()
+    }
+
+    fn per_second(&self, count: u64) -> f64 {
+        if self.span.is_zero() { 0.0 } else { count as f64 / self.span.as_secs_f64() }
     }
 }
 
@@ -92,97 +157,41 @@ pub fn goodput(scenario: &Scenario, arrivals: &[Arrival], span: Duration) -> Bou
 struct Model {
     gpu: usize,
     slo: Duration,
-    /// In the order of their arrival.
-    arrivals: Vec<Moment>,
+    requests: f64,
     /// Nothing if no request can be answered in time.
     cost: Option<Cost>,
     /// The most requests that its lanes can answer in time.
     lanes_serve: f64,
 }
 
+/// The models, and what their lanes can do of these arrivals, the first first.
 fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
-    let mut own = vec![Vec::new(); scenario.models.len()];
-    for arrival in arrivals {
-        if let Some(own) = own.get_mut(arrival.model) {
-            own.push(arrival.at);
-        }
-    }
-    let with_load = |(served, mut arrivals): (&crate::scenario::Served, Vec<Moment>)| {
-        arrivals.sort_unstable();
+    let mut lanes = Vec::with_capacity(scenario.models.len());
+    for served in &scenario.models {
         let terms = &served.terms;
         let sms = scenario.gpus.get(terms.gpu).copied().unwrap_or(Sms(0));
         let cost = cheapest(&served.truth.execution, terms.max_batch, terms.max.min(sms), terms.slo);
-        let mut model = Model { gpu: terms.gpu, slo: terms.slo, arrivals, cost, lanes_serve: 0.0 };
-        model.lanes_serve = lanes_serve(&model);
-        model
-    };
-    scenario.models.iter().zip(own).map(with_load).collect()
-}
-
-fn lanes_serve(model: &Model) -> f64 {
-    let Some(cost) = &model.cost else {
-        return 0.0;
-    };
-    let jobs: Vec<Job> = model.arrivals.iter().map(|&at| Job::new(at, model.slo, cost.lane_ns)).collect();
-    jobs.len() as f64 - lost_work(&jobs, LANES) / cost.lane_ns
-}
-
-/// For each model the requests answered in time when the members are served greedily, by rank and then
-/// the cheapest first.
-fn most(scenario: &Scenario, models: &[Model], members: Vec<usize>, rank: impl Fn(usize) -> u32) -> Vec<f64> {
-    let mut answered = vec![0.0; models.len()];
-    for (gpu, sms) in scenario.gpus.iter().enumerate() {
-        let mut order: Vec<(usize, f64)> = members
-            .iter()
-            .filter(|&&m| models[m].gpu == gpu)
-            .filter_map(|&m| Some((m, models[m].cost.as_ref()?.sm_ns)))
-            .collect();
-        order.sort_by(|a, b| rank(a.0).cmp(&rank(b.0)).then(a.1.total_cmp(&b.1)));
-        greedy(models, &order, f64::from(sms.0), &mut answered);
+        let model = Model { gpu: terms.gpu, slo: terms.slo, requests: 0.0, cost, lanes_serve: 0.0 };
+        lanes.push((model, Sweep::new(LANES)));
     }
-    answered
-}
-
-/// The greedy choice on one GPU, over models and their costs in this order.
-fn greedy(models: &[Model], order: &[(usize, f64)], sms: f64, answered: &mut [f64]) {
-    let offered = |first: usize| -> f64 {
-        order[..first].iter().map(|&(m, cost)| models[m].arrivals.len() as f64 * cost).sum()
-    };
-    let lost = |first: usize| lost_work(&jobs(models, &order[..first]), sms);
-    let counts: Vec<usize> = (1..=order.len()).collect();
-    let all_served = if lost(order.len()) == 0.0 {
-        order.len()
-    } else {
-        counts.partition_point(|&first| lost(first) == 0.0)
-    };
-    let mut used = 0.0;
-    for (index, &(m, cost)) in order.iter().enumerate() {
-        let own = models[m].lanes_serve * cost;
-        let room = if index < all_served { own } else { offered(index + 1) - lost(index + 1) - used };
-        let work = own.min(room).max(0.0);
-        used += work;
-        answered[m] = work / cost;
+    for arrival in arrivals {
+        if let Some((model, lane)) = lanes.get_mut(arrival.model) {
+            model.requests += 1.0;
+            if let Some(cost) = model.cost {
+                lane.arrive(Job::new(arrival.at, model.slo, cost.lane_ns));
+            }
+        }
     }
-}
-
-/// The requests of these models, in the order of their arrival.
-fn jobs(models: &[Model], of: &[(usize, f64)]) -> Vec<Job> {
-    let of_model = |&(m, cost): &(usize, f64)| {
-        let model = &models[m];
-        model.arrivals.iter().map(move |&at| Job::new(at, model.slo, cost))
+    let served = |(model, lane): (Model, Sweep)| {
+        let lanes_serve = model.cost.map_or(0.0, |cost| model.requests - lane.lost() / cost.lane_ns);
+        Model { lanes_serve, ..model }
     };
-    let mut jobs: Vec<Job> = of.iter().flat_map(of_model).collect();
-    jobs.sort_by_key(Job::at);
-    jobs
+    lanes.into_iter().map(served).collect()
 }
 
 /// Whole requests; what is a hair below one more is one more, rounding errors being what they are.
 fn whole(count: f64) -> u64 {
     (count + 1e-3).floor() as u64
-}
-
-fn per_second(count: u64, span: Duration) -> f64 {
-    if span.is_zero() { 0.0 } else { count as f64 / span.as_secs_f64() }
 }
 
 #[cfg(test)]

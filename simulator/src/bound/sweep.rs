@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
+use crate::time::ns;
+
 /// Work that is to be done between an arrival and a deadline; in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
@@ -20,13 +22,8 @@ const ROUNDING: f64 = 1e-2;
 
 impl Job {
     pub(super) fn new(at: Moment, slo: Duration, work: f64) -> Self {
-        let ns = |moment: Moment| moment.since_origin().as_nanos() as f64;
-        Self { at: ns(at), deadline: ns(at + slo), work }
-    }
-
-    /// Its arrival in whole nanoseconds.
-    pub(super) fn at(&self) -> u64 {
-        self.at as u64
+        let (at, slo) = (ns(at.since_origin()), ns(slo));
+        Self { at: at as f64, deadline: at.saturating_add(slo) as f64, work }
     }
 }
 
@@ -51,37 +48,49 @@ impl PartialEq for Job {
 
 impl Eq for Job {}
 
-/// The work that is left undone at its deadline, when `capacity` units of work are done per nanosecond;
-/// the least that any order leaves. Jobs come in the order of their arrival.
-pub(super) fn lost_work(jobs: &[Job], capacity: f64) -> f64 {
-    let mut waiting = BinaryHeap::new();
-    let mut now = 0.0;
-    let mut lost = 0.0;
-    for job in jobs {
-        lost += work_until(&mut waiting, &mut now, job.at, capacity);
-        now = job.at;
-        waiting.push(*job);
-    }
-    lost + work_until(&mut waiting, &mut now, f64::INFINITY, capacity)
+/// The work that is left undone at its deadline, the least that any order leaves.
+pub(super) struct Sweep {
+    /// Units of work that are done per nanosecond.
+    capacity: f64,
+    waiting: BinaryHeap<Job>,
+    now: f64,
+    lost: f64,
 }
 
-/// Works on what waits; returns what was lost.
-fn work_until(waiting: &mut BinaryHeap<Job>, now: &mut f64, until: f64, capacity: f64) -> f64 {
-    let mut lost = 0.0;
-    while let Some(mut job) = waiting.peek_mut() {
-        let end = job.deadline.min(until);
-        if *now + job.work / capacity <= end + ROUNDING {
-            *now = (*now + job.work / capacity).min(end).max(*now);
-            PeekMut::pop(job);
-            continue;
-        }
-        job.work -= (end - *now).max(0.0) * capacity;
-        *now = end.max(*now);
-        if job.deadline > until {
-            break;
-        }
-        lost += job.work;
-        PeekMut::pop(job);
+impl Sweep {
+    pub(super) fn new(capacity: f64) -> Self {
+        Self { capacity, waiting: BinaryHeap::new(), now: 0.0, lost: 0.0 }
     }
-    lost
+
+    /// The next job, in the order of their arrival.
+    pub(super) fn arrive(&mut self, job: Job) {
+        self.work_until(job.at);
+        self.now = job.at;
+        self.waiting.push(job);
+    }
+
+    /// What is left undone when no more jobs come.
+    pub(super) fn lost(mut self) -> f64 {
+        self.work_until(f64::INFINITY);
+        self.lost
+    }
+
+    fn work_until(&mut self, until: f64) {
+        while let Some(mut job) = self.waiting.peek_mut() {
+            let end = job.deadline.min(until);
+            let done = self.now + job.work / self.capacity;
+            if done <= end + ROUNDING {
+                self.now = done.min(end).max(self.now);
+                PeekMut::pop(job);
+                continue;
+            }
+            job.work -= (end - self.now).max(0.0) * self.capacity;
+            self.now = end.max(self.now);
+            if job.deadline > until {
+                break;
+            }
+            self.lost += job.work;
+            PeekMut::pop(job);
+        }
+    }
 }

@@ -16,6 +16,8 @@ struct Curve<'l, 'm> {
     lane: &'l Lane<'m>,
     /// Up to this request.
     end: usize,
+    /// In batches that do not wait, and in the better ones.
+    eager: Vec<Option<u64>>,
     answers: Vec<Option<u64>>,
     /// The least share that answers as many as the largest, without waiting if that is possible: a
     /// share that needs to wait leaves no room for arrivals beyond the horizon.
@@ -28,22 +30,35 @@ impl<'l, 'm> Curve<'l, 'm> {
     fn new(lane: &'l Lane<'m>, until: u64, guarantee: Guarantee) -> Self {
         let model = lane.model;
         let end = lane.arrived_before(until);
-        let mut curve =
-            Self { lane, end, answers: vec![None; model.max + 1], need: model.max, floor: model.min };
+        let unknown = vec![None; model.max + 1];
+        let (eager, answers) = (unknown.clone(), unknown);
+        let mut curve = Self { lane, end, eager, answers, need: model.max, floor: model.min };
         let most = curve.answers(model.max);
-        curve.need = if lane.answers(model.max, Style::Eager, end) >= most {
-            least(model.min, model.max, |share| lane.answers(share, Style::Eager, end) >= most)
+        curve.need = if curve.eager(model.max) >= most {
+            least(model.min, model.max, |share| curve.eager(share) >= most)
         } else {
             curve.least_for(most)
         };
-        let guaranteed = curve.answers(guarantee);
-        curve.floor = curve.least_for(guaranteed);
+        if guarantee > 0 {
+            let guaranteed = curve.answers(guarantee);
+            curve.floor = curve.least_for(guaranteed);
+        }
         curve
     }
 
-    fn answers(&mut self, share: usize) -> u64 {
+    fn eager(&mut self, share: usize) -> u64 {
         let (lane, end) = (self.lane, self.end);
-        *self.answers[share].get_or_insert_with(|| lane.outlook(share, end).answers)
+        *self.eager[share].get_or_insert_with(|| lane.answers(share, Style::Eager, end))
+    }
+
+    fn answers(&mut self, share: usize) -> u64 {
+        if let Some(answers) = self.answers[share] {
+            return answers;
+        }
+        let eager = self.eager(share);
+        let answers = self.lane.outlook_beside(share, self.end, eager).answers;
+        self.answers[share] = Some(answers);
+        answers
     }
 
     /// The least share that answers so many requests, or the largest that is of use.

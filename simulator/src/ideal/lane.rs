@@ -114,7 +114,11 @@ impl<'m> Lane<'m> {
 
     /// What comes of the requests before `end` if the share stays, batched in the better style.
     pub(super) fn outlook(&self, level: usize, end: usize) -> Outlook {
-        let eager = self.answers(level, Style::Eager, end);
+        self.outlook_beside(level, end, self.answers(level, Style::Eager, end))
+    }
+
+    /// The same where it is known what eager batches answer.
+    pub(super) fn outlook_beside(&self, level: usize, end: usize, eager: u64) -> Outlook {
         if self.patient && level > 0 && eager < (end - self.settled()) as u64 {
             let patient = self.answers(level, Style::Patient, end);
             if patient > eager {
@@ -140,7 +144,9 @@ impl<'m> Lane<'m> {
         loop {
             if let Some(running) = &mut self.running {
                 let whole = self.model.times.ns(level, running.requests);
-                let finish = self.now.saturating_add((running.left * whole as f64).ceil() as u64);
+                let left =
+                    if running.left < 1.0 { (running.left * whole as f64).ceil() as u64 } else { whole };
+                let finish = self.now.saturating_add(left);
                 if finish > until {
                     running.left -= (until - self.now) as f64 / whole as f64;
                     self.now = until;
@@ -166,8 +172,8 @@ impl<'m> Lane<'m> {
 
     /// Starts the next batch before `until`, if there is one.
     fn start(&mut self, level: usize, style: Style, until: u64, end: usize) -> bool {
-        let waiting =
-            Waiting { model: self.model, arrivals: &self.model.arrivals[..end], level, from: self.next };
+        let Model { slo, times, arrivals, .. } = self.model;
+        let waiting = Waiting { slo: *slo, ns: times.of(level), arrivals: &arrivals[..end], from: self.next };
         match waiting.next_batch(self.now, style) {
             Some(batch) if batch.at < until => {
                 self.now = batch.at;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use shadowslice_shared::profile::{Execution, Row};
 
 use super::*;
-use crate::bound;
+use crate::bound::Bound;
 use crate::testing::{arrivals, flat, model, scenario};
 
 fn of(scenario: &Scenario, load: &[(u64, usize)]) -> Vec<u64> {
@@ -102,7 +102,7 @@ fn a_hundred_models() {
     let ideal = run(&world, &arrivals(&load), Duration::from_secs(1));
     assert!(ideal.total.attainment > 0.99, "{:?}", ideal.total);
     assert_eq!(ideal.total.goodput_rps, ideal.total.in_time as f64);
-    assert!(ideal.total.in_time <= bound::goodput(&world, &arrivals(&load), Duration::from_secs(1)).in_time);
+    assert!(ideal.total.in_time <= Bound::new(&world, &arrivals(&load), Duration::from_secs(1)).in_time());
 }
 
 #[test]
@@ -251,7 +251,7 @@ proptest! {
         load.sort_unstable();
         let most = most(&models, steps, 0, &vec![(0, None); models.len()], &mut HashMap::new());
         let ideal: u64 = of(&world, &load).iter().sum();
-        let bound = bound::goodput(&world, &arrivals(&load), Duration::from_secs(1)).in_time;
+        let bound = Bound::new(&world, &arrivals(&load), Duration::from_secs(1)).in_time();
         prop_assert!(ideal <= most && most <= bound, "{ideal} {most} {bound}");
         // Max-min attainment may cost answers, but not with a single model.
         let slack = if models.len() == 1 { most - ideal } else { most.saturating_sub(3 * ideal) };
@@ -264,12 +264,12 @@ proptest! {
         let world = scenario(sms, models.into_iter().map(|(_, served)| served).collect());
         let span = Duration::from_millis(300);
         let ideal = run(&world, &arrivals(&load), span);
-        let bound = bound::goodput(&world, &arrivals(&load), span);
-        prop_assert!(ideal.total.in_time <= bound.in_time);
-        for (outcome, most) in ideal.models.iter().zip(&bound.models) {
-            prop_assert!(outcome.goodput_rps <= *most);
+        let bound = Bound::new(&world, &arrivals(&load), span);
+        prop_assert!(ideal.total.in_time <= bound.in_time());
+        for (outcome, most) in ideal.models.iter().zip(bound.models()) {
+            prop_assert!(outcome.goodput_rps <= most);
         }
-        for class in &bound.classes {
+        for class in bound.classes() {
             let of_class = world.models.iter().zip(&ideal.models).filter(|(m, _)| m.terms.priority == class.priority);
             prop_assert!(of_class.map(|(_, outcome)| outcome.goodput_rps).sum::<f64>() <= class.goodput_rps + 1e-6);
         }

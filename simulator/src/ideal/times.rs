@@ -29,13 +29,13 @@ impl Times {
         Self { batches: batches as usize, ns }
     }
 
-    /// The largest batch.
-    pub(super) fn max_batch(&self) -> usize {
-        self.batches
+    /// Nanoseconds that one, two, ... requests take with a share of `level` steps, at least 1.
+    pub(super) fn of(&self, level: usize) -> &[u64] {
+        &self.ns[(level - 1) * self.batches..level * self.batches]
     }
 
     /// Nanoseconds that `batch` requests take with a share of `level` steps; both at least 1.
     pub(super) fn ns(&self, level: usize, batch: usize) -> u64 {
-        self.ns[(level - 1) * self.batches + batch - 1]
+        self.of(level)[batch - 1]
     }
 }

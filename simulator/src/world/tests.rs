@@ -68,7 +68,7 @@ fn long_batches_in_hand_overs_do_not_exceed_the_bound() {
     let arrivals: Vec<Arrival> = (0..100).map(at).collect();
     let outcome = Script::new(changes.collect()).run(&scenario, arrivals.clone());
     let (answered, repartitions) = (outcome.models[0].tally.in_time, outcome.models[0].repartitions.len());
-    let bound = crate::bound::goodput(&scenario, &arrivals, Duration::from_secs(60)).in_time;
+    let bound = crate::bound::Bound::new(&scenario, &arrivals, Duration::from_secs(60)).in_time();
     assert!(repartitions > 5 && answered > 30, "{repartitions} {answered}");
     assert!(answered <= bound, "{answered} of {bound} at most");
 }
