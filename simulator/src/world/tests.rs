@@ -245,6 +245,50 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     assert_eq!(outcome.models[0].tally.in_time, 4, "three more went to the larger worker");
 }
 
+/// When a model is heard that has gone from 50 SMs to 25 in its first interval, may have 50 again, and refuses who comes too late; with another
+/// change at 4.5 s, if any.
+fn heard(served: Served, arrivals: Vec<Arrival>, then: Option<Change>) -> Vec<Moment> {
+    let mut heard = Vec::new();
+    let mut decide = |ask, facts: &Facts| {
+        if ask != Ask::Interval {
+            heard.push(facts.now);
+            return Decision::default();
+        }
+        let shrinks = (facts.now == moment(500 * MS)).then(|| change(25, false));
+        let changes: Vec<Change> =
+            shrinks.into_iter().chain(then.clone().filter(|_| facts.now == moment(4_500 * MS))).collect();
+        let plan = Some(Plan { epoch: 1, changes });
+        let doors = vec![Door { refuse_late: true, ..Door::open(1) }];
+        Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
+    };
+    let scenario = on_one_gpu(100, vec![Served { serve_late: false, ..served }]);
+    let _outcome = run(&scenario, &SETTINGS, arrivals, &mut decide);
+    heard
+}
+
+#[test]
+fn who_turns_out_to_be_too_late_is_a_sign_too() {
+    // Taken to execute for 2 ms at 25 SMs, so that all seem in time as they come. Two do execute, for 200 ms each.
+    let mut served = model("a", 100.0);
+    served.terms.slo = Duration::from_millis(380);
+    served.terms.profile = model("a", 1.0).terms.profile;
+    let come = |together: u64| (4_000..4_000 + together).chain([4_450]).map(at).collect();
+    let short = u64::from(SHORT);
+    assert_eq!(heard(served.clone(), come(short + 3), None), [moment(4_450 * MS)]);
+    assert_eq!(heard(served, come(short + 2), None), [], "one fewer is not enough");
+}
+
+#[test]
+fn signs_say_nothing_of_another_share() {
+    let mut served = model("a", 100.0);
+    served.terms.slo = Duration::from_millis(350);
+    // One is tried, all others seem late. While a shadow starts one comes, and four more once it serves.
+    let first = 4_000..4_000 + u64::from(SHORT);
+    let come: Vec<Arrival> = first.chain([5_000]).chain(8_000..8_004).map(at).collect();
+    assert_eq!(heard(served.clone(), come.clone(), None).len(), 1, "one more is enough");
+    assert_eq!(heard(served, come, Some(change(30, false))), []);
+}
+
 #[test]
 fn who_has_more_than_his_share_is_for_is_heard_before_anybody_is_late() {
     let scenario = on_one_gpu(100, vec![model("a", 1.0)]);
