@@ -203,6 +203,28 @@ fn a_share_comes_back_without_which_clients_wait_longer_or_the_slo_is_missed() {
 }
 
 #[test]
+fn fewer_requests_of_more_rows_are_as_large_a_demand() {
+    let terms = vec![Terms { slo: 500 * MS, ..models(&[1]).remove(0) }];
+    let moves = |rows: u64| {
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&[50], &policy.initial());
+        let shrunk = pass(&mut policy, &mut facts, &[50], 30);
+        facts.models[0].standing = Some(GPU);
+        let change = pressure(&mut policy, &facts).unwrap();
+        (facts.models[0].share, facts.models[0].standing) = (change.to, None);
+        // For longer than a level is kept whatever comes.
+        let after = (0..400).any(|_| {
+            came(&mut facts.models[0], 10, 9);
+            facts.models[0].seen.rows = 10 * rows;
+            facts.now = facts.now + 500 * MS;
+            policy.decide(&facts).plan.is_some_and(|plan| !plan.changes.is_empty())
+        });
+        (shrunk.len(), after)
+    };
+    assert_eq!([1, 5].map(moves), [(1, true), (1, false)]);
+}
+
+#[test]
 fn where_nobody_stands_ready_pressure_starts_a_shadow_once_in_a_dwell_time() {
     let terms = models(&[1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
