@@ -121,6 +121,29 @@ impl Policy {
         self
     }
 
+    /// Goes on from what an earlier policy has learnt of the models that are the same here, of which each has that place there. Baselines'
+    /// own rules begin anew.
+    #[must_use]
+    pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
+        let is_same = |terms: &Terms, place: &usize| earlier.terms.get(*place) == Some(terms);
+        let same: Vec<Option<usize>> = self
+            .terms
+            .iter()
+            .zip(places)
+            .map(|(terms, place)| place.filter(|at| is_same(terms, at)))
+            .collect();
+        let remember = |ours: &mut Adaptive, theirs: &Adaptive| {
+            ours.remember(theirs, &earlier.terms, &self.terms, &same, &self.gpus);
+        };
+        if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
+            remember(ours, theirs);
+        }
+        if let (Some(ours), Some(theirs)) = (&mut self.our_doors, &earlier.our_doors) {
+            remember(ours, theirs);
+        }
+        self
+    }
+
     /// Which policy it is.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -166,7 +189,75 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::fixtures::{live, profile, terms};
+    use super::super::{Executed, Live, Seen};
     use super::*;
+
+    const GPU: Sms = Sms(132);
+
+    fn model(name: &str) -> Terms {
+        Terms { profile: Some(profile(2.0, 70.0, 66)), ..terms(name, 50) }
+    }
+
+    /// So many requests in the last half second of so many.
+    fn facts(arrived: &[u64], intervals: u32) -> Facts {
+        let span = Duration::from_millis(500);
+        let model = |&arrived: &u64| {
+            let executed = vec![Executed { rows: 4, count: arrived / 4, mean: Duration::from_millis(9) }];
+            let (answered, in_time) = (arrived, arrived);
+            Live { seen: Seen { span, arrived, answered, in_time, executed, ..Seen::default() }, ..live(GPU) }
+        };
+        let now = Moment::after_origin(span * intervals);
+        Facts { now, gpus: vec![GPU], models: arrived.iter().map(model).collect() }
+    }
+
+    /// Whose shares change at once when a policy for these models, whose places in one that has watched `a` and `b` are these, sees
+    /// one more interval.
+    fn moved(names: &[&str], places: &[Option<usize>]) -> Vec<usize> {
+        let [a, b] = ["a", "b"].map(model);
+        let mut earlier = Policy::new(Kind::Adaptive, &[GPU], &[a, b]);
+        for interval in 1..=20 {
+            let _not_carried_out = earlier.decide(&facts(&[50, 50], interval));
+        }
+        let terms: Vec<Terms> = names.iter().map(|name| model(name)).collect();
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms).remembering(&earlier, places);
+        let plan = policy.decide(&facts(&vec![50; names.len()], 21)).plan;
+        plan.iter().flat_map(|plan| &plan.changes).map(|change| change.model).collect()
+    }
+
+    #[test]
+    fn what_was_learnt_of_models_that_stay_is_remembered() {
+        assert_eq!(moved(&["a", "b"], &[Some(0), Some(1)]), [0, 1]);
+        assert_eq!(moved(&["new", "b", "a"], &[None, Some(1), Some(0)]), [1, 2]);
+        assert_eq!(moved(&["b"], &[Some(1)]), [0]);
+        assert_eq!(moved(&["a", "b"], &[None, None]), [], "others of the same names");
+        assert_eq!(moved(&["a", "b"], &[Some(1), Some(7)]), [], "not the same, and none at all");
+    }
+
+    #[test]
+    fn what_was_found_out_about_a_gpu_is_remembered_while_its_models_stay() {
+        let [a, b, c] = ["a", "b", "c"].map(|name| terms(name, 50));
+        let mut earlier = Policy::new(Kind::Adaptive, &[GPU], &[a.clone(), b.clone(), c.clone()]);
+        for interval in 1..=20 {
+            let mut facts = facts(&[40; 3], interval);
+            // Until caps that fit are tried, which help.
+            facts.models.iter_mut().for_each(|live| live.seen.in_time = if interval < 6 { 24 } else { 40 });
+            let _not_carried_out = earlier.decide(&facts);
+        }
+        let levels = |terms: &[Terms], places: &[Option<usize>]| {
+            Policy::new(Kind::Adaptive, &[GPU], terms).remembering(&earlier, places).initial()
+        };
+        let [first, second, third] = [Some(0), Some(1), Some(2)];
+        assert_eq!(
+            levels(&[b.clone(), c.clone(), a.clone()], &[second, third, first]),
+            [Sms(44); 3],
+            "they fit"
+        );
+        assert_eq!(levels(&[a.clone(), b.clone(), c], &[first, second, None]), [GPU; 3]);
+        assert_eq!(levels(&[a, b], &[first, second]), [GPU; 2]);
+    }
 
     #[test]
     fn every_policy_is_found_by_its_name() {

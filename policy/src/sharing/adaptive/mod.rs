@@ -102,6 +102,33 @@ impl Adaptive {
         }
     }
 
+    /// Takes over what another one has learnt: of the models that are the `same`, by their places there, and of GPUs that have these and no
+    /// others. `before` are the terms that the other one goes by.
+    pub(super) fn remember(
+        &mut self,
+        other: &Self,
+        before: &[Terms],
+        terms: &[Terms],
+        same: &[Option<usize>],
+        gpus: &[Sms],
+    ) {
+        for (model, place) in self.models.iter_mut().zip(same) {
+            if let Some(known) = place.and_then(|place| other.models.get(place)) {
+                model.clone_from(known);
+            }
+        }
+        for (gpu, &sms) in gpus.iter().enumerate() {
+            let here = outlook::on(gpu, terms);
+            let stayed = here.iter().filter(|&&model| same[model].is_some()).count();
+            if stayed == here.len() && stayed == outlook::on(gpu, before).len() {
+                self.regimes[gpu] = other.regimes[gpu];
+                self.yielding[gpu].clone_from(&other.yielding[gpu]);
+            }
+            self.lay_out(gpu, terms, sms);
+        }
+        (self.learnt, self.epoch) = (other.learnt, other.epoch);
+    }
+
     /// The shares that the models should start with, of whose demand nothing is known.
     pub(super) fn levels(&self) -> &[Sms] {
         &self.levels

@@ -67,6 +67,8 @@ pub struct Planner {
     interval: Duration,
     clock: Clock,
     gpus: Vec<Sms>,
+    /// The models that the policy knows, by their numbers, and what it was told of them.
+    ids: Vec<usize>,
     terms: Vec<Terms>,
     policy: Policy,
     models: Vec<(Sharer, Orders)>,
@@ -133,9 +135,21 @@ impl Planner {
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
         let Settings { act, interval, .. } = *settings;
-        let (terms, models) = (Vec::new(), Vec::new());
-        let mut planner =
-            Self { choice, act, interval, clock, gpus, terms, policy, models, sharers, pressed, planned };
+        let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
+        let mut planner = Self {
+            choice,
+            act,
+            interval,
+            clock,
+            gpus,
+            ids,
+            terms,
+            policy,
+            models,
+            sharers,
+            pressed,
+            planned,
+        };
         planner.meet();
         Some((planner, seen))
     }
@@ -310,12 +324,16 @@ impl Planner {
     }
 
     /// Goes by what is known of the models now: a model says when it is loaded whether it can be batched, and models
-    /// and their configurations change. A policy that was told otherwise starts anew.
+    /// and their configurations change. What was learnt of those that are the same is still known.
     fn learn_terms(&mut self) {
-        let terms: Vec<Terms> = self.models.iter().map(|(sharer, _)| sharer.terms()).collect();
-        if terms != self.terms {
-            self.policy = self.choice.policy(&self.gpus, &terms);
-            self.terms = terms;
+        let (ids, terms): (Vec<usize>, Vec<Terms>) =
+            self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();
+        if ids == self.ids && terms == self.terms {
+            return;
         }
+        let places: Vec<Option<usize>> =
+            ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
+        self.policy = self.choice.policy(&self.gpus, &terms).remembering(&self.policy, &places);
+        (self.ids, self.terms) = (ids, terms);
     }
 }

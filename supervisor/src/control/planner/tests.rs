@@ -349,6 +349,35 @@ fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
 }
 
 #[test]
+fn what_was_learnt_is_known_while_models_stay() {
+    let mut rig = Rig::new("policy: adaptive");
+    let sharers = rig.planner.sharers.borrow().clone();
+    let (told, seen) = watch::channel(sharers.clone());
+    rig.planner.sharers = seen;
+    let generous = rig.planner.policy.initial();
+    // Whatever they have, it stays.
+    rig.standings.iter().for_each(|told| told.send_modify(|standing| standing.held = true));
+    let span = Duration::from_millis(500);
+    for interval in 1..=20 {
+        // Until caps that fit are tried, which help.
+        let in_time = if interval < 6 { 60 } else { 100 };
+        let missed = Seen { span, arrived: 100, answered: 100, in_time, ..Seen::default() };
+        let facts = rig.planner.facts(Moment::after_origin(span * interval), |_| missed.clone());
+        let _not_carried_out = rig.planner.policy.decide(&facts);
+    }
+    let fitting = rig.planner.policy.initial();
+    assert!(fitting[0] < generous[0], "{fitting:?} {generous:?}");
+    let mut meets = |first: usize, second: usize| {
+        let of = |id: usize| Sharer { id, ..sharers[id % 2].clone() };
+        told.send_replace(vec![of(first), of(second)]);
+        rig.planner.meet();
+        rig.planner.policy.initial()
+    };
+    assert_eq!(meets(1, 0), fitting, "the same in another order");
+    assert_eq!(meets(1, 2), generous, "one that replaced another");
+}
+
+#[test]
 fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
     for kind in shadowslice_policy::sharing::Kind::ALL {
         let mut rig = Rig::new(&format!("policy: {kind}, act: false").replace("static", "equal"));
