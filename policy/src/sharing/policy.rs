@@ -123,6 +123,10 @@ impl Policy {
 
     /// Goes on from what an earlier policy has learnt of the models that are the same here, of which each has that place there. Baselines'
     /// own rules begin anew.
+    ///
+    /// # Panics
+    ///
+    /// If the earlier one is for fewer GPUs.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         let is_same = |terms: &Terms, place: &usize| earlier.terms.get(*place) == Some(terms);
@@ -257,6 +261,27 @@ mod tests {
         );
         assert_eq!(levels(&[a.clone(), b.clone(), c], &[first, second, None]), [GPU; 3]);
         assert_eq!(levels(&[a, b], &[first, second]), [GPU; 2]);
+    }
+
+    #[test]
+    fn who_makes_room_goes_on_and_plans_are_counted_on() {
+        let [a, b] = [model("a"), Terms { priority: 3, ..model("b") }];
+        let mut earlier = Policy::new(Kind::Adaptive, &[GPU], &[a.clone(), b.clone()]);
+        let suffers = |interval: u32| {
+            let mut facts = facts(&[50, 50], interval);
+            facts.models[0].seen.in_time = 40;
+            facts.models[1].seen.busy = 0.9;
+            facts
+        };
+        let plans: Vec<u64> =
+            (1..=20).filter_map(|interval| Some(earlier.decide(&suffers(interval)).plan?.epoch)).collect();
+        assert_eq!(earlier.initial(), [GPU, Sms(86)]);
+        let mut policy =
+            Policy::new(Kind::Adaptive, &[GPU], &[b, a]).remembering(&earlier, &[Some(1), Some(0)]);
+        assert_eq!(policy.initial(), [Sms(86), GPU]);
+        let mut next = suffers(21);
+        next.models.reverse();
+        assert_eq!(policy.decide(&next).plan.map(|plan| plan.epoch), plans.last().map(|last| last + 1));
     }
 
     #[test]
