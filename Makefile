@@ -69,7 +69,7 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 
 .PHONY: soak
-soak: build ## A thousand hand-overs with a twin run, two hundred kills (seven minutes)
+soak: build ## 1,300 hand-overs with twin runs, four hundred kills (nine minutes once built)
 	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked \
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 
