@@ -26,7 +26,7 @@ use crate::status;
 #[command(
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 fine, 1 refused, 64 usage, 69 something needed is unavailable (GPU, ONNX Runtime,\na running supervisor), 78 bad configuration, 143 ended by a second signal.\n\nLogs go to stderr; RUST_LOG=debug shows more, SHADOWSLICE_LOG=json makes them JSON."
+    after_help = "Exit codes: 0 fine, 1 refused, 64 usage, 69 something needed is unavailable (GPU, ONNX Runtime,\na running supervisor), 70 a fault of this program, 78 bad configuration, 143 ended by a second signal.\n\nLogs go to stderr; RUST_LOG=debug shows more, SHADOWSLICE_LOG=json makes them JSON."
 )]
 struct Cli {
     #[command(subcommand)]
