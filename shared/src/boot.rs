@@ -11,8 +11,8 @@
 //!     │◀── Warmed ─────────────────────│  warm: batches may come
 //! ```
 //!
-//! At any point the worker may say `Refused` instead, and exit. Neither side ever sends more than
-//! two messages, so a sick peer cannot fill the channel and block the other.
+//! At any point the worker may say `Refused` instead, and exit. The supervisor sends two messages and a
+//! worker three, so a sick peer cannot fill the channel and block the other.
 
 use std::path::PathBuf;
 use std::time::Duration;
