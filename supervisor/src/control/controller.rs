@@ -99,7 +99,7 @@ pub struct Controller {
     /// The worker whose first answer will tell the last hand-over's effect.
     pub(super) effect: Option<Effect>,
     pub(super) settling: Option<Settling>,
-    /// Whether a worker stands ready that has more SMs than the one that serves, and may take over.
+    /// Whether more SMs may be had, as the pipeline was told last.
     pub(super) relief: bool,
     /// The share asked for while the last hand-over was in its probation.
     pub(super) next: Option<Wanted>,

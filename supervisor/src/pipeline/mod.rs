@@ -425,9 +425,9 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    /// Says whether a worker stands ready that has more SMs than the one that serves, and may take over.
-    pub fn set_relief(&self, stands: bool) {
-        self.state.lock().relief.set(stands);
+    /// Says whether more SMs may be had, from a worker that stands ready or because the policy wants one to.
+    pub fn set_relief(&self, may_be_had: bool) {
+        self.state.lock().relief.set(may_be_had);
     }
 
     /// Begins to measure when the objective is kept again after the load changed at `onset`.

@@ -29,27 +29,27 @@ pub struct Bell {
 #[derive(Debug)]
 pub(crate) struct Relief {
     bell: Option<Bell>,
-    /// Whether more SMs may be had.
-    stands: bool,
+    /// Whether more SMs are.
+    may_be_had: bool,
     pressure: Pressure,
 }
 
 impl Relief {
     pub(crate) fn new(bell: Option<Bell>) -> Self {
-        Self { bell, stands: false, pressure: Pressure::default() }
+        Self { bell, may_be_had: false, pressure: Pressure::default() }
     }
 
     /// What was noted before says nothing of a share from which more may be had only now.
-    pub(crate) fn set(&mut self, stands: bool) {
-        if stands && !self.stands {
+    pub(crate) fn set(&mut self, may_be_had: bool) {
+        if may_be_had && !self.may_be_had {
             self.pressure = Pressure::default();
         }
-        self.stands = stands;
+        self.may_be_had = may_be_had;
     }
 
     /// Whether pressure is news.
     pub(crate) fn listens(&self, now: Moment) -> bool {
-        self.stands && self.pressure.is_heard(now) && self.bell.is_some()
+        self.may_be_had && self.pressure.is_heard(now) && self.bell.is_some()
     }
 
     /// Notes requests that seemed in time when they came, and are refused now that they should be sent.

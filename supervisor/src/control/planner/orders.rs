@@ -49,7 +49,7 @@ impl Orders {
         }
         let why = match said {
             Some(Ok(Ok(report))) => report.why,
-            // Somebody else was quicker, or holds it now; or a worker stands ready no more.
+            // Somebody else was quicker, or holds it now.
             Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
             Some(Ok(Err(refused))) => Some(refused.to_string()),
             // Under way still, or the controller ended.
