@@ -41,7 +41,7 @@ pub struct Occupant {
     /// Its cap.
     pub cap: Sms,
     /// The length of its turns: steps of a quarter octave, from one unit.
-    turn: u16,
+    turn: u8,
 }
 
 impl Occupant {
@@ -62,13 +62,13 @@ impl Occupant {
         let kernel = alone / time(1, whole);
         let turn = kernel * (filled * (FILLING * filled).max(1.0)).min(1.0);
         let steps = (STEPS * (UNIT * turn).max(1.0).log2()).ceil();
-        Self { cap, turn: steps.min(f64::from(u8::MAX)) as u16 }
+        Self { cap, turn: steps.min(f64::from(u8::MAX)) as u8 }
     }
 
     /// How long it keeps others waiting, in units.
     fn turn(self) -> u64 {
         // The largest comes to less than 2^64.
-        (f64::from(self.turn.min(u16::from(u8::MAX))) / STEPS).exp2().round() as u64
+        (f64::from(self.turn) / STEPS).exp2().round() as u64
     }
 }
 
