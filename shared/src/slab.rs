@@ -45,6 +45,9 @@ pub enum SlabError {
         #[source]
         source: Errno,
     },
+    /// A descriptor whose file cannot be asked for its size.
+    #[error("a shared memory file does not tell its size")]
+    Inspect(#[source] Errno),
     /// A descriptor whose file is smaller than agreed.
     #[error("a shared memory file has {got} bytes instead of {want}")]
     Size {
@@ -137,7 +140,7 @@ fn fixed_size() -> SealFlag {
 }
 
 fn check_size(file: BorrowedFd<'_>, want: u64) -> Result<(), SlabError> {
-    let status = fstat(file).map_err(|source| SlabError::Map { bytes: want, source })?;
+    let status = fstat(file).map_err(SlabError::Inspect)?;
     let got = u64::try_from(status.st_size).unwrap_or(0);
     if got < want { Err(SlabError::Size { got, want }) } else { Ok(()) }
 }
