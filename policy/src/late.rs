@@ -39,7 +39,7 @@ impl Lateness {
     }
 
     /// The lane took the last request out. Not for a queue that emptied because its clients left.
-    pub fn emptied(&mut self, _now: Moment) {
+    pub fn emptied(&mut self) {
         self.standing = Standing::Empty;
     }
 
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn an_emptied_queue_starts_afresh() {
         let mut lateness = standing_since_zero(20);
-        lateness.emptied(ms(1_500));
+        lateness.emptied();
         assert!(!lateness.refuses(ms(20), ms(1_500)));
         lateness.queued(ms(1_600));
         assert!(!lateness.refuses(ms(1_620), ms(2_599)));
@@ -111,7 +111,7 @@ mod tests {
         lateness.disturbed();
         lateness.queued(ms(1_100));
         assert!(!lateness.refuses(ms(20), ms(60_000)));
-        lateness.emptied(ms(60_000));
+        lateness.emptied();
         lateness.queued(ms(60_001));
         assert!(lateness.refuses(ms(60_021), ms(61_001)));
     }

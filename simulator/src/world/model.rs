@@ -202,8 +202,7 @@ impl<'a> Model<'a> {
             }
         }
         if let Some(lateness) = &mut self.lateness {
-            let now = moment(now);
-            if self.queue.is_empty() { lateness.emptied(now) } else { lateness.queued(now) }
+            if self.queue.is_empty() { lateness.emptied() } else { lateness.queued(moment(now)) }
         }
         if alarm != self.alarm {
             self.alarm = alarm;

@@ -233,7 +233,7 @@ impl State {
 
     fn note_queue(&mut self, now: Moment) {
         if let Some(lateness) = &mut self.lateness {
-            if self.queue.is_empty() { lateness.emptied(now) } else { lateness.queued(now) }
+            if self.queue.is_empty() { lateness.emptied() } else { lateness.queued(now) }
         }
         if self.queue.is_empty() {
             self.door.emptied(now);

@@ -116,11 +116,11 @@ impl Regime {
         }
         let (mut all, mut telling) = (Record::default(), Record::default());
         for (seen, carried) in models {
-            let missed = seen.answered.saturating_sub(seen.in_time) + seen.refused;
-            all.add(seen.arrived as f64, missed as f64);
+            let (arrived, missed) = (seen.arrived as f64, seen.missed() as f64);
+            all.add(arrived, missed);
             // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
             if carried || self.fitting_s.is_some() {
-                telling.add(seen.arrived as f64, missed as f64);
+                telling.add(arrived, missed);
             }
         }
         self.here.fade();
