@@ -15,7 +15,7 @@ pub(super) struct Target {
 
 /// The decision that leads to the targets without further thought: nobody's share changes while people
 /// hold it or while it is already changing, and what makes room goes first.
-pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts, epoch: &mut u64) -> Decision {
+pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();
     for (model, ((target, terms), live)) in targets.iter().zip(terms).zip(&facts.models).enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts, epoch:
         report.push(verdict);
     }
     let doors = targets.iter().map(|target| target.door).collect();
-    Decision { plan: plan(changes, epoch), doors, standby: vec![None; terms.len()], report }
+    Decision { plan: plan(changes), doors, standby: vec![None; terms.len()], report }
 }
 
 fn verdict(to: Sms, live: &Live) -> Verdict {
@@ -43,11 +43,10 @@ fn verdict(to: Sms, live: &Live) -> Verdict {
 }
 
 /// A plan of these changes, those that make room first.
-pub(super) fn plan(mut changes: Vec<Change>, epoch: &mut u64) -> Option<Plan> {
+pub(super) fn plan(mut changes: Vec<Change>) -> Option<Plan> {
     if changes.is_empty() {
         return None;
     }
     changes.sort_by_key(|change| (change.to > change.from, change.model));
-    *epoch += 1;
-    Some(Plan { epoch: *epoch, changes })
+    Some(Plan { changes })
 }

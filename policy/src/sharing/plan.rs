@@ -25,9 +25,7 @@ pub struct Decision {
 /// nothing is lost by the overlap. It leaves its executor no choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Counts the plans.
-    pub epoch: u64,
-    /// The changes.
+    /// The changes; never empty.
     pub changes: Vec<Change>,
 }
 

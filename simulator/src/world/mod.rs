@@ -124,7 +124,7 @@ pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
         Ask::Interval => policy.decide(facts),
         Ask::Pressure(model) => {
             let Some(relief) = policy.pressure(model, facts.now, facts) else { return Decision::default() };
-            let plan = Plan { epoch: 0, changes: vec![relief.change] };
+            let plan = Plan { changes: vec![relief.change] };
             Decision { plan: Some(plan), doors: relief.doors, ..Decision::default() }
         }
     }

@@ -43,7 +43,7 @@ impl Script {
             self.seen.push(facts.clone());
             let tick = self.seen.len();
             let due = self.changes.iter().filter(|(at, _)| *at == tick).map(|(_, change)| change.clone());
-            let plan = Plan { epoch: tick as u64, changes: due.collect() };
+            let plan = Plan { changes: due.collect() };
             Decision { plan: Some(plan), ..Decision::default() }
         })
     }
@@ -165,7 +165,7 @@ fn with_standby(
         let tick = seen.len();
         let wish = wishes.iter().rev().find(|(from, _)| *from <= tick).and_then(|(_, wish)| wish.map(Sms));
         let due = changes.iter().find(|(at, _)| *at == tick).map(|&(_, to)| change(to, true));
-        let plan = due.map(|change| Plan { epoch: tick as u64, changes: vec![change] });
+        let plan = due.map(|change| Plan { changes: vec![change] });
         Decision { standby: vec![wish], plan, ..Decision::default() }
     });
     seen
@@ -235,7 +235,7 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
         }
         // The first interval alone shrinks it.
         let due = ask != Ask::Interval || facts.now == moment(500 * MS);
-        Decision { plan: due.then(|| Plan { epoch: 1, changes: vec![change] }), ..Decision::default() }
+        Decision { plan: due.then(|| Plan { changes: vec![change] }), ..Decision::default() }
     };
     // At 25 SMs a request takes 200 ms, so the second one is late, and all after it.
     let last = 4_000 + u64::from(SHORT);
@@ -257,7 +257,7 @@ fn heard(served: Served, arrivals: Vec<Arrival>, then: Option<Change>) -> Vec<Mo
         let shrinks = (facts.now == moment(500 * MS)).then(|| change(25, false));
         let changes: Vec<Change> =
             shrinks.into_iter().chain(then.clone().filter(|_| facts.now == moment(4_500 * MS))).collect();
-        let plan = Some(Plan { epoch: 1, changes });
+        let plan = Some(Plan { changes });
         let doors = vec![Door { refuse_late: true, ..Door::open(1) }];
         Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
     };
@@ -299,8 +299,8 @@ fn who_has_more_than_his_share_is_for_is_heard_before_anybody_is_late() {
         if !interval {
             heard.push(facts.now);
         }
-        let plan = (interval && facts.now == moment(500 * MS))
-            .then(|| Plan { epoch: 1, changes: vec![change(25, false)] });
+        let plan =
+            (interval && facts.now == moment(500 * MS)).then(|| Plan { changes: vec![change(25, false)] });
         let doors = if interval { vec![Door { watch, ..Door::open(1) }] } else { Vec::new() };
         Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
     };
@@ -373,7 +373,7 @@ proptest! {
                 let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once, onset: Moment::default() });
                 tick += 1;
                 let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
-                Decision { plan: Some(Plan { epoch: 0, changes: due.into_iter().collect() }), doors, ..Decision::default() }
+                Decision { plan: Some(Plan { changes: due.into_iter().collect() }), doors, ..Decision::default() }
             })
         };
         let outcome = once();

@@ -75,7 +75,6 @@ pub(super) struct Adaptive {
     tight: Vec<bool>,
     /// When it last learnt: what was seen until then is known.
     learnt: Option<Moment>,
-    epoch: u64,
 }
 
 impl Adaptive {
@@ -85,7 +84,7 @@ impl Adaptive {
         let regimes = vec![Regime::new(); gpus.len()];
         let yielding = vec![Yielding::new(); gpus.len()];
         let tight = vec![false; terms.len()];
-        let mut new = Self { models, regimes, yielding, levels, tight, learnt: None, epoch: 0 };
+        let mut new = Self { models, regimes, yielding, levels, tight, learnt: None };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -126,7 +125,7 @@ impl Adaptive {
             }
             self.lay_out(gpu, terms, sms);
         }
-        (self.learnt, self.epoch) = (other.learnt, other.epoch);
+        self.learnt = other.learnt;
     }
 
     /// The shares that the models should start with, of whose demand nothing is known.
@@ -166,7 +165,7 @@ impl Adaptive {
                 changes.push(Change { model, from, to, at_once, onset });
             }
         }
-        Decision { plan: plan(changes, &mut self.epoch), doors, standby, report }
+        Decision { plan: plan(changes), doors, standby, report }
     }
 
     /// Why a model that has this share does not shrink to that one now, if it would.
