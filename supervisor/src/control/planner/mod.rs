@@ -183,6 +183,8 @@ impl Planner {
 
     fn decide(&mut self) {
         if self.models.is_empty() {
+            // What was decided last was about models that have gone.
+            self.planned.send_modify(|planned| planned.report.models.clear());
             return;
         }
         self.learn_terms();
