@@ -1,5 +1,7 @@
 //! What was decided, and why, for people.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::pressure::Sign;
 use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Waiting};
@@ -110,14 +112,15 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    /// What a door is to a model: one that serves the late turns nobody away, whatever the policy says.
-    fn of(door: &Door, on_late: OnLate) -> Self {
+    /// What a door is to a model: one that serves the late turns nobody away, and one whose batches were configured to wait
+    /// has them wait for so long, whatever the policy says.
+    fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
         let Door { max_batch, admit, refuse_late, max_delay, .. } = *door;
         let (admit, refuse_late) = match on_late {
             OnLate::Reject => (admit, refuse_late),
             OnLate::Serve => (1.0, false),
         };
-        Self { max_batch, max_delay_ms: ms(max_delay), admit, refuse_late }
+        Self { max_batch, max_delay_ms: ms(max_delay.max(configured_delay)), admit, refuse_late }
     }
 }
 
@@ -160,7 +163,7 @@ fn of_model(
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),
         not_ordered,
-        door: DoorReport::of(door, on_late),
+        door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
         seen: SeenReport::of(&live.seen),
     }
 }
@@ -223,8 +226,6 @@ fn reason(waiting: &Waiting, now: Moment) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -258,7 +259,7 @@ mod tests {
     fn who_serves_the_late_turns_nobody_away() {
         let narrow = Door { admit: 0.5, refuse_late: true, ..Door::open(4) };
         let told = |on_late| {
-            let report = DoorReport::of(&narrow, on_late);
+            let report = DoorReport::of(&narrow, on_late, Duration::ZERO);
             (report.admit, report.refuse_late)
         };
         assert_eq!(told(OnLate::Reject), (0.5, true));

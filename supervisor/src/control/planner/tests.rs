@@ -208,6 +208,14 @@ fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
 }
 
 #[test]
+fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
+    let mut rig = Rig::new("policy: equal");
+    Arc::make_mut(&mut rig.planner.models[0].0.model).batch.max_delay = Duration::from_millis(5);
+    let max_delay_ms: Vec<f64> = rig.decide().iter().map(|row| row.door.max_delay_ms).collect();
+    assert_eq!(max_delay_ms, [5.0, 0.0]);
+}
+
+#[test]
 fn recommendations_are_not_orders() {
     let mut rig = Rig::new("policy: equal, act: false");
     let rows = rig.decide();
