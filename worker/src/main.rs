@@ -1,11 +1,11 @@
 //! `shadowslice-worker`: one model's process, started by shadowslice's supervisor.
 
-use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use shadowslice_worker::boot::{Connected, Fault};
+use shadowslice_worker::errors::chain;
 use shadowslice_worker::probe::Probe;
 
 /// Wrong usage, as sysexits has it.
@@ -40,7 +40,7 @@ fn find_out(probe: Probe) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         },
         Err(error) => {
-            say(&with_causes(&error));
+            say(&chain(&error));
             ExitCode::from(EX_UNAVAILABLE)
         }
     }
@@ -53,7 +53,7 @@ fn serve(server: String) -> ExitCode {
         // The supervisor was told why.
         Err(Fault::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
-            say(&with_causes(&fault));
+            say(&chain(&fault));
             ExitCode::FAILURE
         }
     }
@@ -69,9 +69,4 @@ fn run(server: String) -> Result<(), Fault> {
 /// Writes one line for the supervisor to forward.
 fn say(fault: &str) {
     let _nobody_reads = writeln!(std::io::stderr(), "error: {fault}");
-}
-
-fn with_causes(fault: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(fault.source(), |&cause| cause.source());
-    causes.fold(fault.to_string(), |said, cause| format!("{said}: {cause}"))
 }

@@ -48,10 +48,20 @@ pub(crate) const ROWS: &[Row] = &[
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
     Row {
         part: "worker/src/engine",
-        may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
+        may: &[
+            "crate::answer",
+            "crate::device::cuda",
+            "crate::errors",
+            "crate::inputs",
+            "shadowslice_shared",
+        ],
         never: &["cudarc"],
     },
-    Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
+    Row {
+        part: "worker/src/device",
+        may: &["crate::clock", "crate::errors", "shadowslice_shared"],
+        never: &["ort"],
+    },
     // The supervisor's data path: from a socket to a lane. It never waits for control, so it cannot name it.
     Row {
         part: "supervisor/src/ingress",

@@ -12,7 +12,7 @@ use shadowslice_shared::boot::{
     Assignment, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, Warmed,
     WorkerSays,
 };
-use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
+use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
 
 use crate::answer::AnswerSlots;
 use crate::clock::{after, now_ns, wait_until};
@@ -20,6 +20,7 @@ use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
 use crate::device::cuda::pinned;
 use crate::engine::{Engine, Libraries, Signature};
+use crate::errors::chain;
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
 pub use link::Fault;
@@ -37,7 +38,7 @@ impl Connected {
     pub fn to(server: String) -> Result<Self, Fault> {
         let adopted = adopt();
         let link = Link::connect(server)?;
-        let descriptors = adopted.map_err(|fault| link.refuse(Refusal::Setup(fault.to_string())))?;
+        let descriptors = adopted.map_err(|fault| link.refuse(Refusal::Setup(chain(&fault))))?;
         Ok(Self { link, descriptors })
     }
 
@@ -124,7 +125,7 @@ struct Parts {
 
 impl Parts {
     fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes, u64), Refusal> {
-        let setup = |fault: &dyn std::error::Error| Refusal::Setup(fault.to_string());
+        let setup = |fault: SlabError| Refusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.purpose == Purpose::Serve && assignment.device == DeviceSpec::Cuda;
@@ -132,13 +133,12 @@ impl Parts {
         let loaded_ns = now_ns();
         let device = Device::open(assignment, pool)?;
         let opened_ns = now_ns();
-        let requests =
-            ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(|fault| setup(&fault))?;
+        let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
         let slot_bytes = assignment.response_slot_bytes;
         let response_bytes = slot_bytes
             .checked_mul(IN_FLIGHT as u64)
             .ok_or_else(|| Refusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
-        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(|fault| setup(&fault))?;
+        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
         }
@@ -160,7 +160,7 @@ impl Parts {
     /// Runs every batch size, and writes or checks the answers.
     fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
-            .map_err(|fault| Refusal::Setup(fault.to_string()))?;
+            .map_err(|fault| Refusal::Setup(chain(&fault)))?;
         let (engine, signature) = (&mut self.engine, &self.signature);
         let times = Vec::with_capacity(warm_up.sizes.len());
         let (slots, socket) = (&self.slots, Some(self.socket.as_fd()));

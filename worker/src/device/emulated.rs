@@ -19,6 +19,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::Started;
 use super::timeline::{Progress, Share};
 use crate::clock::{now_ns, timespec};
+use crate::errors::chain;
 
 /// A worker's part of an emulated GPU.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl EmulatedGpu {
     ) -> Result<Self, Refusal> {
         let share = share_of(std::env::var_os(SHARE_VARIABLE).as_deref())?;
         let pool = pool.ok_or_else(|| Refusal::Setup("the emulated GPU's pool was not passed on".into()))?;
-        let pool = Pool::adopt(pool).map_err(|fault| Refusal::Setup(fault.to_string()))?;
+        let pool = Pool::adopt(pool).map_err(|fault| Refusal::Setup(chain(&fault)))?;
         if seat >= SEATS {
             return Err(Refusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
         }
@@ -177,6 +178,15 @@ mod tests {
         for nonsense in ["", "0", "101", "30%", "-1", "half"] {
             assert!(matches!(share_of(Some(OsStr::new(nonsense))), Err(Refusal::Setup(_))), "{nonsense:?}");
         }
+    }
+
+    #[test]
+    fn a_refusal_names_the_cause() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &[0; 8192]).unwrap();
+        let unwritable = std::fs::File::open(file.path()).unwrap();
+        let refused = EmulatedGpu::open(Sms(100), 0, Some(unwritable.into()), None).unwrap_err();
+        assert!(refused.to_string().contains("EACCES"), "{refused}");
     }
 
     #[test]

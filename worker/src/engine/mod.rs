@@ -12,6 +12,7 @@ use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::errors::chain;
 use crate::inputs::Inputs;
 pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
@@ -103,7 +104,7 @@ impl Engine {
             Self::OnnxRuntime(engine) => engine.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
-                engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(fault.to_string()))?;
+                engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;
                 return Ok(outputs);
             }
         };

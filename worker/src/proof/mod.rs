@@ -19,6 +19,7 @@ use shadowslice_shared::tensor::elements;
 use crate::answer::AnswerSlots;
 use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{Engine, Signature};
+use crate::errors::chain;
 use crate::inputs::Inputs;
 use made_up::Fill;
 use reference::{Answer, Reference, SizeAnswers};
@@ -66,7 +67,7 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal
     for fill in Fill::ALL {
         match reference_of(trial, fill) {
             Ok(reference) => {
-                return reference.write(file).map_err(|fault| Refusal::Setup(reference::said(&fault)));
+                return reference.write(file).map_err(|fault| Refusal::Setup(chain(&fault)));
             }
             Err(refusal) => refusals.push(refusal),
         }
@@ -101,7 +102,7 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
 }
 
 fn read(file: &File) -> Result<Reference, Refusal> {
-    Reference::read(file).map_err(|fault| Refusal::Setup(reference::said(&fault)))
+    Reference::read(file).map_err(|fault| Refusal::Setup(chain(&fault)))
 }
 
 /// Runs every size, and compares the answers with those that were written.
@@ -178,10 +179,9 @@ impl Trial<'_> {
         // A slab is never empty.
         bytes.push(0);
         let len = bytes.len() as u64;
-        let slab =
-            WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&fault.to_string()))?;
+        let slab = WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&chain(&fault)))?;
         slab.write(0, &bytes).expect("it was made for these bytes");
-        let view = ReadableSlab::map(slab.as_fd(), len).map_err(|fault| setup(&fault.to_string()))?;
+        let view = ReadableSlab::map(slab.as_fd(), len).map_err(|fault| setup(&chain(&fault)))?;
         let requests = vec![BatchRequest { rows: size, inputs: extents }];
         Ok((view, Batch { id: 0, slot, sent_ns: 0, shapes: shapes.clone(), requests }))
     }

@@ -1,6 +1,5 @@
 //! The reference answers as they lie in their memory file.
 
-use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -43,12 +42,6 @@ pub(super) enum ReferenceError {
     Read(#[source] io::Error),
     #[error("the reference answers are garbled")]
     Garbled(#[source] postcard::Error),
-}
-
-/// A fault with its causes, in one line.
-pub(super) fn said(fault: &ReferenceError) -> String {
-    let cause = fault.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-    format!("{fault}{cause}")
 }
 
 impl Reference {

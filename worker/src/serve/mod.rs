@@ -16,6 +16,7 @@ use crate::answer::AnswerSlots;
 use crate::device::Device;
 use crate::device::cuda::CudaFault;
 use crate::engine::{Engine, Signature};
+use crate::errors::chain;
 use crate::inputs::Inputs;
 use on_gpu::OnGpu;
 
@@ -123,7 +124,7 @@ fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
 fn read(message: &[u8], len: usize) -> Result<Batch, Answer> {
     match message.get(..len).map(decode::<Batch>) {
         Some(Ok(batch)) => Ok(batch),
-        Some(Err(fault)) => Err(unreadable(&fault.to_string())),
+        Some(Err(fault)) => Err(unreadable(&chain(&fault))),
         None => Err(unreadable("it is longer than a message may be")),
     }
 }

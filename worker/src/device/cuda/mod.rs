@@ -24,6 +24,8 @@ use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::Refusal;
 use shadowslice_shared::units::Sms;
 
+use crate::errors::chain;
+
 /// What CUDA's driver could not do. The context may be beyond use afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the GPU cannot {what}")]
@@ -63,8 +65,8 @@ impl fmt::Debug for CudaGpu {
 impl CudaGpu {
     /// Opens the first GPU that the environment lets the process see, and makes its context.
     pub fn open() -> Result<Arc<Self>, Refusal> {
-        let context = open::context().map_err(|why| Refusal::Setup(why.to_string()))?;
-        Self::with(context).map(Arc::new).map_err(|why| Refusal::Setup(said(&why)))
+        let context = open::context().map_err(|why| Refusal::Setup(chain(&why)))?;
+        Self::with(context).map(Arc::new).map_err(|why| Refusal::Setup(chain(&why)))
     }
 
     fn with(context: Arc<CudaContext>) -> Result<Self, CudaFault> {
@@ -197,8 +199,4 @@ unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
     let file = unsafe { BorrowedFd::borrow_raw(file) };
     // Full means that it is readable already.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
-}
-
-fn said(fault: &CudaFault) -> String {
-    format!("{fault}: {}", fault.source)
 }

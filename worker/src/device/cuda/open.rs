@@ -22,10 +22,10 @@ pub(super) enum OpenError {
     NoDriver,
     #[error("the environment hides every GPU; is the UUID in the configuration right?")]
     NoGpu,
-    #[error("the MPS server was not ready within {SERVER_PATIENCE:?} ({0}); see its server.log")]
-    NotReady(DriverError),
-    #[error("the GPU cannot be opened: {0}")]
-    Driver(DriverError),
+    #[error("the MPS server was not ready within {SERVER_PATIENCE:?}; see its server.log")]
+    NotReady(#[source] DriverError),
+    #[error("the GPU cannot be opened")]
+    Driver(#[source] DriverError),
 }
 
 /// The primary context of the first GPU that the process sees, which is the one that engines use too.

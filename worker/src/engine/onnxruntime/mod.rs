@@ -24,6 +24,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
+use crate::errors::chain;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
 pub use on_gpu::OnGpu;
@@ -170,5 +171,5 @@ fn failed(fault: &ort::Error) -> RunFailure {
 
 /// What the GPU could not do fails the batch; whether it can go on at all shows when it is synchronised.
 fn broken(fault: &CudaFault) -> RunFailure {
-    RunFailure::Engine(fault.to_string())
+    RunFailure::Engine(chain(fault))
 }
