@@ -32,7 +32,7 @@ beside    := $(TARGET)/release/shadowslice-beside --page docs/measurements/besid
 
 .PHONY: help
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: build models ## Serve three models without a GPU, resize them under load, check every answer
@@ -144,6 +144,9 @@ build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where
 
 .PHONY: onnxruntime
 onnxruntime: $(ort) ## ONNX Runtime's shared library
+
+.PHONY: onnxruntime-gpu
+onnxruntime-gpu: $(ort_gpu) ## ONNX Runtime's shared library with CUDA (x86-64)
 
 .PHONY: python
 python: $(py_stamp) ## Python packages of the models' script and the outside clients
