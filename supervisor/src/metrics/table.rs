@@ -71,7 +71,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_requests_retried_total",
         kind: Counter,
-        help: "Times that requests were put back into the queue after a worker's death or a timeout.",
+        help: "Times that requests were put back into the queue after a worker's death, when draining took too long, or to be tried alone after their batch failed.",
         samples: |model| one(model.status.requests.retried as f64),
     },
     Metric {

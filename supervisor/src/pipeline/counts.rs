@@ -45,7 +45,7 @@ pub struct Counts {
     pub rejected: u64,
     /// Of these, how many for each reason.
     pub refused: Refused,
-    /// Put back into the queue after a worker's death or a hand-over's timeout.
+    /// Put back into the queue after a worker's death or a hand-over's timeout, or to be tried alone after their batch failed.
     pub retried: u64,
     /// Given up by their clients before they were answered.
     pub cancelled: u64,
