@@ -5,7 +5,6 @@
 
 pub mod batch;
 pub mod boot;
-pub mod contention;
 pub mod pool;
 pub mod profile;
 pub mod slab;

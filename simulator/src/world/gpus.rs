@@ -2,7 +2,7 @@
 //!
 //! **Contention**: each worker has its own cap of SMs. While the caps of those that execute on a GPU sum to more than it
 //! has, each has its proportion of the GPU, as on the emulated device; or they take **turns**, as was measured
-//! on a real one ([`shadowslice_shared::contention`]).
+//! on a real one ([`contention`](super::contention)).
 //!
 //! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
 //! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
@@ -12,10 +12,10 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::{Crowd, Occupant};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 
+use super::contention::{Crowd, Occupant};
 use crate::timers::Timers;
 
 /// All GPUs and the workers' seats on them.

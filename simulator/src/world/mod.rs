@@ -10,6 +10,7 @@
 //! tells a policy is what the supervisor can tell, and no more. All changes of a plan begin at once, in
 //! its order; each takes effect when its shadow is warm.
 
+mod contention;
 mod gpus;
 mod handover;
 mod model;

@@ -25,9 +25,6 @@ const CHANCE: f64 = 3.5;
 /// Intervals of independent arrivals that speak for a dispersion of 1 before anything was seen.
 const CALM: f64 = 8.0;
 
-/// The one in which a rate changed is left out, so of fewer intervals than this their slots say nothing.
-const SLOTTED: usize = 6;
-
 /// Arrivals that vary more than this against their mean are changes of rate, and no bursts.
 const MAX_DISPERSION: f64 = 5.0;
 
@@ -41,7 +38,7 @@ const PEAK_MEMORY: f64 = 20.0;
 /// independent, one seems to at some time within the first 64 intervals.
 const BURSTY: f64 = 2.0;
 
-/// Fewer intervals than this say nothing of bursts: the one in which a rate changed is among them.
+/// Fewer intervals than this say nothing of bursts, nor do their slots: the one in which a rate changed is among them.
 const TELLING: usize = 6;
 
 /// Half of what they varied more than of late is forgotten after about two thirds of this time, in seconds.
@@ -163,7 +160,7 @@ impl Demand {
 
     /// The same from slot to slot within intervals, which shows bursts within seconds.
     fn uneven(&self) -> f64 {
-        if self.window.len() < SLOTTED {
+        if self.window.len() < TELLING {
             return 1.0;
         }
         let uneven = |(at, interval): (usize, &Interval)| (at, interval.uneven());

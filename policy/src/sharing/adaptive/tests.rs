@@ -481,7 +481,6 @@ proptest! {
     }
 }
 
-/// Prints what a decision costs: run it in release with `--nocapture`.
 #[test]
 fn a_hundred_models_on_ten_gpus_are_decided() {
     let mut terms = models(&(0..100).map(|model| 1 + model % 3).collect::<Vec<_>>());
@@ -490,11 +489,11 @@ fn a_hundred_models_on_ten_gpus_are_decided() {
     let mut policy = Policy::new(Kind::Adaptive, &gpus, &terms);
     let mut facts = facts(&[40; 100], &policy.initial());
     facts.gpus = gpus.to_vec();
-    let started = std::time::Instant::now();
     for round in 0..100_u64 {
-        came(&mut facts.models[(round % 100) as usize], 40 + round, 9);
+        came(&mut facts.models[round as usize], 40 + round, 9);
         facts.now = facts.now + 500 * MS;
-        assert_eq!(policy.decide(&facts).doors.len(), 100);
+        let decision = policy.decide(&facts);
+        assert_eq!(decision.doors.len(), 100);
+        assert!(decision.doors.iter().all(|door| door.max_batch > 0 && door.admit >= 0.0));
     }
-    println!("a decision for 100 models on 10 GPUs: {:?}", started.elapsed() / 100);
 }

@@ -20,8 +20,8 @@
 
 use std::time::Duration;
 
-use crate::profile::Execution;
-use crate::units::Sms;
+use shadowslice_shared::profile::Execution;
+use shadowslice_shared::units::Sms;
 
 /// How fast the others' waits come to whole kernels as a batch fills more of the GPU.
 const FILLING: f64 = 2.5;
@@ -37,24 +37,24 @@ const STEPS: f64 = 4.0;
 
 /// Who executes: the SMs that it may use, and how long it keeps others waiting where they do not all fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Occupant {
+pub(super) struct Occupant {
     /// Its cap.
-    pub cap: Sms,
+    pub(super) cap: Sms,
     /// The length of its turns: steps of a quarter octave, from one unit.
     turn: u8,
 }
 
 impl Occupant {
     /// Nobody executes.
-    pub const NOBODY: Self = Self { cap: Sms(0), turn: 0 };
+    pub(super) const NOBODY: Self = Self { cap: Sms(0), turn: 0 };
 
     /// A worker with that cap whose turns do not matter.
-    pub const fn with_cap(cap: Sms) -> Self {
+    pub(super) const fn with_cap(cap: Sms) -> Self {
         Self { cap, turn: 0 }
     }
 
     /// A worker with that cap on a GPU of `gpu` SMs, that executes a batch of so many rows.
-    pub fn of(execution: &Execution, rows: u32, cap: Sms, gpu: Sms) -> Self {
+    pub(super) fn of(execution: &Execution, rows: u32, cap: Sms, gpu: Sms) -> Self {
         let (sms, whole) = (f64::from(cap.0), f64::from(gpu.0.max(1)));
         let time = |rows, sms| execution.time(rows, sms).as_secs_f64().max(1e-9);
         let alone = time(rows, sms);
@@ -74,9 +74,9 @@ impl Occupant {
 
 /// All who execute on a GPU, summed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Crowd {
+pub(super) struct Crowd {
     /// Their caps, in SMs.
-    pub caps: u64,
+    pub(super) caps: u64,
     /// The squares of their caps, summed.
     squares: u64,
     /// Their turns, in units.
@@ -86,7 +86,7 @@ pub struct Crowd {
 impl Crowd {
     /// One more; nobody changes nothing.
     #[must_use]
-    pub fn with(self, one: Occupant) -> Self {
+    pub(super) fn with(self, one: Occupant) -> Self {
         let cap = u64::from(one.cap.0);
         if cap == 0 {
             return self;
@@ -97,7 +97,7 @@ impl Crowd {
 
     /// One less, who is among them.
     #[must_use]
-    pub fn without(self, one: Occupant) -> Self {
+    pub(super) fn without(self, one: Occupant) -> Self {
         let cap = u64::from(one.cap.0);
         if cap == 0 {
             return self;
@@ -111,7 +111,7 @@ impl Crowd {
     }
 
     /// Whether nobody slows down anybody on a GPU of so many SMs.
-    pub fn fits(self, gpu: Sms) -> bool {
+    pub(super) fn fits(self, gpu: Sms) -> bool {
         self.caps <= u64::from(gpu.0)
     }
 
@@ -125,7 +125,7 @@ impl Crowd {
     }
 
     /// How long a batch of so many rows takes on `cap` SMs of `gpu`, beside these **others**.
-    pub fn time(self, execution: &Execution, rows: u32, cap: Sms, gpu: Sms) -> Duration {
+    pub(super) fn time(self, execution: &Execution, rows: u32, cap: Sms, gpu: Sms) -> Duration {
         let alone = execution.time(rows, f64::from(cap.0));
         if self.caps + u64::from(cap.0) <= u64::from(gpu.0) {
             return alone;
@@ -143,7 +143,7 @@ impl Crowd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Row;
+    use shadowslice_shared::profile::Row;
 
     const GPU: Sms = Sms(132);
     const MS: Duration = Duration::from_millis(1);
