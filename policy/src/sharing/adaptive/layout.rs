@@ -2,8 +2,8 @@
 //!
 //! All models have the same cap where they may, so that those who have more to do than there is room for share alike:
 //! who is refused for whom is for the doors to say. The level is the highest at which nobody who has much to do is crowded out by caps that
-//! he may not have himself. Only where caps must fit onto the GPU together does a lower priority have less than the
-//! one above it.
+//! he may not have himself; but for his sake nobody above his priority has less. Only for that, and where caps must fit onto the GPU
+//! together, does a lower priority have less than the one above it.
 
 use shadowslice_shared::units::Sms;
 
@@ -19,7 +19,8 @@ const FAIR: f64 = 0.9;
 /// One model of a GPU.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
-    weight: f64,
+    /// Its priority's place among those there, from 0.
+    rank: usize,
     min: u32,
     max: u32,
     /// As much carries its demand, as far as that is known.
@@ -29,7 +30,12 @@ struct Claim {
 impl Claim {
     /// Its cap at a level.
     fn cap(&self, level: f64) -> u32 {
-        even(self.weight * level).min(self.max).max(self.min)
+        even(level).min(self.max).max(self.min)
+    }
+
+    /// The same where caps must fit.
+    fn fitting_cap(&self, level: f64) -> u32 {
+        self.cap(WEIGHTS[self.rank.min(WEIGHTS.len() - 1)] * level)
     }
 }
 
@@ -41,63 +47,64 @@ pub(super) fn levels(
     caps: Caps,
     enough: impl Fn(usize) -> Option<Sms>,
 ) -> Vec<Sms> {
-    let claims = claims(here, terms, gpu, caps, enough);
-    let level = match caps {
-        Caps::Generous => level(&claims, gpu),
+    let claims = claims(here, terms, gpu, enough);
+    match caps {
+        Caps::Generous => generous(&claims, gpu),
         Caps::Fitting => fitting(&claims, gpu),
-    };
-    claims.iter().map(|claim| Sms(claim.cap(level))).collect()
+    }
 }
 
-fn claims(
-    here: &[usize],
-    terms: &[Terms],
-    gpu: Sms,
-    caps: Caps,
-    enough: impl Fn(usize) -> Option<Sms>,
-) -> Vec<Claim> {
+fn claims(here: &[usize], terms: &[Terms], gpu: Sms, enough: impl Fn(usize) -> Option<Sms>) -> Vec<Claim> {
     let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
     let claim = |&model: &usize| {
         let Terms { min, max, priority, .. } = terms[model];
         let rank = priorities.partition_point(|&other| other < priority);
-        let weight = match caps {
-            Caps::Generous => 1.0,
-            Caps::Fitting => WEIGHTS[rank.min(WEIGHTS.len() - 1)],
-        };
         let enough = enough(model).map_or(gpu.0, |sms| sms.0);
-        Claim { weight, min: min.0, max: max.0.min(gpu.0).max(min.0), enough }
+        Claim { rank, min: min.0, max: max.0.min(gpu.0).max(min.0), enough }
     };
     here.iter().map(claim).collect()
 }
 
-/// The highest level, from the whole GPU down to a partition, that is fair.
-fn level(claims: &[Claim], gpu: Sms) -> f64 {
-    let weights: f64 = claims.iter().map(|claim| claim.weight).sum();
-    let partition = f64::from(gpu.0) / weights.max(1.0);
-    let steps = (gpu.0 / Sms::STEP).max(1);
-    let levels = (1..=steps).rev().map(|step| f64::from(step * Sms::STEP));
-    levels.take_while(|&level| level > partition).find(|&level| fair(claims, gpu, level)).unwrap_or(partition)
+/// The levels that there are, the highest first.
+fn steps(gpu: Sms) -> impl Iterator<Item = f64> {
+    (1..=(gpu.0 / Sms::STEP).max(1)).rev().map(|step| f64::from(step * Sms::STEP))
 }
 
-/// The highest level at which the caps fit onto the GPU, if any does.
-fn fitting(claims: &[Claim], gpu: Sms) -> f64 {
-    let sum = |level: f64| claims.iter().map(|claim| u64::from(claim.cap(level))).sum::<u64>();
-    let steps = (gpu.0 / Sms::STEP).max(1);
-    let levels = (1..=steps).rev().map(|step| f64::from(step * Sms::STEP));
-    levels.clone().find(|&level| sum(level) <= u64::from(gpu.0)).unwrap_or(f64::from(Sms::STEP))
+/// Caps at the highest level that is fair to each priority, the highest first: those below have no more than that.
+fn generous(claims: &[Claim], gpu: Sms) -> Vec<Sms> {
+    let ranks = claims.iter().map(|claim| claim.rank + 1).max().unwrap_or(0);
+    let mut level = f64::from(gpu.0);
+    let mut caps = vec![Sms(0); claims.len()];
+    for rank in 0..ranks {
+        let below: Vec<Claim> = claims.iter().copied().filter(|claim| claim.rank >= rank).collect();
+        let partition = f64::from(gpu.0) / below.len() as f64;
+        let mut levels = steps(gpu).filter(|&lower| lower <= level).take_while(|&level| level > partition);
+        level = levels.find(|&level| fair(&below, rank, gpu, level)).unwrap_or(partition.min(level));
+        for (cap, claim) in caps.iter_mut().zip(claims).filter(|(_, claim)| claim.rank == rank) {
+            *cap = Sms(claim.cap(level));
+        }
+    }
+    caps
 }
 
-/// Whether everybody has about his fair share at this level when all execute, or what he may have of it, or what is enough for him.
-fn fair(claims: &[Claim], gpu: Sms, level: f64) -> bool {
+/// Caps at the highest level at which they fit onto the GPU, if any does.
+fn fitting(claims: &[Claim], gpu: Sms) -> Vec<Sms> {
+    let sum = |level: f64| claims.iter().map(|claim| u64::from(claim.fitting_cap(level))).sum::<u64>();
+    let level = steps(gpu).find(|&level| sum(level) <= u64::from(gpu.0)).unwrap_or(f64::from(Sms::STEP));
+    claims.iter().map(|claim| Sms(claim.fitting_cap(level))).collect()
+}
+
+/// Whether everybody of that rank has about his fair share at this level when all of these execute, or what he may have of it, or what is
+/// enough for him.
+fn fair(claims: &[Claim], rank: usize, gpu: Sms, level: f64) -> bool {
     let whole = f64::from(gpu.0);
     let caps: f64 = claims.iter().map(|claim| f64::from(claim.cap(level))).sum();
-    let weights: f64 = claims.iter().map(|claim| claim.weight).sum();
     let fits = (whole / caps.max(1.0)).min(1.0);
-    claims.iter().all(|claim| {
-        let fair = (whole * claim.weight / weights).min(f64::from(claim.max.min(claim.enough)));
-        f64::from(claim.cap(level)) * fits >= FAIR * fair
+    let share = whole / claims.len() as f64;
+    claims.iter().filter(|claim| claim.rank == rank).all(|claim| {
+        f64::from(claim.cap(level)) * fits >= FAIR * share.min(f64::from(claim.max.min(claim.enough)))
     })
 }
 
@@ -153,6 +160,14 @@ mod tests {
         let sum: u32 = caps.iter().sum();
         assert_eq!(caps[0], 40);
         assert!(f64::from(caps[0]) * 132.0 / f64::from(sum) >= 0.9 * 22.0, "{caps:?}");
+    }
+
+    #[test]
+    fn who_may_have_little_takes_nothing_from_priorities_above_his() {
+        assert_eq!(of(&[(1, 132), (2, 132), (3, 40)]), [132, 132, 40]);
+        // Beside 106 the 40 are 36, which is nine tenths of them, and so they are beside twice 52.
+        assert_eq!(of(&[(1, 132), (2, 40), (3, 132)]), [132, 40, 106]);
+        assert_eq!(of(&[(1, 40), (2, 132), (3, 132)]), [40, 52, 52]);
     }
 
     #[test]
