@@ -16,6 +16,7 @@ mod counts;
 mod door;
 mod durations;
 mod facts;
+mod hangs;
 mod histogram;
 mod lane;
 mod memory;
@@ -77,10 +78,6 @@ use queues::Queues;
 use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
-
-/// A worker that seems to hang is looked at again after this: when this process itself could not run for
-/// a while, answers lie unread, and their readers must get their turn first.
-const SECOND_LOOK: Duration = Duration::from_millis(100);
 
 /// What a pipeline is made from.
 #[derive(Debug)]
@@ -147,6 +144,7 @@ impl Pipeline {
             reporter: Reporter::new(facts),
             alarm: None,
             armed: None,
+            second_look: None,
             next_batch: 0,
             routed: None,
         };
@@ -306,21 +304,15 @@ impl Pipeline {
                 () = moved => continue,
                 () = alarm.wait(due) => {}
             }
-            if self.send_what_is_due() {
-                tokio::time::sleep(SECOND_LOOK).await;
-                let now = self.clock.now();
-                self.state.lock().report_hangs(now);
-                self.send_what_is_due();
-            }
+            self.look();
         }
     }
 
-    /// Dispatches; says whether a worker seems to hang.
-    fn send_what_is_due(&self) -> bool {
+    fn look(&self) {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        state.report_hangs(now);
         state.dispatch(now);
-        state.hang_due().is_some_and(|due| due <= now)
     }
 }
 

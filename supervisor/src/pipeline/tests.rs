@@ -1,6 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
 mod doors;
+mod hangs;
 mod journal;
 mod pressure;
 mod terms;
@@ -162,6 +163,12 @@ impl Stage {
     async fn fact(&mut self) -> LaneFact {
         tokio::time::timeout(Duration::from_secs(10), self.facts.recv()).await.unwrap().unwrap()
     }
+}
+
+/// Has its alarms heard.
+fn watch(stage: &Stage) -> JoinHandle<()> {
+    let pipeline = Arc::clone(&stage.pipeline);
+    tokio::spawn(async move { pipeline.watch().await })
 }
 
 fn good() -> Vec<Output> {
