@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
+use shadowslice_policy::sharing::Door;
 use shadowslice_shared::batch::{
     self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
