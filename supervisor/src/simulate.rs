@@ -73,6 +73,16 @@ enum Fault {
     Load(#[from] BadLoad),
 }
 
+impl Fault {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Scenario(_) => exit::CONFIG,
+            Self::Load(BadLoad::Read { .. } | BadLoad::Write { .. }) => exit::UNAVAILABLE,
+            Self::Load(_) => exit::USAGE,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     runs: Vec<Run>,
@@ -80,16 +90,12 @@ struct Report {
 
 /// Simulates; returns the exit code.
 pub fn run(options: &Options) -> u8 {
-    let code = |fault: &Fault| match fault {
-        Fault::Config(_) | Fault::Scenario(_) => exit::CONFIG,
-        Fault::Load(_) => exit::USAGE,
-    };
     match simulate(options) {
         Ok(report) => {
             show(&report, options.json);
             0
         }
-        Err(fault) => fail(&errors::chain(&fault), code(&fault)),
+        Err(fault) => fail(&errors::chain(&fault), fault.code()),
     }
 }
 

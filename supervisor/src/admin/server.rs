@@ -94,6 +94,15 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 /// The control socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
+    /// Something is in its way.
+    #[error("what lies at {path} is in the control socket's way; remove it, or take another run directory")]
+    Remove {
+        /// Where.
+        path: PathBuf,
+        /// Why it could not be removed.
+        #[source]
+        source: io::Error,
+    },
     /// No socket.
     #[error("the control socket {path} cannot be made")]
     Bind {
@@ -127,7 +136,7 @@ impl Admin {
         let path = run_dir.join(SOCKET);
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(BindError::Bind { path, source });
+                return Err(BindError::Remove { path, source });
             }
             _ => {}
         }
@@ -254,5 +263,21 @@ async fn reload(reach: &Reach) -> Answer {
         Ok(Err(ReloadRefused::Faulty(faults))) => Answer::Faulty(faults),
         Ok(Err(refused)) => Answer::Refused(refused.to_string()),
         Err(_) => Answer::Refused("the server is stopping".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_in_the_sockets_way_is_removed_or_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET);
+        std::fs::write(&path, "left behind").unwrap();
+        drop(Admin::bind(folder.path()).unwrap());
+        std::fs::create_dir(&path).unwrap();
+        let fault = Admin::bind(folder.path()).unwrap_err();
+        assert!(matches!(fault, BindError::Remove { path: named, .. } if named == path));
     }
 }

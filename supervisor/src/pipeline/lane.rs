@@ -22,6 +22,7 @@ use super::memory::Reservation;
 use super::note;
 use super::request::{Failure, Output};
 use crate::clock::monotonic_ns;
+use crate::errors;
 use crate::process::BatchSocket;
 use crate::trace::{Journal, Place};
 
@@ -239,7 +240,7 @@ impl Lane {
         };
         let bytes = match batch::encode(&batch, &mut self.message) {
             Ok(bytes) => bytes,
-            Err(error) => return Err(SendFailure::TooLarge(requests, error.to_string())),
+            Err(error) => return Err(SendFailure::TooLarge(requests, errors::chain(&error))),
         };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let sent = loop {

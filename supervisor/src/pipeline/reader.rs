@@ -16,6 +16,7 @@ use super::note;
 use super::request::{Failure, Metadata, Output};
 use super::state;
 use super::timings::Took;
+use crate::errors;
 use crate::process::BatchSocket;
 use crate::trace::Lost;
 
@@ -87,7 +88,7 @@ impl LaneReader {
 
     /// Takes one message; an error says what was wrong with it.
     fn answered(&self, message: &[u8]) -> Result<(), String> {
-        let answer: Answer = batch::decode(message).map_err(|error| error.to_string())?;
+        let answer: Answer = batch::decode(message).map_err(|error| errors::chain(&error))?;
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
         let batch =
@@ -129,7 +130,7 @@ impl LaneReader {
                     let again = state.blamed(batch.requests, now);
                     state.try_alone(again, now);
                 });
-                return Err(error.to_string());
+                return Err(errors::chain(&error));
             }
         };
         let now = self.pipeline.now();

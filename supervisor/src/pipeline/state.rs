@@ -66,6 +66,8 @@ pub(crate) struct State {
     pub(crate) alarm: Option<Moment>,
     /// When somebody looks next, in vain perhaps.
     pub(crate) armed: Option<Moment>,
+    /// When a worker that seems to hang is looked at again.
+    pub(crate) second_look: Option<Moment>,
     pub(crate) next_batch: u64,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
@@ -146,7 +148,7 @@ impl State {
         self.note_queue(now);
         self.note_busy(now);
         let wait = if let Left::Until(wait) = left { Some(wait) } else { None };
-        self.alarm = [wait, self.hang_due()].into_iter().flatten().min();
+        self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
     fn send_to(&mut self, lane: usize, now: Moment) -> Left {
@@ -243,23 +245,6 @@ impl State {
     fn note_busy(&mut self, now: Moment) {
         let executes = self.serving().is_some_and(|lane| !self.lanes[lane].executes_nothing());
         self.stats.recent.note_busy(executes, now);
-    }
-
-    /// When the first of the batches that execute now would count as hung.
-    pub(crate) fn hang_due(&self) -> Option<Moment> {
-        self.lanes.iter().filter_map(Lane::hangs_at).min()
-    }
-
-    /// Reports the lanes whose workers hang. Each is reported once: it is told to stop executing.
-    pub(crate) fn report_hangs(&mut self, now: Moment) {
-        let hung = |lane: &Lane| lane.hangs_at().is_some_and(|due| due <= now);
-        let hung: Vec<_> = self.lanes.iter().filter(|lane| hung(lane)).map(|lane| lane.worker).collect();
-        for worker in hung {
-            if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
-                front.executing_since = None;
-            }
-            self.reporter.report(LaneFact::Hung(worker));
-        }
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if it had no such batch.

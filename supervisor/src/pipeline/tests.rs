@@ -1,6 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
 mod doors;
+mod hangs;
 mod journal;
 mod pressure;
 mod terms;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
+use shadowslice_policy::sharing::Door;
 use shadowslice_shared::batch::{
     self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
@@ -164,6 +166,12 @@ impl Stage {
     }
 }
 
+/// Has its alarms heard.
+fn watch(stage: &Stage) -> JoinHandle<()> {
+    let pipeline = Arc::clone(&stage.pipeline);
+    tokio::spawn(async move { pipeline.watch().await })
+}
+
 fn good() -> Vec<Output> {
     vec![Output { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
 }
@@ -179,22 +187,27 @@ impl Pipeline {
 async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another() {
     let part = |offset, len| vec![Extent { offset, len }];
     let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
-    let lies: Vec<Result<Vec<WireOutput>, RunFailure>> = vec![
-        Ok(vec![]),
-        output(&[1], vec![]),
-        output(&[1], part(SLAB_BYTES - 2, 4)),
-        output(&[1], part(u64::MAX - 1, 4)),
-        output(&[2], part(0, 4)),
-        output(&[-1], part(0, 4)),
-        output(&[i64::MAX, i64::MAX], part(0, 4)),
+    let beyond = "lies outside of its slab: 4 bytes at";
+    let lies: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
+        (Ok(vec![]), "0 outputs"),
+        (output(&[1], vec![]), "0 parts"),
+        (output(&[1], part(SLAB_BYTES - 2, 4)), beyond),
+        (output(&[1], part(u64::MAX - 1, 4)), beyond),
+        (output(&[2], part(0, 4)), "does not have 4 bytes"),
+        (output(&[-1], part(0, 4)), "does not have 4 bytes"),
+        (output(&[i64::MAX, i64::MAX], part(0, 4)), "does not have 4 bytes"),
     ];
-    for lie in lies {
+    for (lie, wrong) in lies {
         let mut stage = Stage::new();
         let liar = stage.enter(1);
         let asked = stage.ask();
         let batch = liar.batch().await;
         liar.answer(batch.id, lie.clone());
-        assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), _)), "{lie:?}");
+        let fact = stage.fact().await;
+        assert!(
+            matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)),
+            "{lie:?}: {fact:?}"
+        );
         let honest = stage.enter(2);
         honest.answer_well(&honest.batch().await);
         assert_eq!(asked.await.unwrap(), Ok(good()), "{lie:?}");
@@ -208,12 +221,15 @@ async fn nonsense_and_answers_to_nothing_end_the_lane() {
         let worker = stage.enter(1);
         let asked = stage.ask();
         let batch = worker.batch().await;
-        if nonsense {
+        let wrong = if nonsense {
             worker.say(&[0xff; 100]);
+            "could not be understood: "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
-        }
-        assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), _)));
+            "which it does not have"
+        };
+        let fact = stage.fact().await;
+        assert!(matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)), "{fact:?}");
         let next = stage.enter(2);
         next.answer_well(&next.batch().await);
         assert_eq!(asked.await.unwrap(), Ok(good()));

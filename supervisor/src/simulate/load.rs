@@ -38,6 +38,8 @@ pub(super) struct Load {
 pub(super) enum BadLoad {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    #[error("{} is longer than {MAX_FILE_BYTES} bytes; give a shorter one", .0.display())]
+    TooLong(PathBuf),
     #[error("{} is not understood", path.display())]
     Line { path: PathBuf, source: BadLine },
     #[error("{} holds no arrival; give one per line, as in `0.25,digits`", path.display())]
@@ -116,7 +118,7 @@ impl Load {
 fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Result<Load, BadLoad> {
     let read = |source| BadLoad::Read { path: path.clone(), source };
     if fs::metadata(path).map_err(read)?.len() > MAX_FILE_BYTES {
-        return Err(read(io::Error::other(format!("it is longer than {MAX_FILE_BYTES} bytes"))));
+        return Err(BadLoad::TooLong(path.clone()));
     }
     let text = fs::read_to_string(path).map_err(read)?;
     let names = scenario.models.iter().map(|served| served.terms.name.as_str());

@@ -138,6 +138,25 @@ fn what_was_written_comes_again() {
 }
 
 #[test]
+fn scripts_can_tell_a_wrong_load_from_a_file_that_cannot_be_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
+    fs::write(file("empty.csv"), "").unwrap();
+    fs::write(file("nonsense.csv"), "soon,bert").unwrap();
+    // Of nothing but a hole.
+    fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
+    for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
+        assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
+    }
+    assert_eq!(code(&format!("--load {}", file("missing.csv"))), exit::UNAVAILABLE);
+    std::os::unix::fs::symlink("/dev/full", file("full.csv")).unwrap();
+    let written = format!("--load poisson --seconds 1 --write-arrivals {}", file("full.csv"));
+    assert_eq!(code(&written), exit::UNAVAILABLE);
+    assert_eq!(code(&format!("{written} --seed 1 2")), exit::USAGE);
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");

@@ -136,6 +136,7 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/src/pipeline",
         may: &[
             "crate::clock",
+            "crate::errors",
             "crate::process::BatchSocket",
             "crate::trace::Ending",
             "crate::trace::Handover",

@@ -29,12 +29,6 @@ fn enter(stage: &Stage, worker: u64) -> Actor {
     stage.enter_with(worker, Sms(60))
 }
 
-/// Has its alarms heard.
-fn watch(stage: &Stage) -> JoinHandle<()> {
-    let pipeline = Arc::clone(&stage.pipeline);
-    tokio::spawn(async move { pipeline.watch().await })
-}
-
 async fn answered(asked: JoinHandle<Result<Vec<Output>, Failure>>) {
     assert_eq!(asked.await.unwrap(), Ok(good()));
 }
