@@ -39,10 +39,10 @@ pub struct Options {
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
     /// How long named loads last, and how much is taken of those from files [default: 120 and all].
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
     /// The part of each GPU that a named load takes on average if each request costs as little as it can.
-    #[arg(long, value_parser = utilisation, default_value = "0.7")]
+    #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
     /// How the world differs from the profiles: some of form, scale, noise, starts, turns, joined by
     /// commas.

@@ -193,5 +193,9 @@ fn nonsense_on_the_command_line_is_refused() {
     ] {
         assert!(parsed(&format!("{MIX} {nonsense}")).is_err(), "{nonsense}");
     }
+    for (nonsense, advice) in [("--seconds -1", "above 0"), ("--utilisation -0.5", "a part of the GPU")] {
+        let fault = parsed(&format!("{MIX} --load poisson {nonsense}")).unwrap_err();
+        assert!(fault.to_string().contains(advice), "{fault}");
+    }
     assert_eq!(parsed(&format!("{MIX} --load poisson")).unwrap().policy[0].to_string(), "adaptive");
 }
