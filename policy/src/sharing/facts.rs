@@ -63,6 +63,14 @@ impl Facts {
     pub fn shares(&self) -> Vec<Sms> {
         self.models.iter().map(|live| live.share).collect()
     }
+
+    /// The least that each model has until the next facts: a hand-over may bring less at any moment.
+    pub fn least_shares(&self) -> Vec<Sms> {
+        self.models
+            .iter()
+            .map(|live| live.coming.map_or(live.share, |coming| coming.min(live.share)))
+            .collect()
+    }
 }
 
 /// One model as it stands now.

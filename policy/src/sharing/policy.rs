@@ -8,7 +8,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
-use super::{Decision, Facts, Relief, Terms};
+use super::{Decision, Door, Facts, Relief, Terms};
 
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -162,6 +162,20 @@ impl Policy {
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
     }
 
+    /// How each model batches and whom it lets in with these shares, in the models' order, by what is known already: profiles, and what
+    /// was learnt before. For models of which nothing has been seen yet.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer shares than models.
+    pub fn first_doors(&self, shares: &[Sms]) -> Vec<Door> {
+        match (&self.rule, &self.our_doors) {
+            (Rule::Adaptive(adaptive), _) => adaptive.watched_doors(&self.terms, &self.gpus, shares).0,
+            (_, Some(ours)) => ours.doors(&self.terms, &self.gpus, shares).0,
+            (_, None) => self.terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect(),
+        }
+    }
+
     /// What should change, and why. To be asked once an interval.
     pub fn decide(&mut self, facts: &Facts) -> Decision {
         let mut targets: Vec<Target> = match &mut self.rule {
@@ -285,6 +299,23 @@ mod tests {
         let moved: Vec<usize> =
             plan.iter().flat_map(|plan| &plan.changes).map(|change| change.model).collect();
         assert_eq!(moved, [0], "who is made room for keeps its share");
+    }
+
+    #[test]
+    fn doors_go_by_profiles_until_something_is_seen() {
+        let doors = |policy: Policy, shares: &[Sms]| policy.first_doors(shares);
+        let terms = [model("a"), Terms { profile: None, ..model("unknown") }];
+        let new = |kind| Policy::new(kind, &[GPU], &terms);
+        let batches = |sms| {
+            let doors = doors(new(Kind::Adaptive), &[Sms(sms); 2]);
+            doors.iter().map(|door| door.max_batch).collect::<Vec<_>>()
+        };
+        // Two thirds of 50 ms for 2 ms and 70 ms·SM a row; at most 16 rows.
+        assert_eq!([14, 26, 66].map(batches), [[6, 16], [11, 16], [16, 16]].map(Vec::from));
+        let refuse =
+            |policy| doors(policy, &[GPU, GPU]).iter().all(|door| door.refuse_late && door.admit == 1.0);
+        assert!(refuse(new(Kind::Adaptive)) && refuse(new(Kind::Half).with_our_doors()));
+        assert_eq!(doors(new(Kind::Half), &[GPU, GPU]), [Door::open(16); 2]);
     }
 
     #[test]

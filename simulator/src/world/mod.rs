@@ -110,6 +110,8 @@ fn timer(model: usize, timer: Timer) -> usize {
 /// Why a policy is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
+    /// Nothing has come yet: who is let in from the first request on?
+    Start,
     /// An interval is over.
     Interval,
     /// This model should have more SMs at once, and they may be had.
@@ -122,6 +124,7 @@ pub type Decide<'d> = dyn FnMut(Ask, &Facts) -> Decision + 'd;
 /// Lets a policy decide.
 pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
     |ask, facts| match ask {
+        Ask::Start => Decision { doors: policy.first_doors(&facts.shares()), ..Decision::default() },
         Ask::Interval => policy.decide(facts),
         Ask::Pressure(model) => {
             let Some(relief) = policy.pressure(model, facts.now, facts) else { return Decision::default() };
@@ -140,6 +143,7 @@ pub fn run(
     decide: &mut Decide<'_>,
 ) -> Outcome {
     let mut world = World::new(scenario, settings);
+    world.ask(Ask::Start, decide);
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
@@ -216,7 +220,7 @@ impl<'a> World<'a> {
         for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
             if let Some(model) = models.get_mut(change.model) {
                 let gpu = scenario.gpus[model.served.terms.gpu];
-                model.change(change, gpu, ask != Ask::Interval, *now, stage);
+                model.change(change, gpu, matches!(ask, Ask::Pressure(_)), *now, stage);
             }
         }
     }

@@ -39,7 +39,10 @@ impl Script {
     }
 
     fn run(&mut self, scenario: &Scenario, arrivals: Vec<Arrival>) -> Outcome {
-        run(scenario, &SETTINGS, arrivals, &mut |_, facts| {
+        run(scenario, &SETTINGS, arrivals, &mut |ask, facts| {
+            if ask == Ask::Start {
+                return Decision::default();
+            }
             self.seen.push(facts.clone());
             let tick = self.seen.len();
             let due = self.changes.iter().filter(|(at, _)| *at == tick).map(|(_, change)| change.clone());
@@ -160,7 +163,10 @@ fn with_standby(
 ) -> Vec<Live> {
     let scenario = on_one_gpu(100, vec![Served { standby, ..model("a", 10.0) }]);
     let mut seen: Vec<Live> = Vec::new();
-    let _outcome = run(&scenario, &SETTINGS, [at(ms)], &mut |_, facts| {
+    let _outcome = run(&scenario, &SETTINGS, [at(ms)], &mut |ask, facts| {
+        if ask == Ask::Start {
+            return Decision::default();
+        }
         seen.push(facts.models[0].clone());
         let tick = seen.len();
         let wish = wishes.iter().rev().find(|(from, _)| *from <= tick).and_then(|(_, wish)| wish.map(Sms));
@@ -219,6 +225,22 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
 }
 
 #[test]
+fn who_is_let_in_is_asked_before_the_first_request_comes() {
+    let mut served = model("a", 10.0);
+    served.terms.slo = Duration::from_millis(35);
+    let scenario = on_one_gpu(100, vec![Served { serve_late: false, ..served }]);
+    let mut asked = Vec::new();
+    let outcome = run(&scenario, &SETTINGS, (0..100).map(|_| at(1)), &mut |ask, facts| {
+        asked.push((ask, facts.now));
+        let doors = vec![Door { refuse_late: ask == Ask::Start, ..Door::open(1) }];
+        Decision { doors, ..Decision::default() }
+    });
+    assert_eq!(asked, [(Ask::Start, Moment::default())]);
+    let tally = &outcome.models[0].tally;
+    assert_eq!((tally.in_time, tally.refused), (3, 97));
+}
+
+#[test]
 fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     let mut served = model("a", 100.0);
     served.terms.slo = Duration::from_millis(350);
@@ -226,15 +248,15 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     let mut heard = Vec::new();
     let mut decide = |ask, facts: &Facts| {
         let change = match ask {
-            Ask::Interval => change(25, false),
+            Ask::Start | Ask::Interval => change(25, false),
             Ask::Pressure(0) => change(50, true),
             Ask::Pressure(other) => panic!("there is no model {other}"),
         };
-        if ask != Ask::Interval {
+        if matches!(ask, Ask::Pressure(_)) {
             heard.push(facts.now);
         }
         // The first interval alone shrinks it.
-        let due = ask != Ask::Interval || facts.now == moment(500 * MS);
+        let due = matches!(ask, Ask::Pressure(_)) || facts.now == moment(500 * MS);
         Decision { plan: due.then(|| Plan { changes: vec![change] }), ..Decision::default() }
     };
     // At 25 SMs a request takes 200 ms, so the second one is late, and all after it.
@@ -250,7 +272,7 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
 fn heard(served: Served, arrivals: Vec<Arrival>, then: Option<Change>) -> Vec<Moment> {
     let mut heard = Vec::new();
     let mut decide = |ask, facts: &Facts| {
-        if ask != Ask::Interval {
+        if matches!(ask, Ask::Pressure(_)) {
             heard.push(facts.now);
             return Decision::default();
         }
@@ -296,7 +318,7 @@ fn who_has_more_than_his_share_is_for_is_heard_before_anybody_is_late() {
     let mut heard = Vec::new();
     let mut decide = |ask, facts: &Facts| {
         let interval = ask == Ask::Interval;
-        if !interval {
+        if matches!(ask, Ask::Pressure(_)) {
             heard.push(facts.now);
         }
         let plan =

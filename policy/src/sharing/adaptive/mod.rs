@@ -135,8 +135,7 @@ impl Adaptive {
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Decision {
         self.observe(terms, facts);
-        let shares = facts.shares();
-        let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &shares);
+        let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &facts.least_shares());
         let mut changes = Vec::new();
         let mut standby = vec![None; terms.len()];
         let overloaded = self.overloaded(terms, &facts.gpus);
@@ -304,7 +303,12 @@ impl Adaptive {
     }
 
     /// The same, with doors that notice when more comes than our shares are for.
-    fn watched_doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
+    pub(super) fn watched_doors(
+        &self,
+        terms: &[Terms],
+        gpus: &[Sms],
+        shares: &[Sms],
+    ) -> (Vec<Door>, Vec<Verdict>) {
         let (mut doors, report) = self.doors(terms, gpus, shares);
         for ((door, model), &share) in doors.iter_mut().zip(&self.models).zip(shares) {
             door.watch = Sizing::watch(model, share);

@@ -1,5 +1,6 @@
 //! The whole policy, as an executor meets it.
 
+mod doors;
 mod learning;
 mod waits;
 

@@ -154,7 +154,8 @@ impl Planner {
         Some((planner, seen))
     }
 
-    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
+    /// Goes by the models that there are now. What was ordered of a model that stays is still known. A model that has just come has a
+    /// door at once: until an interval is over, by what is known beforehand.
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
@@ -165,6 +166,11 @@ impl Planner {
         let orders: Vec<_> = sharers.iter().map(orders).collect();
         self.models = sharers.into_iter().zip(orders).collect();
         self.learn_terms();
+        if self.act {
+            let sms = |(sharer, _): &(Sharer, Orders)| Sms(sharer.standing.borrow().sms);
+            let shares: Vec<Sms> = self.models.iter().map(sms).collect();
+            self.set_doors(&self.policy.first_doors(&shares));
+        }
     }
 
     /// Decides when an interval is over, and when a model should have more at once, for ever. Models come and go meanwhile.
