@@ -3,6 +3,7 @@
 mod boot;
 mod priority;
 mod reference;
+mod rendezvous;
 mod socket;
 mod spawn;
 mod worker;

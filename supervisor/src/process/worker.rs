@@ -10,14 +10,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use ipc_channel::ipc::IpcOneShotServer;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{
-    Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, WorkerSays, descriptors,
-};
+use shadowslice_shared::boot::{Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, descriptors};
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot};
@@ -25,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::boot::{self, Boot};
 use super::priority;
 use super::reference::ReferenceFile;
+use super::rendezvous;
 use super::socket::BatchSocket;
 use super::spawn::{Child, Inherited, spawn};
 use crate::partition::{Grant, inherited_settings};
@@ -33,8 +31,29 @@ use crate::pipeline::WorkerId;
 /// What failed about starting a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
+    /// Where the boot channel begins.
+    #[error(
+        "nothing can be made in the temporary directory {folder}; make room there, or set TMPDIR to another and restart"
+    )]
+    Temporary {
+        /// The directory.
+        folder: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The same.
+    #[error(
+        "the temporary directory's path, {folder}, is {excess} bytes too long for a socket in it; set TMPDIR to a shorter one and restart"
+    )]
+    TemporaryTooLong {
+        /// The directory.
+        folder: PathBuf,
+        /// How much too long.
+        excess: usize,
+    },
     /// The boot channel.
-    #[error("no boot channel can be made; is the temporary directory writable?")]
+    #[error("no boot channel can be made; raise the limit on open files")]
     Channel(#[source] io::Error),
     /// The socket of the data path.
     #[error("no socket pair can be made; raise the limit on open files")]
@@ -151,7 +170,7 @@ impl Worker {
         mut launch: Launch<'_>,
         plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
-        let (server, name) = IpcOneShotServer::<WorkerSays>::new().map_err(SpawnError::Channel)?;
+        let (server, name) = rendezvous::open()?;
         let (socket, theirs) = {
             let _reactor = launch.data_path.enter();
             BatchSocket::pair().map_err(SpawnError::Socket)?

@@ -7,7 +7,7 @@ use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::server::Server;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, home};
+use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo};
 
 /// Runs `serve` on a folder's configuration to its end: the exit code and what was said.
 async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
@@ -91,4 +91,17 @@ async fn without_a_server_the_commands_say_so() {
         assert_eq!(output.status.code(), Some(69), "{command:?}");
         assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{command:?}");
     }
+}
+
+#[tokio::test]
+async fn a_temporary_directory_that_is_gone_costs_a_change_of_share_and_no_model() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let temporary = server.home().path().join("tmp");
+    std::fs::remove_dir_all(&temporary).unwrap();
+    let refused = server.resize("echo", 30).await.unwrap_err().to_string();
+    assert!(refused.contains("TMPDIR") && refused.contains(temporary.to_str().unwrap()), "{refused}");
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    std::fs::create_dir(&temporary).unwrap();
+    assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
+    server.stop().await.unwrap();
 }
