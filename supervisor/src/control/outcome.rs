@@ -86,6 +86,8 @@ impl Controller {
             Outcome::Kept => {}
             Outcome::RolledBack(reason) => {
                 self.handovers.rolled_back += 1;
+                // It served, if not for long.
+                self.all_deaths += 1;
                 if let Some(outcomes) = outcomes {
                     outcomes.rolled_back += 1;
                 }

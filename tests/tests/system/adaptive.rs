@@ -96,7 +96,8 @@ async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
     let model = server.wait_status("one", "a worker that was relieved", parked).await.unwrap();
     kill(incumbent(&model).unwrap().pid);
     let taken_back = |model: &Model| model.handovers.rolled_back == 1;
-    server.wait_status("one", "the old share", taken_back).await.unwrap();
+    let model = server.wait_status("one", "the old share", taken_back).await.unwrap();
+    assert_eq!(model.more["worker_deaths"], 1, "the worker that died served");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     plan(&server, decided + 2).await.unwrap();
     let log = server.log();
