@@ -239,7 +239,7 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
         Err(error) => return Answer::Refused(error.to_string()),
     };
     let (reply, outcome) = oneshot::channel();
-    let resize = Order::Resize { share, cause: Cause::Hand, onset: None, reply };
+    let resize = Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
     if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
         return Answer::Refused(why);
     }

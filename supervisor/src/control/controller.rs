@@ -240,9 +240,9 @@ impl Controller {
     fn on(&mut self, heard: Heard) {
         match heard {
             Heard::Order(Order::Stop) => self.stop(),
-            Heard::Order(Order::Resize { share, cause, onset, reply }) => {
+            Heard::Order(Order::Resize { share, cause, hold, onset, reply }) => {
                 let decided = self.now();
-                self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) });
+                self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) }, hold);
             }
             Heard::Order(Order::Standby { share }) => self.standby.wish = share,
             Heard::Order(Order::Configure { model }) => {

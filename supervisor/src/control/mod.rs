@@ -57,6 +57,8 @@ pub enum Order {
         share: Percent,
         /// Who wants it.
         cause: Cause,
+        /// Whether the share is held from then on, where a policy would change it again.
+        hold: bool,
         /// When the load changed that this answers, if it answers one.
         onset: Option<Moment>,
         /// Hears how it went.

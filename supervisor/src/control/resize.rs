@@ -46,11 +46,11 @@ pub(super) struct Replacing {
 }
 
 impl Controller {
-    pub(super) fn resize(&mut self, wanted: Wanted) {
+    pub(super) fn resize(&mut self, wanted: Wanted, hold: bool) {
         let refusal = self.refusal(&wanted);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // What people set stays until they release it.
-        self.held |= as_asked && wanted.cause == Cause::Hand && self.context.policy_acts;
+        self.held |= as_asked && hold && self.context.policy_acts;
         match refusal {
             Some(refused) => self.refuse(wanted, refused),
             None => self.change_share(wanted),

@@ -206,16 +206,36 @@ pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(
     }
 }
 
-/// Brings a share in force: by a hand-over, once none is under way.
+/// Which share a model is to have.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Aim {
+    /// This one.
+    At(Percent),
+    /// Any from the one to the other.
+    Within(Percent, Percent),
+}
+
+impl Aim {
+    /// The nearest share that will do.
+    pub(super) fn from(self, in_force: Percent) -> Percent {
+        match self {
+            Self::At(share) => share,
+            Self::Within(min, max) => in_force.clamp(min, max),
+        }
+    }
+}
+
+/// Brings a share in force: by a hand-over, once none is under way. Whether it is held stays as it is.
 pub(super) async fn resize(
     orders: mpsc::Sender<Order>,
     mut standing: watch::Receiver<Standing>,
-    share: Percent,
+    aim: Aim,
 ) -> Result<(), String> {
     loop {
-        standing.mark_unchanged();
+        // A policy may have moved it meanwhile.
+        let share = aim.from(standing.borrow_and_update().share);
         let (reply, outcome) = oneshot::channel();
-        give(&orders, Order::Resize { share, cause: Cause::Hand, onset: None, reply }).await?;
+        give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, onset: None, reply }).await?;
         match outcome.await {
             Ok(Ok(report)) => return report.why.map_or(Ok(()), Err),
             Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),

@@ -9,7 +9,7 @@ use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::instance::{Instance, MakeError, Workshop, resize, serving};
+use super::instance::{Aim, Instance, MakeError, Workshop, resize, serving};
 use super::plan::{self, Change};
 use super::{Kind, ModelChange, Reload, Roster, Unloaded};
 use crate::config::{Config, Model, Sample};
@@ -234,11 +234,12 @@ impl Keeper {
             return (Kind::Changed, Ok(()));
         };
         let standing = now.standing.borrow().clone();
-        let wanted = match acts {
-            // Its next decision keeps the new bounds.
-            true => standing.share.clamp(new.share.min, new.share.max),
-            false => plan::share(standing.share, &model.share, &new.share),
+        let aim = match acts {
+            // What it is within the bounds is the policy's to say, or people's who hold it.
+            true => Aim::Within(new.share.min, new.share.max),
+            false => Aim::At(plan::share(standing.share, &model.share, &new.share)),
         };
+        let wanted = aim.from(standing.share);
         if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
             return (Kind::Replaced, self.replace(place, new, (wanted, standing.held), row, waits).await);
         }
@@ -246,10 +247,10 @@ impl Keeper {
             return (Kind::Changed, Err(why));
         }
         *model = new;
-        if !acts && wanted != standing.share {
+        if wanted != standing.share {
             let (orders, standing, patience) =
                 (now.orders.clone(), now.standing.clone(), self.workshop.patience());
-            waits.spawn(async move { (row, resized(orders, standing, wanted, patience).await) });
+            waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
         }
         (Kind::Changed, Ok(()))
     }
@@ -300,7 +301,8 @@ impl Keeper {
             if row.change == Kind::Replaced {
                 self.settle(&row.name, &outcome);
             }
-            if row.change == Kind::Changed && outcome.is_err() {
+            // What a policy decides from is the file, and it keeps the bounds by itself when it can.
+            if row.change == Kind::Changed && outcome.is_err() && self.config.controller.acts().is_none() {
                 self.keep_share(&row.name);
             }
             row.why = outcome.err();
@@ -337,7 +339,7 @@ fn keep_held(was: &Standing, next: &Instance) {
     }
     if was.held && was.share != share {
         let (reply, _nobody) = oneshot::channel();
-        let order = Order::Resize { share: was.share, cause: Cause::Hand, onset: None, reply };
+        let order = Order::Resize { share: was.share, cause: Cause::Hand, hold: true, onset: None, reply };
         next.orders.try_send(order).ok();
     }
 }
@@ -346,9 +348,9 @@ fn keep_held(was: &Standing, next: &Instance) {
 async fn resized(
     orders: mpsc::Sender<Order>,
     standing: watch::Receiver<Standing>,
-    share: Percent,
+    aim: Aim,
     patience: Duration,
 ) -> Result<(), String> {
-    let resized = tokio::time::timeout(patience, resize(orders, standing, share)).await;
+    let resized = tokio::time::timeout(patience, resize(orders, standing, aim)).await;
     resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
 }

@@ -379,6 +379,36 @@ async fn a_policy_goes_by_the_models_that_there_are() {
 }
 
 #[tokio::test]
+async fn new_bounds_are_in_force_before_a_policy_decides_again_and_whoever_holds_the_share() {
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0)).unwrap();
+    let write = |home: &Home, share: &str| {
+        let model = quick("m", &format!("standby: off, share: {{{share}}}"));
+        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 1h");
+        home.write("config.yaml", format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
+            .unwrap();
+    };
+    write(&home, "max: 90%");
+    let server = Server::ready(home).await.unwrap();
+    let clients = Clients::start(&server, "m");
+    let mut held = false;
+    for (bounds, percent) in
+        [("max: 60%", 60), ("max: 90%", 60), ("min: 70%", 70), ("min: 2%, max: 30%", 30), ("min: 40%", 40)]
+    {
+        write(server.home(), bounds);
+        assert_eq!(server.reload().await.unwrap().changes(), [("m", "changed")]);
+        let model = server.model("m").await.unwrap();
+        assert_eq!((model.share_percent, &model.more["held"]), (percent, &held.into()), "{bounds}");
+        if percent == 70 {
+            server.said(&["hold", "m"]).await.unwrap();
+            held = true;
+        }
+    }
+    clients.end().await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn many_reloads_leave_nothing_open() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let change = async |n: u32| {

@@ -84,7 +84,7 @@ impl Orders {
             return Err("an order is under way".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
-        let order = Order::Resize { share, cause, onset: Some(onset), reply };
+        let order = Order::Resize { share, cause, hold: false, onset: Some(onset), reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         Ok(())
