@@ -191,21 +191,25 @@ fn status(json: bool, at: RunDir) -> u8 {
 fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     match ask(&wanted, at) {
         Ok(Answer::Handover { report, held }) => {
-            let kept = if held { "; held until `shadowslice release`" } else { "" };
-            print(&if json { as_json(&report) } else { in_words(&report) + kept });
+            print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
             match report.why {
                 None => 0,
                 Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
             }
         }
-        Ok(Answer::Unchanged(why)) if json => {
-            print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why})))
+        Ok(Answer::Unchanged { why, held }) if json => {
+            print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
         }
-        Ok(Answer::Unchanged(why)) => print(&why),
+        Ok(Answer::Unchanged { why, held }) => print(&(why + kept(held))),
         Ok(Answer::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }
+}
+
+/// What is said of a share that is held from now on.
+fn kept(held: bool) -> &'static str {
+    if held { "; held until `shadowslice release`" } else { "" }
 }
 
 fn reload(json: bool, at: RunDir) -> u8 {

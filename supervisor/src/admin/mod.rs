@@ -74,8 +74,13 @@ pub enum Answer {
     Reloaded(Report),
     /// The configuration has faults, each a line.
     Faulty(String),
-    /// Nothing had to be done, and why.
-    Unchanged(String),
+    /// The share is in force already.
+    Unchanged {
+        /// So it says.
+        why: String,
+        /// Whether it is held from now on, as a policy would change it again.
+        held: bool,
+    },
     /// It was not done, and why.
     Refused(String),
 }

@@ -243,9 +243,12 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
     if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
         return Answer::Refused(why);
     }
+    let held = reach.controller.acts().is_some();
     match outcome.await {
-        Ok(Ok(report)) => Answer::Handover { report, held: reach.controller.acts().is_some() },
-        Ok(Err(refused @ ResizeRefused::InForce { .. })) => Answer::Unchanged(refused.to_string()),
+        Ok(Ok(report)) => Answer::Handover { report, held },
+        Ok(Err(refused @ ResizeRefused::InForce { .. })) => {
+            Answer::Unchanged { why: refused.to_string(), held }
+        }
         Ok(Err(refused)) => Answer::Refused(refused.to_string()),
         Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
     }

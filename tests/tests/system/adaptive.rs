@@ -72,6 +72,10 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     );
     let model = server.model("one").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
+    let words = server.said(&["resize", "two", "50%"]).await.unwrap();
+    assert!(words.contains("in force already") && words.contains("held until"), "{words}");
+    assert_eq!(server.model("two").await.unwrap().more["held"], true);
+    server.said(&["release", "two"]).await.unwrap();
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
     let words = server.said(&["release", "one"]).await.unwrap();
@@ -174,6 +178,8 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
     assert!(server.said(&["plan"]).await.unwrap().contains("nothing decides"));
     let words = server.said(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
+    let again = server.said(&["resize", "one", "20%"]).await.unwrap();
+    assert!(again.contains("in force already") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
 }
