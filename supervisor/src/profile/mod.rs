@@ -2,6 +2,7 @@
 //! would serve it.
 
 mod bench;
+mod options;
 mod output;
 #[cfg(test)]
 mod tests;
@@ -10,64 +11,26 @@ mod yaml;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::slab::{SlabError, WritableSlab};
 use shadowslice_shared::units::{NotAShare, Percent};
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::{self, Config, ConfigError, Model};
+use crate::config::{self, Config, Model};
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
 use crate::process::{BootTimes, ReferenceError, ReferenceFile};
 use bench::{Bench, BenchError, Column};
+pub use options::Options;
 use told::Told;
-
-/// What is measured, and how.
-#[derive(Debug, clap::Args)]
-pub struct Options {
-    /// The model's file.
-    model: PathBuf,
-    /// A GPU's index or UUID, or `emulated`.
-    #[arg(long)]
-    device: String,
-    /// SMs of the emulated device.
-    #[arg(long, default_value = "132")]
-    sms: u32,
-    /// The profile by which the emulated device takes its time.
-    #[arg(long, value_name = "PROFILE.yaml")]
-    emulate: Option<PathBuf>,
-    /// Shares to measure at, in percent.
-    #[arg(long, value_delimiter = ',', default_value = "6,12,20,30,45,60,80,100")]
-    shares: Vec<u32>,
-    /// The largest batch; sizes are powers of two up to it. 0 for a model without a batch axis.
-    #[arg(long)]
-    max_batch: Option<u32>,
-    /// The shape of an input without its batch axis, where the model leaves it open.
-    #[arg(long, value_name = "INPUT=AXISxAXIS", value_parser = shape)]
-    shape: Vec<(String, Vec<i64>)>,
-    /// Batches of each size that are timed, after as many that are not.
-    #[arg(long, default_value = "20")]
-    runs: u32,
-    /// Seconds after which no further batch of a size is run.
-    #[arg(long, default_value = "2")]
-    seconds: f64,
-    /// ONNX Runtime's library [default: as `serve` would choose it].
-    #[arg(long)]
-    library: Option<PathBuf>,
-    /// Where to write the profile [default: standard output].
-    #[arg(long, short)]
-    output: Option<PathBuf>,
-}
 
 /// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
-    #[error("what was asked for is no configuration")]
-    Config(#[from] ConfigError),
     #[error("{0}")]
-    Model(String),
+    Asked(String),
     #[error("the model cannot be described to a worker")]
     Describe(#[source] std::io::Error),
     #[error("this host cannot measure")]
@@ -86,6 +49,10 @@ enum ProfileError {
     },
     #[error("--shares")]
     Share(#[from] NotAShare),
+    #[error("signals cannot be heard")]
+    Signals(#[source] std::io::Error),
+    #[error("ended by a signal before all was measured; no profile is written")]
+    Interrupted,
     #[error("what was measured is no profile")]
     Table(#[from] BadTable),
     #[error(
@@ -107,9 +74,9 @@ enum ProfileError {
 impl ProfileError {
     fn code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Model(_) => exit::CONFIG,
+            Self::Asked(_) => exit::CONFIG,
             Self::Share(_) => exit::USAGE,
-            Self::Bench { .. } | Self::Table(_) => exit::REFUSED,
+            Self::Bench { .. } | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
         }
     }
@@ -133,9 +100,6 @@ fn measure(options: &Options) -> Result<(), ProfileError> {
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
     let config = configuration(options, scratch.path())?;
     let model = &config.models[0];
-    if let Some(why) = &model.broken {
-        return Err(ProfileError::Model(why.clone()));
-    }
     let program = host::worker_program()?;
     let run_dir = RunDir::take(&config.run_dir)?;
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
@@ -150,16 +114,29 @@ fn measure(options: &Options) -> Result<(), ProfileError> {
         response_bytes: config.limits.response_bytes,
         reference: ReferenceFile::create(&model.name)?,
         requests: WritableSlab::create("shadowslice-profile", model.queue.memory)?,
-        runs: options.runs.max(1),
-        patience: Duration::try_from_secs_f64(options.seconds).unwrap_or(Duration::from_secs(2)),
+        runs: options.runs,
+        patience: options.seconds,
         all_memory: &|pid| driver.memory_of(pid),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(all(&bench, shares));
+    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(unless_interrupted(all(&bench, shares)));
     gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
     let profile = assemble(model, columns?, driver.source())?;
     let comment = format!("{}, measured by `shadowslice profile`.", model.name);
     put(options, &yaml::write(&profile, &comment))
+}
+
+/// Measures to the end, or until somebody wants this process to end: then what it made goes, too.
+async fn unless_interrupted(
+    measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
+) -> Result<Vec<Column>, ProfileError> {
+    let hear = |kind| signal(kind).map_err(ProfileError::Signals);
+    let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
+    tokio::select! {
+        columns = measuring => columns,
+        _ = interrupt.recv() => Err(ProfileError::Interrupted),
+        _ = terminate.recv() => Err(ProfileError::Interrupted),
+    }
 }
 
 async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
@@ -184,8 +161,10 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
         let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
         Ok::<_, ProfileError>(serde_json::json!(whole))
     };
-    let mut model =
-        serde_json::json!({"path": json(&options.model)?, "slo": "1s", "queue": {"memory": "1Gi"}});
+    let mut model = serde_json::json!({
+        "name": options.name(), "engine": "onnxruntime", "path": json(&options.model)?,
+        "slo": "1s", "queue": {"memory": "1Gi"},
+    });
     if let Some(profile) = &options.emulate {
         model["profile"] = json(profile)?;
     }
@@ -210,7 +189,12 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     // JSON is YAML, and a file is what configurations are read from.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
-    Ok(config::load_here(&file)?)
+    let asked = |why: &str| ProfileError::Asked(options::instead_of_keys(why, &file));
+    let config = config::load_here(&file).map_err(|error| asked(&errors::chain(&error)))?;
+    match &config.models[0].broken {
+        Some(why) => Err(asked(why)),
+        None => Ok(config),
+    }
 }
 
 /// A profile of what was measured, one column a share.
@@ -267,11 +251,4 @@ fn put(options: &Options, text: &str) -> Result<(), ProfileError> {
             Ok(())
         }
     }
-}
-
-fn shape(text: &str) -> Result<(String, Vec<i64>), String> {
-    let wrong = || format!("{text:?} is no shape; give an input's name and its axes, e.g. image=3x224x224");
-    let (name, axes) = text.split_once('=').ok_or_else(wrong)?;
-    let axes = axes.split('x').map(|axis| axis.parse().ok().filter(|&axis| axis > 0));
-    Ok((name.to_owned(), axes.collect::<Option<_>>().ok_or_else(wrong)?))
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use clap::Parser;
 use shadowslice_shared::units::Sms;
 
@@ -51,12 +53,4 @@ fn a_profile_that_could_not_be_written_is_not_measured() {
     assert_eq!(fault.code(), exit::UNAVAILABLE);
     let why = errors::chain(&fault);
     assert!(why.contains("/nowhere/model.yaml; nothing is measured: make its folder"), "{why}");
-}
-
-#[test]
-fn shapes_on_the_command_line() {
-    assert_eq!(shape("image=3x224x224"), Ok(("image".to_owned(), vec![3, 224, 224])));
-    for nonsense in ["image", "image=", "image=3x", "image=0", "image=-1x3"] {
-        assert!(shape(nonsense).is_err(), "{nonsense}");
-    }
 }

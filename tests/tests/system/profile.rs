@@ -1,7 +1,11 @@
 //! `shadowslice profile` finds what a device was told to be.
 
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::Home;
+use shadowslice_tests::process::Process;
 
 #[tokio::test]
 async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
@@ -45,7 +49,41 @@ async fn what_cannot_be_measured_is_said() {
     let (code, why) = run(&[junk]).await;
     assert!(code == 1 && why.contains("error: the model cannot be measured"), "{code} {why}");
     let (code, why) = run(&["/nowhere/model.onnx"]).await;
-    assert!(code == 78 && why.contains("/nowhere/model.onnx"), "{code} {why}");
+    assert!(code == 78 && why.contains("error: MODEL: /nowhere/model.onnx cannot be used"), "{code} {why}");
+    let (code, why) = run(&[junk, "--sms", "1"]).await;
+    assert!(code == 78 && why.contains("error: --sms: must be"), "{code} {why}");
     let (code, why) = run(&[junk, "--shares", "0"]).await;
     assert!(code == 64 && why.contains("0 is not a share"), "{code} {why}");
+}
+
+#[tokio::test]
+async fn a_signal_ends_it_and_what_it_made_goes() {
+    let home = Home::new().unwrap();
+    let given = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [100.0]}}";
+    let given = home.write("given.yaml", given).unwrap();
+    let old = home.write("found.yaml", "what was there").unwrap();
+    let model = models_folder().join("digits.onnx");
+    let [model, given, output] = [&model, &given, &old].map(|path| path.to_str().unwrap());
+    let temporary = home.path().join("tmp");
+    let left = || std::fs::read_dir(&temporary).unwrap().count();
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let arguments = ["profile", model, "--device", "emulated", "--emulate", given, "--output", output];
+        let mut command = home.command(&arguments).unwrap();
+        let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let process = Process::of(child.id().unwrap().try_into().unwrap()).unwrap();
+        // It measures once its folder, and its worker's, are there.
+        let begun = async {
+            while left() == 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(home.patience(), begun).await.expect("it makes a folder");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        process.signal(signal).unwrap();
+        let ended = child.wait_with_output().await.unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.code() == Some(1) && said.contains("no profile is written"), "{said}");
+        assert_eq!(left(), 0);
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "what was there");
+    }
 }
