@@ -148,8 +148,8 @@ pub fn run() -> ExitCode {
         Command::Serve { config } => serve::run(&config),
         Command::Check { config, print } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
-            // Output that nobody can read any more is no fault of the configuration.
-            config::check::run(&config, print, &mut out, &mut err).unwrap_or(0)
+            let checked = config::check::run(&config, print, &mut out, &mut err);
+            checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
         Command::Status { json, at } => status(json, at),
         Command::Resize { model, share, json, at } => {
@@ -191,9 +191,9 @@ fn status(json: bool, at: RunDir) -> u8 {
 fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     match ask(&wanted, at) {
         Ok(Answer::Handover { report, held }) => {
-            print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
+            let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
             match report.why {
-                None => 0,
+                None => printed,
                 Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
             }
         }
@@ -215,15 +215,15 @@ fn kept(held: bool) -> &'static str {
 fn reload(json: bool, at: RunDir) -> u8 {
     match ask(&Ask::Reload, at) {
         Ok(Answer::Reloaded(report)) => {
-            print(&if json { as_json(&report) } else { reloaded(&report) });
+            let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
             let failed = report.models.iter().filter(|model| model.why.is_some()).count();
             match failed {
-                0 => 0,
+                0 => printed,
                 failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
             }
         }
         Ok(Answer::Faulty(faults)) => {
-            say(&faults);
+            exit::say(&faults);
             fail("the configuration has faults; nothing was changed", exit::CONFIG)
         }
         Ok(Answer::Refused(why)) => fail(&why, exit::REFUSED),
@@ -285,15 +285,6 @@ fn as_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
 }
 
-/// Writes to stderr, as `check` does.
-#[expect(clippy::print_stderr, reason = "the command line's own output")]
-fn say(text: &str) {
-    eprintln!("{text}");
-}
-
-/// Writes to stdout; a reader that went away is no fault of ours.
-#[expect(clippy::print_stdout, reason = "the command line's own output")]
 fn print(text: &str) -> u8 {
-    println!("{text}");
-    0
+    exit::print(&format!("{text}\n"))
 }

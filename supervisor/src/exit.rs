@@ -1,4 +1,6 @@
-//! Exit codes, after sysexits, and the way an error reaches the operator.
+//! Exit codes, after sysexits, and the way that output and errors reach the operator.
+
+use std::io::{self, ErrorKind, Write};
 
 /// The command line was wrong.
 pub const USAGE: u8 = 64;
@@ -14,8 +16,28 @@ pub const REFUSED: u8 = 1;
 pub const FORCED: u8 = 143;
 
 /// Says what went wrong on stderr; returns the code.
-#[expect(clippy::print_stderr, reason = "the command line's own output")]
 pub fn fail(why: &str, code: u8) -> u8 {
-    eprintln!("error: {why}");
+    say(&format!("error: {why}"));
     code
+}
+
+/// Writes a line to stderr. Where that cannot be, there is nobody to tell.
+pub fn say(line: &str) {
+    writeln!(io::stderr(), "{line}").ok();
+}
+
+/// Writes to stdout, whole lines; returns the code.
+pub fn print(lines: &str) -> u8 {
+    let mut out = io::stdout().lock();
+    printed(out.write_all(lines.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// The code after writing to stdout. A reader that went away has read what it wanted, as `head` has.
+pub fn printed(written: io::Result<()>) -> u8 {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            fail(&format!("the output cannot be written: {error}"), UNAVAILABLE)
+        }
+        _ => 0,
+    }
 }

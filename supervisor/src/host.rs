@@ -98,7 +98,8 @@ pub enum HostError {
 pub fn init_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    let log = log.with_ansi(io::stderr().is_terminal());
+    // A log that cannot be written is told nobody: there is only stderr to tell it on, and the attempt would panic.
+    let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
     let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
     // An error means that there is a log already.
     if json {

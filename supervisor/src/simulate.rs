@@ -91,10 +91,7 @@ struct Report {
 /// Simulates; returns the exit code.
 pub fn run(options: &Options) -> u8 {
     match simulate(options) {
-        Ok(report) => {
-            show(&report, options.json);
-            0
-        }
+        Ok(report) => show(&report, options.json),
         Err(fault) => fail(&errors::chain(&fault), fault.code()),
     }
 }
@@ -146,12 +143,12 @@ fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &
     Run::new(&contender.to_string(), trial, scenario, &outcome)
 }
 
-#[expect(clippy::print_stdout, reason = "the command line's own output")]
-fn show(report: &Report, json: bool) {
+fn show(report: &Report, json: bool) -> u8 {
     if json {
-        println!("{}", serde_json::to_string(report).expect("numbers and text are always JSON"));
+        let json = serde_json::to_string(report).expect("numbers and text are always JSON");
+        exit::print(&format!("{json}\n"))
     } else {
-        print!("{}", table::of(&report.runs));
+        exit::print(&table::of(&report.runs))
     }
 }
 

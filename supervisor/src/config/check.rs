@@ -15,16 +15,18 @@ pub const FINE: u8 = 0;
 pub const BAD_CONFIGURATION: u8 = 78;
 
 /// Checks a configuration, files of the models included, and returns the exit status. Faults go to
-/// `err`; a summary, or the whole configuration if `print` says so, goes to `out`.
+/// `err`, as far as somebody reads that; a summary, or the whole configuration if `print` says so, goes to `out`. An
+/// error of that is returned where there are no faults.
 pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
     match load_here(path) {
         Ok(config) => report(path, &config, print, out, err),
         Err(ConfigError::Read { source, .. }) => {
-            writeln!(err, "error: cannot read {}: {source}; give the path of a YAML file", path.display())?;
+            writeln!(err, "error: cannot read {}: {source}; give the path of a YAML file", path.display())
+                .ok();
             Ok(BAD_CONFIGURATION)
         }
         Err(error @ ConfigError::Faults(_)) => {
-            writeln!(err, "{error}")?;
+            writeln!(err, "{error}").ok();
             Ok(BAD_CONFIGURATION)
         }
     }
@@ -38,20 +40,20 @@ fn report(
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     for note in &config.notes {
-        writeln!(err, "note: {note}")?;
+        writeln!(err, "note: {note}").ok();
     }
-    if print {
-        out.write_all(render(config).as_bytes())?;
-    }
+    let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };
     if !config.file_faults.is_empty() {
-        writeln!(err, "{}", Listing(&config.file_faults))?;
+        writeln!(err, "{}", Listing(&config.file_faults)).ok();
         return Ok(BAD_CONFIGURATION);
     }
+    printed?;
     if !print {
         let models = counted(config.models.len(), "model");
         let gpus = counted(config.gpus.len(), "GPU");
         writeln!(out, "{}: {models} on {gpus}: fine", path.display())?;
     }
+    out.flush()?;
     Ok(FINE)
 }
 

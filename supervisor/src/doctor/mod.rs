@@ -36,14 +36,9 @@ pub fn run(options: &Options) -> u8 {
     let need = config.as_ref().map_or_else(Need::everything, Need::of);
     let facts = gather::facts(config.as_ref());
     let report = Report { checks: judge::judge(&facts, &need) };
-    print(&if options.json { report.json() } else { report.lines() });
-    if report.checks.iter().any(|check| check.level == Level::Fault) { exit::UNAVAILABLE } else { 0 }
-}
-
-/// Writes to stdout; a reader that went away is no fault of ours.
-#[expect(clippy::print_stdout, reason = "the command line's own output")]
-fn print(text: &str) {
-    println!("{text}");
+    let text = if options.json { report.json() } else { report.lines() };
+    let printed = exit::print(&format!("{text}\n"));
+    if report.checks.iter().any(|check| check.level == Level::Fault) { exit::UNAVAILABLE } else { printed }
 }
 
 #[cfg(test)]

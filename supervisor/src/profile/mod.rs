@@ -86,12 +86,12 @@ impl ProfileError {
 pub fn run(options: &Options) -> u8 {
     host::init_logging();
     match measure(options) {
-        Ok(()) => 0,
+        Ok(code) => code,
         Err(error) => fail(&errors::chain(&error), error.code()),
     }
 }
 
-fn measure(options: &Options) -> Result<(), ProfileError> {
+fn measure(options: &Options) -> Result<u8, ProfileError> {
     if let Some(path) = &options.output {
         output::may_be_written(path)
             .map_err(|source| ProfileError::NoOutput { path: path.clone(), source })?;
@@ -239,16 +239,14 @@ fn longest(one: Start, other: Start) -> Start {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the command's own output")]
-fn put(options: &Options, text: &str) -> Result<(), ProfileError> {
+/// Writes the profile; returns the exit code.
+fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
     match &options.output {
         Some(path) => {
             let failed = |source| ProfileError::Write { path: path.clone(), source };
-            std::fs::write(path, text).map_err(failed)
+            std::fs::write(path, text).map_err(failed)?;
+            Ok(0)
         }
-        None => {
-            print!("{text}");
-            Ok(())
-        }
+        None => Ok(exit::print(text)),
     }
 }

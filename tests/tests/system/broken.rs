@@ -1,6 +1,8 @@
 //! What is missing or refused: the rest serves, and the operator is told.
 
+use std::fs::File;
 use std::path::Path;
+use std::process::Stdio;
 
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::{Error, Home};
@@ -104,4 +106,59 @@ async fn a_temporary_directory_that_is_gone_costs_a_change_of_share_and_no_model
     std::fs::create_dir(&temporary).unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
     server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_written_stops_nothing() {
+    let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
+    home.set_log("/dev/full".into());
+    let server = Server::ready(home).await.unwrap();
+    assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+/// Runs a command with its output going there; its exit code, and what it said.
+async fn into(home: &Home, arguments: &[&str], out: impl Into<Stdio>) -> (Option<i32>, String) {
+    let mut command = home.command(arguments).unwrap();
+    let child = command.stdout(out).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = child.wait_with_output().await.unwrap();
+    (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+}
+
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+#[tokio::test]
+async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let config = server.home().path().join("config.yaml").to_string_lossy().into_owned();
+    let commands: [&[&str]; 5] = [
+        &["status", "--json"],
+        &["plan"],
+        &["resize", "echo", "40%"],
+        &["check", "--print", &config],
+        &["doctor", &config],
+    ];
+    for arguments in commands {
+        let (code, said) = into(server.home(), arguments, full()).await;
+        assert!(said.contains("error: the output cannot be written"), "{arguments:?}: {said}");
+        assert_eq!(code, Some(69), "{arguments:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (code, said) = into(server.home(), arguments, writer).await;
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn faults_that_nobody_can_read_are_faults_all_the_same() {
+    let home = Home::with_config("models: []\n").unwrap();
+    for command in ["check", "serve"] {
+        let mut command = home.command(&[command, "config.yaml"]).unwrap();
+        let ended = command.stderr(full()).status().await.unwrap();
+        assert_eq!(ended.code(), Some(78), "{command:?}");
+    }
 }
