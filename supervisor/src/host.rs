@@ -231,6 +231,28 @@ pub fn raise_file_limit() {
     }
 }
 
+/// How many connections are taken at a time: what is configured, as far as the limit on open files leaves what workers and
+/// commands need. Clients could else keep a worker that died from being replaced.
+pub fn connections(config: &Config) -> usize {
+    let configured = config.limits.connections;
+    let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };
+    let taken = affordable(configured, config.own_descriptors(), open_files);
+    if taken < configured {
+        tracing::warn!(
+            taken,
+            limits.connections = configured,
+            open_files,
+            "fewer connections are taken at a time than limits.connections says; raise the limit on open files (LimitNOFILE) or lower that"
+        );
+    }
+    taken
+}
+
+fn affordable(configured: usize, own: u64, open_files: u64) -> usize {
+    let left = open_files.saturating_sub(own).max(1);
+    usize::try_from(left).map_or(configured, |left| configured.min(left))
+}
+
 /// The run directory, locked against a second supervisor.
 #[derive(Debug)]
 pub struct RunDir {
@@ -269,4 +291,17 @@ fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     }
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_workers_and_commands() {
+        assert_eq!(affordable(16384, 120, 1 << 20), 16384);
+        assert_eq!(affordable(16384, 120, 1024), 1024 - 120);
+        assert_eq!(affordable(16384, 120, 100), 1, "there is no use in none");
+        assert_eq!(affordable(16384, 120, u64::MAX), 16384);
+    }
 }

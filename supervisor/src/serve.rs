@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::admin::{Admin, Reach};
 use crate::clock::Clock;
-use crate::config::{self, Config, ModelControl, Start};
+use crate::config::{self, Config, Limits, ModelControl, Start};
 use crate::control::{Context, ControlThread, MemoryLedger, ModelState, Planned, Planner};
 use crate::errors;
 use crate::exit::{self, fail};
@@ -193,8 +193,9 @@ async fn serve(
 ) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let hangup = hear(SignalKind::hangup())?;
-    let ingress =
-        Ingress::bind(&config.listen.http, &config.listen.grpc, &config.limits).await.map_err(failed)?;
+    let connections = host::connections(config);
+    let limits = Limits { connections, ..config.limits };
+    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits).await.map_err(failed)?;
     let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();

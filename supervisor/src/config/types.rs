@@ -14,6 +14,11 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::faults::Fault;
 
+/// Descriptors that the supervisor takes, beside connections.
+const DESCRIPTORS_OF_ALL: u64 = 100;
+/// Descriptors that a model takes.
+const DESCRIPTORS_OF_A_MODEL: u64 = 10;
+
 /// What the supervisor is told to do.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -43,6 +48,13 @@ pub struct Config {
     pub file_faults: Vec<Fault>,
     /// What was written and has no effect in this configuration, or cannot be right.
     pub notes: Vec<Fault>,
+}
+
+impl Config {
+    /// Descriptors that the supervisor and its models take, beside connections.
+    pub fn own_descriptors(&self) -> u64 {
+        DESCRIPTORS_OF_ALL + DESCRIPTORS_OF_A_MODEL * self.models.len() as u64
+    }
 }
 
 /// The sockets that are listened on; no two are the same.

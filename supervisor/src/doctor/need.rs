@@ -2,10 +2,6 @@
 
 use crate::config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
 
-/// Descriptors that the supervisor and each model take, beside connections.
-const DESCRIPTORS_OF_ALL: u64 = 100;
-const DESCRIPTORS_OF_A_MODEL: u64 = 10;
-
 /// Descriptors that are reckoned with where no configuration says how many connections there may be.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
@@ -60,9 +56,7 @@ impl Need {
             // TensorRT's provider asks it for the GPU.
             cuda: uses(Provider::Cuda) || uses(Provider::TensorRt),
             tensorrt: uses(Provider::TensorRt),
-            descriptors: DESCRIPTORS_OF_ALL
-                + DESCRIPTORS_OF_A_MODEL * config.models.len() as u64
-                + config.limits.connections as u64,
+            descriptors: config.own_descriptors() + config.limits.connections as u64,
         }
     }
 

@@ -1,9 +1,12 @@
 //! What is missing or refused: the rest serves, and the operator is told.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 
+use nix::sys::signal::Signal;
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::load::Outcome;
@@ -120,14 +123,14 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
 
 /// Runs a command with its output going there; its exit code, and what it said.
 async fn into(home: &Home, arguments: &[&str], out: impl Into<Stdio>) -> (Option<i32>, String) {
-    let mut command = home.command(arguments).unwrap();
-    let child = command.stdout(out).stderr(Stdio::piped()).spawn().unwrap();
-    let ended = child.wait_with_output().await.unwrap();
+    let mut command = home.command(arguments).expect("there is a binary");
+    let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("it starts");
+    let ended = child.wait_with_output().await.expect("it ends");
     (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
 }
 
 fn full() -> File {
-    File::options().write(true).open("/dev/full").unwrap()
+    File::options().write(true).open("/dev/full").expect("a device that is always full")
 }
 
 #[tokio::test]
@@ -161,4 +164,27 @@ async fn faults_that_nobody_can_read_are_faults_all_the_same() {
         let ended = command.stderr(full()).status().await.unwrap();
         assert_eq!(ended.code(), Some(78), "{command:?}");
     }
+}
+
+#[tokio::test]
+async fn clients_cannot_take_the_descriptors_that_a_new_worker_needs() {
+    let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
+    let binary = home.command(&[]).unwrap().as_std().get_program().to_string_lossy().into_owned();
+    let script = format!("#!/bin/sh\nulimit -n 140\nexec {binary} \"$@\"\n");
+    let script = home.write("limited", script).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    home.set_binary(script);
+    let server = Server::ready(home).await.unwrap();
+    let socket = server.home().run_dir().join("http.sock");
+    let peers: Vec<_> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let before = server.model("echo").await.unwrap().workers[0].pid;
+    let worker = server.children().into_iter().find(|child| child.pid == before).unwrap();
+    worker.signal(Signal::SIGKILL).unwrap();
+    let another = |model: &shadowslice_tests::status::Model| {
+        model.state == "ready" && model.workers.iter().any(|worker| worker.pid != before)
+    };
+    server.wait_status("echo", "another worker", another).await.unwrap();
+    drop(peers);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
 }
