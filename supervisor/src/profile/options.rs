@@ -75,7 +75,7 @@ pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
     let place = format!("{}:", made_up.display());
     let line = |line: &str| {
         // Behind the file come the line and the column.
-        let fault = line.strip_prefix(&place).and_then(|rest| rest.splitn(2, ": ").nth(1));
+        let fault = line.strip_prefix(&place).and_then(|rest| rest.split_once(": ")).map(|(_, fault)| fault);
         let Some(fault) = fault else { return line.to_owned() };
         let option = OPTIONS.iter().find_map(|(key, option)| Some((option, fault.strip_prefix(key)?)));
         option.map_or_else(|| fault.to_owned(), |(option, rest)| format!("{option}{rest}"))
