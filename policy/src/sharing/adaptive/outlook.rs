@@ -59,9 +59,11 @@ impl<'a> Outlook<'a> {
     /// How each model batches and whom it lets in.
     pub(super) fn doors(&self) -> impl Iterator<Item = (usize, Door)> {
         self.batching().map(|(model, batching, admit)| {
+            // Who is late even alone has nothing of others' waits.
             let asks = |&other: &usize| {
                 let of_higher = self.terms[model].priority < self.terms[other].priority;
-                other != model && self.models[other].shortage.asks(of_higher)
+                let (asking, terms) = (&self.models[other], &self.terms[other]);
+                other != model && asking.shortage.asks(of_higher) && !asking.hopeless(terms)
             };
             (model, self.models[model].door(&batching, admit, self.here.iter().any(asks)))
         })

@@ -22,6 +22,19 @@ fn batches_wait_for_company_only_beside_who_lacks_what_that_saves() {
 }
 
 #[test]
+fn nobody_waits_for_a_model_that_cannot_be_helped() {
+    let waits = |slo: Duration| {
+        let mut facts = facts(&[100, 200], &[GPU; 2]);
+        miss(&mut facts.models[0]);
+        let mut terms = models(&[1; 2]);
+        terms[0].slo = slo;
+        let doors = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts).doors;
+        doors[1].max_delay > 8 * MS
+    };
+    assert!(waits(20 * MS) && !waits(MS), "a request takes 3 ms with the whole GPU");
+}
+
+#[test]
 fn a_higher_priority_waits_for_who_misses_his_slo_and_not_for_who_fills_his_batches() {
     let waits = |priorities: [u32; 3], lack: fn(&mut Live)| {
         let mut facts = facts(&[100, 200, 200], &[GPU; 3]);
