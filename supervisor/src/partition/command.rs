@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 use super::{Environment, inherited_settings};
-use crate::process::inherit_nothing;
+use crate::process::close_on_exec;
 
 /// The most bytes that are read of what a program says, on each stream.
 const MAX_OUTPUT: u64 = 64 * 1024;
@@ -54,18 +54,20 @@ pub(super) struct Said {
 }
 
 /// A program in this environment, without MPS's variables of our own, in a process group of its own,
-/// so that a terminal's Ctrl-C does not reach it, and without descriptors of ours.
-pub(super) fn command(program: &Path, environment: &Environment) -> Command {
+/// so that a terminal's Ctrl-C does not reach it, and without descriptors of ours. To be started at once.
+///
+/// It is started without a `fork`, as workers are: with nothing to do between fork and exec, and `PATH` as it is.
+pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<Command> {
+    close_on_exec()?;
     let mut command = std::process::Command::new(program);
     for name in inherited_settings() {
         command.env_remove(name);
     }
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    inherit_nothing(&mut command);
     let mut command = Command::from(command);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    command
+    Ok(command)
 }
 
 /// Runs a program to its end, with this input; kills it after `limit`.
@@ -77,10 +79,8 @@ pub(super) async fn run(
     limit: Duration,
 ) -> Result<Said, CommandError> {
     let named = || program.to_owned();
-    let mut child = command(program, environment)
-        .args(arguments)
-        .spawn()
-        .map_err(|source| CommandError::Start { program: named(), source })?;
+    let child = command(program, environment).and_then(|mut command| command.args(arguments).spawn());
+    let mut child = child.map_err(|source| CommandError::Start { program: named(), source })?;
     match tokio::time::timeout(limit, converse(&mut child, input)).await {
         Ok(said) => said.map_err(|source| CommandError::Talk { program: named(), source }),
         Err(_) => {
@@ -112,4 +112,20 @@ async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<u8>)
         from.take(MAX_OUTPUT).read_to_end(to).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::forks;
+
+    #[tokio::test]
+    async fn a_program_is_heard_and_started_without_a_fork() {
+        let before = forks::seen();
+        let environment = vec![("A", "b".to_owned())];
+        let limit = Duration::from_secs(10);
+        let said = run(Path::new("sh"), &["-c", "cat; echo $A"], &environment, "in ", limit).await.unwrap();
+        assert_eq!((said.out.as_str(), said.status.success()), ("in b\n", true));
+        assert_eq!(forks::seen(), before);
+    }
 }

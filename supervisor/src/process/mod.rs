@@ -13,5 +13,7 @@ pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use socket::BatchSocket;
 pub use spawn::Inherited;
-pub(crate) use spawn::inherit_nothing;
+pub(crate) use spawn::close_on_exec;
+#[cfg(test)]
+pub(crate) use spawn::forks;
 pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

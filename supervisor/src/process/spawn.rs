@@ -1,5 +1,5 @@
 //! Children that inherit the descriptors they are given, and no others.
-#![allow(unsafe_code)] // marking and watching descriptors, and what runs between fork and exec
+#![allow(unsafe_code)] // marking and watching descriptors; in tests, hearing of forks
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 
 use nix::libc;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
@@ -140,14 +140,10 @@ fn text(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
-/// Makes `command` pass nothing besides the standard streams.
-pub(crate) fn inherit_nothing(command: &mut Command) {
-    // SAFETY: between fork and exec, one system call that is async-signal-safe; nothing is allocated or locked.
-    unsafe { std::os::unix::process::CommandExt::pre_exec(command, close_on_exec) };
-}
-
 /// Marks all descriptors of this process but the standard streams, those that some library forgot among them: no child is ever to have them by chance.
-fn close_on_exec() -> io::Result<()> {
+///
+/// To be called before a [`Command`](std::process::Command) is started, not by it between fork and exec: with anything to do there it is started by a `fork`.
+pub(crate) fn close_on_exec() -> io::Result<()> {
     let flag = libc::c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: a flag on descriptors, which stay open.
     let marked = unsafe { libc::close_range(3, libc::c_uint::MAX, flag) };
@@ -155,8 +151,43 @@ fn close_on_exec() -> io::Result<()> {
 }
 
 #[cfg(test)]
+pub(crate) mod forks {
+    use std::cell::Cell;
+    use std::sync::Once;
+
+    use nix::libc;
+
+    thread_local! {
+        static SEEN: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// How often this thread has forked since it asked first.
+    pub(crate) fn seen() -> usize {
+        static HEAR: Once = Once::new();
+        // SAFETY: what is called before each fork only adds to a number of this thread's.
+        HEAR.call_once(|| assert_eq!(unsafe { libc::pthread_atfork(Some(count), None, None) }, 0));
+        SEEN.get()
+    }
+
+    unsafe extern "C" fn count() {
+        SEEN.set(SEEN.get() + 1);
+    }
+
+    #[test]
+    fn a_fork_is_seen() {
+        let before = seen();
+        let mut command = std::process::Command::new("true");
+        // SAFETY: nothing is done between fork and exec.
+        unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, || Ok(())) };
+        command.status().unwrap();
+        assert_eq!(seen(), before + 1);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::process::Command;
 
     use super::*;
 
@@ -239,9 +270,9 @@ mod tests {
     #[test]
     fn a_command_passes_nothing_on() {
         let _leak = leak();
-        let mut command = Command::new("sh");
-        command.args(["-c", "for n in 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done; true"]);
-        inherit_nothing(&mut command);
-        assert_eq!(String::from_utf8(command.output().unwrap().stdout).unwrap(), "");
+        close_on_exec().unwrap();
+        let script = "for n in 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done; true";
+        let said = Command::new("sh").args(["-c", script]).output().unwrap();
+        assert_eq!(String::from_utf8(said.stdout).unwrap(), "");
     }
 }

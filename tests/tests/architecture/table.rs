@@ -213,7 +213,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::partition",
             "crate::pipeline::Crowding",
             "crate::process::Inherited",
-            "crate::process::inherit_nothing",
+            "crate::process::close_on_exec",
             "shadowslice_shared",
         ],
         never: NO_GPU,

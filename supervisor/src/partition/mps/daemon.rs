@@ -27,7 +27,7 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Starts one. It takes commands some time later.
     pub(super) fn start(control: &Control) -> io::Result<Self> {
-        let mut command = command::command(control.program(), control.environment());
+        let mut command = command::command(control.program(), control.environment())?;
         // What it has to say is in its log.
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
@@ -83,9 +83,16 @@ impl Daemon {
 }
 
 fn guardian(control: &Control) -> Option<Child> {
-    let mut command = command::command(std::path::Path::new("/bin/sh"), control.environment());
-    command.args(["-c", GUARDIAN]).arg(control.program()).stdout(Stdio::null()).stderr(Stdio::null());
-    match command.spawn() {
+    let command = command::command(std::path::Path::new("/bin/sh"), control.environment());
+    let started = command.and_then(|mut command| {
+        command
+            .args(["-c", GUARDIAN])
+            .arg(control.program())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+    });
+    match started {
         Ok(guardian) => Some(guardian),
         Err(error) => {
             tracing::warn!(%error, "if this process is killed, the MPS control daemon stays until the next start");
