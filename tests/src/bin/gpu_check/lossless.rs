@@ -1,8 +1,9 @@
 //! Many hand-overs of all models under load: nothing may be lost or wrong. Beside it a twin run.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{join_all, try_join_all};
 use serde_json::{Value, json};
@@ -12,11 +13,12 @@ use tokio::time::Instant;
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::handover::add_stalls;
+use crate::neighbours::Window;
 use crate::numbers::rounded;
 use crate::serving::{Service, Serving};
 use crate::stages::STOPPING;
 use crate::tools::Setting;
-use crate::traffic::{Load, Loaded, Subject};
+use crate::traffic::{Load, Loaded, Span, Subject};
 
 /// Hand-overs of all models together,
 const HANDOVERS: usize = 200;
@@ -99,6 +101,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
         let p99 = json!({ "with": p99(&with.tally), "twin": p99(&twin.tally), "twin_requests": twin.tally.offered });
         figures.set(&["handovers", "p99_ms", &subject.model], p99);
     }
+    record(setting, &loads, &done, [("with", &with[..]), ("twin", &twin[..])])?;
     serving.stop(figures).await?;
     judged(&with, &done, wanted)
 }
@@ -107,11 +110,45 @@ fn p99(tally: &Tally) -> f64 {
     rounded(tally.latency_ms(0.99))
 }
 
+/// Leaves beside the log what it takes to see when which requests were slow: each request's arrival and latency, and each
+/// hand-over's order and end with the parts of its worker's start. Times are the system's clock, in microseconds.
+fn record(
+    setting: &Setting,
+    loads: &Loads,
+    done: &[Done],
+    runs: [(&str, &[Loaded]); 2],
+) -> Result<(), Error> {
+    let (now, today) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+    let at = |moment: Instant| (today - (now - moment)).as_micros();
+    let models = || loads.subjects.iter().map(|subject| &subject.model);
+    let mut lines = String::from("run,model,arrived_us,latency_us\n");
+    for (run, loaded) in runs {
+        for (model, Loaded { spans, .. }) in models().zip(loaded) {
+            for Span { due, end } in spans {
+                let (arrived, latency) = (at(*due), (*end - *due).as_micros());
+                writeln!(lines, "{run},{model},{arrived},{latency}").expect("a string takes everything");
+            }
+        }
+    }
+    setting.keep("lossless.requests.csv", &lines)?;
+    let mut lines = String::new();
+    for (model, Done { courses, .. }) in models().zip(done) {
+        for ((ordered, ended), course) in courses {
+            let line = json!({ "model": model, "ordered_us": at(*ordered) as u64, "ended_us": at(*ended) as u64,
+                "course": course });
+            writeln!(lines, "{line}").expect("a string takes everything");
+        }
+    }
+    setting.keep("lossless.handovers.jsonl", &lines)
+}
+
 /// What became of one model's hand-overs.
 #[derive(Debug, Default)]
 struct Done {
     effects_ms: Vec<f64>,
     stalls_us: Vec<f64>,
+    /// Each as it went, from its order to its effect.
+    courses: Vec<(Window, Value)>,
     failed: Vec<String>,
 }
 
@@ -136,8 +173,10 @@ async fn hand_over(
         if enough || done.failed.len() >= FAILURES || Instant::now() > deadline {
             break;
         }
+        let ordered = Instant::now();
         match serving.hand_over(model, SHARES[n % 2]).await {
             Ok(handed) => {
+                done.courses.push(((ordered, Instant::now()), handed.json()));
                 done.effects_ms.extend(handed.handover.effect_ms);
                 done.stalls_us.push(handed.handover.stall_us.unwrap_or(0.0));
             }

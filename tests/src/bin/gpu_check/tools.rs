@@ -79,6 +79,12 @@ impl Setting {
         self.out.join("logs").join(format!("{name}.log"))
     }
 
+    /// Keeps something beside the logs.
+    pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), Error> {
+        let path = self.out.join("logs").join(name);
+        fs::write(&path, text).map_err(Error::io("write", &path))
+    }
+
     /// As many as asked for, fewer in a quick run.
     pub(crate) fn count(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
