@@ -3,6 +3,7 @@
 //! A worker that stands ready may take no memory that a hand-over will need: after it, the largest shadow of its
 //! GPU must still fit. If one does not fit all the same, standing workers are called in.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub struct MemoryLedger {
 #[derive(Debug, Default)]
 struct Book {
     rows: BTreeMap<String, Row>,
-    /// Until then a worker became warm so recently that what is free is not known.
+    /// Until then a worker took memory, or gave it back, so recently that what is free is not known.
     quiet_until: Moment,
 }
 
@@ -39,6 +40,8 @@ struct Book {
 struct Row {
     /// Its controllers: two while one replaces the other.
     controllers: usize,
+    /// 1 is the highest.
+    priority: u32,
     /// What its profile says that a worker takes.
     told: Option<u64>,
     /// What a worker of it was seen to have.
@@ -77,7 +80,7 @@ pub(super) enum NoRoom {
     NeedUnknown,
     #[error("the GPU's driver does not say what memory is free")]
     FreeUnknown,
-    #[error("another worker has just taken memory; asked again in a moment")]
+    #[error("another worker has just taken memory, or given it back; asked again in a moment")]
     Lag,
     #[error(
         "it needs {}, and standing workers may have {} together, of which {} are taken; raise `controller.standby_memory`",
@@ -89,6 +92,17 @@ pub(super) enum NoRoom {
         gib(*needed), gib(*kept), gib(*free)
     )]
     Kept { needed: u64, kept: u64, free: u64 },
+}
+
+impl NoRoom {
+    /// The bytes of standing workers that would have to go.
+    fn excess(&self) -> u64 {
+        match *self {
+            Self::NeedUnknown | Self::FreeUnknown | Self::Lag => 0,
+            Self::Limit { needed, limit, taken } => taken.saturating_add(needed).saturating_sub(limit),
+            Self::Kept { needed, kept, free } => needed.saturating_add(kept).saturating_sub(free),
+        }
+    }
 }
 
 impl MemoryLedger {
@@ -114,6 +128,7 @@ impl MemoryLedger {
         let mut book = self.book.lock();
         let row = book.rows.entry(model.name.clone()).or_default();
         row.told = sum.filter(|bytes| *bytes > 0);
+        row.priority = model.priority;
         row.has_shadows = model.handover == HandoverMode::Shadow;
     }
 
@@ -182,10 +197,13 @@ impl MemoryLedger {
     }
 
     /// Whether the model has a standing worker, which needs as much as any.
-    fn stands(&self, model: &str, stands: bool) {
-        if let Some(row) = self.book.lock().rows.get_mut(model) {
-            row.standing = if stands { row.need().unwrap_or(0) } else { 0 };
-            row.called_in &= stands;
+    fn stands(&self, model: &str, stands: bool, now: Moment) {
+        let mut book = self.book.lock();
+        let Some(row) = book.rows.get_mut(model) else { return };
+        row.standing = if stands { row.need().unwrap_or(0) } else { 0 };
+        if row.called_in && !stands {
+            row.called_in = false;
+            book.quiet_until = now + READINGS_LAG;
         }
     }
 
@@ -194,26 +212,49 @@ impl MemoryLedger {
     fn call_in(&self, model: &str, bytes: u64) -> bool {
         let mut book = self.book.lock();
         let mut rows: Vec<_> = book.rows.iter_mut().filter(|(_, row)| row.standing > 0).collect();
-        rows.sort_by_key(|(name, row)| (*name != model, std::cmp::Reverse(row.standing)));
+        rows.sort_by_key(|(name, row)| (*name != model, Reverse(row.standing)));
         let found = !rows.is_empty();
-        let mut freed = 0;
-        for (_, row) in rows {
-            if freed >= bytes {
-                break;
-            }
-            row.called_in = true;
-            freed += row.standing;
-        }
+        let called = call(rows.into_iter().map(|(_, row)| row), bytes);
         drop(book);
-        if found {
+        if called {
             self.called.send_replace(());
         }
         found
     }
 
+    /// Has standing workers of lower priorities go, the lowest first, where that makes room for this model's. Those that are called in already
+    /// count, so that none goes for nothing.
+    fn call_in_lower(&self, model: &str, no_room: &NoRoom) {
+        let bytes = no_room.excess();
+        let mut book = self.book.lock();
+        let Some(own) = book.rows.get(model).map(|row| row.priority) else { return };
+        let mut rows: Vec<_> =
+            book.rows.values_mut().filter(|row| row.standing > 0 && row.priority > own).collect();
+        let enough = rows.iter().map(|row| row.standing).sum::<u64>() >= bytes;
+        rows.sort_by_key(|row| (!row.called_in, Reverse((row.priority, row.standing))));
+        let called = enough && call(rows.into_iter(), bytes);
+        drop(book);
+        if called {
+            self.called.send_replace(());
+        }
+    }
+
     fn is_called_in(&self, model: &str) -> bool {
         self.book.lock().rows.get(model).is_some_and(|row| row.called_in)
     }
+}
+
+/// Calls in of these until so many bytes will be free. True if one is that was not.
+fn call<'r>(rows: impl Iterator<Item = &'r mut Row>, bytes: u64) -> bool {
+    let (mut freed, mut called) = (0, false);
+    for row in rows {
+        if freed >= bytes {
+            break;
+        }
+        called |= !std::mem::replace(&mut row.called_in, true);
+        freed += row.standing;
+    }
+    called
 }
 
 impl Controller {
@@ -244,6 +285,11 @@ impl Controller {
         self.ledger.may_stand(&self.model.name, self.memory(), there, self.now())
     }
 
+    /// There is no room for a standing worker: those of lower priorities make some, if they can.
+    pub(super) fn outrank(&self, no_room: &NoRoom) {
+        self.ledger.call_in_lower(&self.model.name, no_room);
+    }
+
     /// The last thing that a controller does.
     pub(super) fn leave_ledger(&self) {
         if self.standby.worker().is_some() {
@@ -253,7 +299,7 @@ impl Controller {
     }
 
     pub(super) fn note_standing(&self, stands: bool) {
-        self.ledger.stands(&self.model.name, stands);
+        self.ledger.stands(&self.model.name, stands, self.now());
     }
 
     pub(super) fn note_serving(&self, pid: Option<i32>) {
@@ -267,7 +313,6 @@ impl Controller {
     /// Somebody needs memory: lets the standing worker go if it is meant.
     pub(super) fn on_call(&mut self) {
         if self.stopping.is_none() && self.ledger.is_called_in(&self.model.name) {
-            tracing::info!(model = self.model.name, "the standing worker goes: its memory is needed");
             self.rest_standby();
         }
     }
@@ -329,14 +374,14 @@ mod tests {
     #[test]
     fn standing_workers_have_a_bound_together() {
         let half = ledger(None);
-        half.stands("b", true);
+        half.stands("b", true, at(0));
         let limit = NoRoom::Limit { needed: 2 * GIB, limit: 4 * GIB, taken: 3 * GIB };
         assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Err(limit));
         assert_eq!(half.may_stand("b", real(8, 8), false, at(0)), Ok(()), "its own is replaced");
-        half.stands("b", false);
+        half.stands("b", false, at(0));
         assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Ok(()));
         let set = ledger(Some(4));
-        set.stands("b", true);
+        set.stands("b", true, at(0));
         assert!(set.may_stand("a", real(80, 80), false, at(0)).is_err());
         assert!(set.may_stand("a", Memory::Emulated, false, at(0)).is_err());
     }
@@ -380,15 +425,43 @@ mod tests {
         let ledger = ledger(None);
         assert!(!ledger.call_in("a", GIB), "nobody stands ready");
         let mut calls = ledger.calls();
-        ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(model, true));
+        ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(model, true, at(0)));
         let called = || ["a", "b", "c"].map(|model| ledger.is_called_in(model));
         assert!(ledger.call_in("a", 2 * GIB) && calls.has_changed().unwrap());
         assert_eq!(called(), [true, false, false], "its own goes first");
         assert!(ledger.call_in("a", 3 * GIB));
         assert_eq!(called(), [true, false, true], "and then the largest");
         calls.mark_unchanged();
-        ledger.stands("c", false);
-        ledger.stands("c", true);
+        ledger.stands("c", false, at(0));
+        ledger.stands("c", true, at(0));
         assert_eq!(called(), [true, false, false], "the next one was not meant");
+    }
+
+    #[test]
+    fn higher_priorities_stand_ready_first() {
+        let ledger = ledger(Some(5));
+        let priorities = [("a", 2), ("b", 3), ("c", 1), ("d", 1)];
+        for (model, priority) in priorities {
+            ledger.book.lock().rows.get_mut(model).unwrap().priority = priority;
+        }
+        ["a", "b"].into_iter().for_each(|model| ledger.stands(model, true, at(0)));
+        let asks = |model: &str| {
+            let no_room = ledger.may_stand(model, Memory::Emulated, false, at(0)).unwrap_err();
+            ledger.call_in_lower(model, &no_room);
+            ["a", "b"].map(|model| ledger.is_called_in(model))
+        };
+        assert_eq!(asks("c"), [false; 2], "9 GiB are more than the limit");
+        ledger.book.lock().rows.get_mut("d").unwrap().told = Some(2 * GIB);
+        let mut calls = ledger.calls();
+        assert_eq!(asks("d"), [false, true], "the lowest goes");
+        assert!(calls.has_changed().unwrap());
+        calls.mark_unchanged();
+        assert_eq!(asks("d"), [false, true], "its memory is awaited");
+        assert!(!calls.has_changed().unwrap());
+        ledger.stands("b", false, at(0));
+        assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
+        ledger.stands("d", true, at(0));
+        assert_eq!(asks("b"), [false; 2], "not for a lower one");
+        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(1)), Err(NoRoom::Lag), "it is not read yet");
     }
 }

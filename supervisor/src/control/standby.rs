@@ -230,6 +230,7 @@ impl Controller {
         if let Err(no_room) = self.room_to_stand(false) {
             let until = self.after(ROOM_PAUSE);
             self.standby.state = State::None { until };
+            self.outrank(&no_room);
             return self.no_standby(no_room.to_string());
         }
         match self.launch(Purpose::Serve, share, true) {
@@ -305,6 +306,7 @@ impl Controller {
 
     /// Has the standing worker go for a while: others need its memory.
     pub(super) fn rest_standby(&mut self) {
+        self.no_standby("others need its memory (a hand-over, a worker that is to serve, or a higher priority); asked for again in a moment".to_owned());
         self.dismiss_for(REST);
     }
 

@@ -242,6 +242,32 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
 }
 
 #[tokio::test]
+async fn a_higher_priority_has_the_memory_that_a_lower_ones_standing_worker_took() {
+    // Each takes 120 MiB by its profile.
+    let controller = "controller: {policy: static, standby_memory: 200Mi}";
+    let config = |of_high: &str| {
+        let model = |name: &str, standby: &str, priority: u32| {
+            let more = format!("profile: profile.yaml, priority: {priority}, standby: {standby}");
+            format!("  - {}\n", echo(name, &more))
+        };
+        let head = EMULATED.replace("controller: {policy: static}", controller);
+        format!("{head}models:\n{}{}", model("low", "always", 2), model("high", of_high, 1))
+    };
+    let home = Home::with_config(&config("\"off\"")).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let stands = |model: &Model| standing(model).is_some();
+    server.wait_status("low", "a standing worker", stands).await.unwrap();
+    server.home().write("config.yaml", config("always")).unwrap();
+    server.reload().await.unwrap();
+    server.wait_status("high", "a standing worker", stands).await.unwrap();
+    let low = server.model("low").await.unwrap();
+    assert_eq!(low.workers.len(), 1, "{low:?}");
+    assert!(low.more["no_standby"].as_str().is_some_and(|why| why.contains("a higher priority")), "{low:?}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn who_would_be_late_has_the_larger_worker_without_waiting_for_a_decision() {
     let more = "profile: profile.yaml, queue: {on_late: serve}";
     // No decision for as long as the test lasts.
