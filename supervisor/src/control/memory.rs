@@ -462,6 +462,8 @@ mod tests {
         assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
         ledger.stands("d", true, at(0));
         assert_eq!(asks("b"), [false; 2], "not for a lower one");
+        ledger.book.lock().rows.get_mut("b").unwrap().priority = 2;
+        assert_eq!(asks("b"), [false; 2], "nor for one of its own priority, which would do the same");
         assert_eq!(ledger.may_stand("a", real(80, 80), false, at(1)), Err(NoRoom::Lag), "it is not read yet");
     }
 }
