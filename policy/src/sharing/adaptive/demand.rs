@@ -179,12 +179,17 @@ impl Demand {
 
     /// The most that comes where nothing has changed: what comes now, give or take chance, or nearly what came not long ago.
     pub(super) fn expected(&self) -> f64 {
-        (self.rate + self.chance()).max(OF_PEAK * self.peak)
+        self.at_most().max(OF_PEAK * self.peak)
     }
 
     /// The least that comes now, give or take chance.
     pub(super) fn at_least(&self) -> f64 {
         (self.rate - self.chance()).max(0.0)
+    }
+
+    /// The most that comes now, give or take chance.
+    pub(super) fn at_most(&self) -> f64 {
+        self.rate + self.chance()
     }
 
     /// What the rate may be off by chance.

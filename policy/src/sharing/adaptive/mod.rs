@@ -10,7 +10,8 @@
 //! 1. [`demand`] says how much comes, [`curve`] what it costs, [`contention`] what neighbours leave, [`capacity`] what a share carries.
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
 //!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority; where [`yielding`] has seen
-//!    that a higher priority misses its SLO beside lower ones, those have less.
+//!    that a higher priority misses its SLO beside lower ones, those have less, and where [`proportion`] has seen that one does beside itself, those
+//!    of it have less that need less.
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
 //!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]). At its level a
 //!    second worker should stand ready: when slack runs out or more comes than the share is for, that takes over at once.
@@ -21,6 +22,7 @@
 
 mod batching;
 mod capacity;
+mod classes;
 mod company;
 mod contention;
 mod curve;
@@ -35,10 +37,12 @@ mod model;
 mod outlook;
 mod pacing;
 mod patience;
+mod proportion;
 mod regime;
 mod shortage;
 mod sizing;
 mod tightness;
+mod trials;
 mod yielding;
 
 use std::time::Duration;
@@ -47,19 +51,18 @@ use shadowslice_shared::units::{Moment, Sms};
 
 use super::carry_out::plan;
 use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting};
+use classes::There;
 use model::Model;
 use outlook::Outlook;
 use pacing::Pacing;
+use proportion::Proportion;
 use regime::{Caps, Regime};
 use sizing::{Sizing, near};
 use tightness::Tenant;
-use yielding::{Class, Yielding};
+use yielding::Yielding;
 
 /// A share that just changed stays for this long, the fast path aside.
 const DWELL: Duration = Duration::from_secs(5);
-
-/// Who executes for more than this part of the time is in others' way.
-const BUSY: f64 = 0.5;
 
 /// The adaptive policy and what it remembers.
 #[derive(Debug, Clone)]
@@ -69,6 +72,8 @@ pub(super) struct Adaptive {
     regimes: Vec<Regime>,
     /// Who makes room on each GPU.
     yielding: Vec<Yielding>,
+    /// Who of a priority has less than others on each GPU.
+    proportions: Vec<Proportion>,
     /// The most that each model should have.
     levels: Vec<Sms>,
     /// Whose SLO leaves no room for a smaller share.
@@ -83,8 +88,9 @@ impl Adaptive {
         let levels = terms.iter().map(|terms| terms.initial).collect();
         let regimes = vec![Regime::new(); gpus.len()];
         let yielding = vec![Yielding::new(); gpus.len()];
+        let proportions = vec![Proportion::new(); gpus.len()];
         let tight = vec![false; terms.len()];
-        let mut new = Self { models, regimes, yielding, levels, tight, learnt: None };
+        let mut new = Self { models, regimes, yielding, proportions, levels, tight, learnt: None };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -97,8 +103,15 @@ impl Adaptive {
         let levels = layout::levels(&here, terms, sms, self.regimes[gpu].caps(), enough);
         for (&model, level) in here.iter().zip(&levels) {
             let most = self.yielding[gpu].most(terms[model].priority, sms);
+            let most = self.proportioned(model, gpu).map_or(most, |cap| cap.min(most));
             self.levels[model] = terms[model].within((*level).min(most));
         }
+    }
+
+    /// The cap of a model that leaves SMs to others of its priority.
+    fn proportioned(&self, model: usize, gpu: usize) -> Option<Sms> {
+        let generous = self.regimes[gpu].caps() == Caps::Generous;
+        self.proportions[gpu].cap(model).filter(|_| generous)
     }
 
     /// Takes over what another one has learnt: of the models that are the `same`, by their places there, and of GPUs that have these and no
@@ -122,6 +135,7 @@ impl Adaptive {
             if stayed == here.len() && stayed == outlook::on(gpu, before).len() {
                 self.regimes[gpu] = other.regimes[gpu];
                 self.yielding[gpu].clone_from(&other.yielding[gpu]);
+                self.proportions[gpu] = other.proportions[gpu].findings();
             }
             self.lay_out(gpu, terms, sms);
         }
@@ -171,13 +185,14 @@ impl Adaptive {
     fn keeps(&self, model: usize, have: Sms, to: Sms, terms: &Terms, overloaded: bool) -> Option<Waiting> {
         let Terms { gpu, priority, .. } = *terms;
         let yielding = &self.yielding[gpu];
-        let makes_room = yielding.asks(priority) && have > self.levels[model];
+        let asked = yielding.asks(priority) || self.proportioned(model, gpu).is_some();
+        let makes_room = asked && have > self.levels[model];
         if to >= have {
             None
-        } else if self.regimes[gpu].caps() == Caps::Generous && yielding.spares(priority) {
+        } else if !makes_room && self.regimes[gpu].caps() == Caps::Generous && yielding.spares(priority) {
             Some(Waiting::Misses)
         } else {
-            (overloaded && !makes_room).then_some(Waiting::Overload)
+            (!makes_room && overloaded).then_some(Waiting::Overload)
         }
     }
 
@@ -247,8 +262,11 @@ impl Adaptive {
                 here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
             self.regimes[gpu].observe(seen, load, slowed, span.as_secs_f64());
         }
-        let classes = self.classes(&here, terms, facts, sms);
-        self.yielding[gpu].observe(&classes, span.as_secs_f64(), settled);
+        let (models, span_s) = (&self.models, span.as_secs_f64());
+        let there = There { models, terms, facts, here: &here, gpu: f64::from(sms.0) };
+        self.yielding[gpu].observe(&there.with_those_above(), span_s, settled);
+        self.proportions[gpu].observe(&there.alone(), span_s, settled);
+        self.proportions[gpu].share_out(&here, models, terms, sms);
         self.lay_out(gpu, terms, sms);
     }
 
@@ -259,33 +277,6 @@ impl Adaptive {
         let undisturbed: f64 = models().map(Model::load_undisturbed).sum();
         let seen: f64 = models().map(|model| model.load().unwrap_or(0.0)).sum();
         (models().all(Model::is_profiled) && undisturbed > 0.0).then(|| seen / undisturbed)
-    }
-
-    /// What was seen of each priority there with those above it, the highest first.
-    fn classes(&self, here: &[usize], terms: &[Terms], facts: &Facts, sms: Sms) -> Vec<Class> {
-        let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
-        priorities.sort_unstable();
-        priorities.dedup();
-        let class = |priority: u32| {
-            let mut class = Class { priority, ..Class::default() };
-            for &model in here {
-                let seen = &facts.models[model].seen;
-                if terms[model].priority > priority {
-                    class.beside |= seen.busy > BUSY;
-                    continue;
-                }
-                class.load += self.models[model].load_undisturbed() / f64::from(sms.0.max(1));
-                // Who is asked for more than the whole GPU could answer misses SLOs whoever makes room.
-                if !self.models[model].could_be_carried() {
-                    continue;
-                }
-                class.arrived += seen.arrived as f64;
-                class.missed += seen.missed() as f64;
-                class.allowed += seen.arrived as f64 * terms[model].may_miss();
-            }
-            class
-        };
-        priorities.into_iter().map(class).collect()
     }
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.

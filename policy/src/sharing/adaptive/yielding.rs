@@ -4,107 +4,26 @@
 //! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
 //! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
 
-use std::collections::BTreeMap;
-
 use shadowslice_shared::units::Sms;
 
-use super::lasting::Finding;
-use super::loads::Loads;
+use super::trials::{Class, Rules, Trials};
 
 /// A priority asks for little that takes less than this part of the GPU, with those above it.
-const LITTLE: f64 = 0.5;
+pub(super) const LITTLE: f64 = 0.5;
 
-/// Nothing is said of fewer requests in an interval.
-const REQUESTS: f64 = 20.0;
-
-/// So many intervals in a row, in each of which twice as many or more missed their SLOs as may, and lower ones make room; after more of
-/// them where it is less. As many tell whether that helps. Waits for company that are to blame have been cut by then.
-const INTERVALS: u32 = 8;
-
-/// They must miss less than this part of what they missed before.
-const BETTER: f64 = 0.7;
-
-/// Seconds within which lower ones must have made room and shown what that is worth; models take minutes to start at most.
-const TRIAL_S: f64 = 300.0;
+/// It must suffer for so long, and miss less than this part of what it missed before.
+const RULES: Rules = Rules { after: 8.0, better: 0.7 };
 
 /// What part of the GPU those have who make room.
 const LEFT: f64 = 0.65;
 
-/// What was seen of a priority and those above it on one GPU, in an interval.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Class {
-    pub(super) priority: u32,
-    /// The part of the GPU that their demand takes at least.
-    pub(super) load: f64,
-    /// Requests that came.
-    pub(super) arrived: f64,
-    /// Those that were late or refused.
-    pub(super) missed: f64,
-    /// As many may be.
-    pub(super) allowed: f64,
-    /// Whether a lower one executes for much of the time.
-    pub(super) beside: bool,
-}
-
-impl Class {
-    /// What this interval says for lower ones' making room, from -1 to 1: how many more missed their SLOs than may, by those that may.
-    fn suffers(&self) -> f64 {
-        if self.arrived < REQUESTS || !self.beside || self.load >= LITTLE {
-            return -1.0;
-        }
-        (self.missed / self.allowed.max(f64::MIN_POSITIVE) - 1.0).clamp(-1.0, 1.0)
-    }
-}
-
-/// What a priority missed over some intervals.
-#[derive(Debug, Clone, Copy, Default)]
-struct Record {
-    intervals: u32,
-    /// What they say together, and never less than nothing.
-    score: f64,
-    arrived: f64,
-    missed: f64,
-}
-
-impl Record {
-    fn add(&mut self, class: &Class) {
-        self.intervals += 1;
-        self.score = (self.score + class.suffers()).max(0.0);
-        self.arrived += class.arrived;
-        self.missed += class.missed;
-    }
-
-    fn part(&self) -> f64 {
-        self.missed / self.arrived.max(1.0)
-    }
-}
-
-/// The priorities that have suffered for some intervals, but for those for whose sake it is known what making room is worth.
-type Suffered = Vec<(u32, Record)>;
-
-/// Who makes room on one GPU.
-#[derive(Debug, Clone)]
-enum State {
-    /// Nobody.
-    Nobody { suffered: Suffered },
-    /// Those below this priority, which missed that part before, for so many seconds more at most.
-    Tried { priority: u32, before: f64, since: Record, left_s: f64 },
-    /// Those below it, unless it is asked for nothing in so many intervals, or one above it suffers.
-    Helps { priority: u32, quiet: u32, suffered: Suffered },
-}
-
 /// Decides who makes room on one GPU.
 #[derive(Debug, Clone)]
-pub(super) struct Yielding {
-    state: State,
-    /// What trials found out, by the priority for whose sake they were.
-    findings: BTreeMap<u32, Finding>,
-    loads: Loads,
-}
+pub(super) struct Yielding(Trials);
 
 impl Yielding {
     pub(super) fn new() -> Self {
-        Self { state: State::nobody(), findings: BTreeMap::new(), loads: Loads::default() }
+        Self(Trials::new(RULES))
     }
 
     /// The most that a model of this priority may have of a GPU with so many SMs.
@@ -118,100 +37,18 @@ impl Yielding {
 
     /// Whether a model of this priority makes room.
     pub(super) fn asks(&self, priority: u32) -> bool {
-        match self.state {
-            State::Tried { priority: above, .. } | State::Helps { priority: above, .. } => priority > above,
-            State::Nobody { .. } => false,
-        }
+        self.0.sake().is_some_and(|above| priority > above)
     }
 
     /// Whether a model of this priority keeps what it has: it suffers, or is made room for.
     pub(super) fn spares(&self, priority: u32) -> bool {
-        match self.state {
-            State::Nobody { ref suffered } => suffered.iter().any(|&(lowest, _)| priority <= lowest),
-            State::Tried { priority: lowest, .. } | State::Helps { priority: lowest, .. } => {
-                priority <= lowest
-            }
-        }
+        self.0.lowest().is_some_and(|lowest| priority <= lowest)
     }
 
-    /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; highest priorities first.
+    /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; of each priority with those above it,
+    /// the highest first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
-        self.loads.observe(classes.iter().map(|class| (class.priority, class.load)), span_s);
-        self.findings.values_mut().for_each(|finding| finding.age(span_s));
-        let class = |of: u32| classes.iter().find(|class| class.priority == of);
-        self.state = match &self.state {
-            State::Nobody { suffered } => {
-                let suffered = self.suffering(suffered, classes.iter());
-                State::tried(&suffered).unwrap_or(State::Nobody { suffered })
-            }
-            &State::Tried { priority, before, mut since, left_s } => {
-                if let Some(class) = class(priority).filter(|_| settled) {
-                    since.add(class);
-                }
-                let left_s = left_s - span_s;
-                if since.intervals < INTERVALS && left_s > 0.0 {
-                    State::Tried { priority, before, since, left_s }
-                } else {
-                    let finding = self.findings.entry(priority).or_default();
-                    let told = since.intervals == INTERVALS;
-                    if told {
-                        finding.again(&self.loads);
-                    } else {
-                        finding.put_off();
-                    }
-                    if told && since.part() < BETTER * before {
-                        State::Helps { priority, quiet: 0, suffered: Vec::new() }
-                    } else {
-                        State::nobody()
-                    }
-                }
-            }
-            State::Helps { priority, quiet, suffered } => {
-                let (priority, above) = (*priority, |class: &&Class| class.priority < *priority);
-                let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
-                let quiet = if asked { 0 } else { quiet + 1 };
-                let suffered = self.suffering(suffered, classes.iter().filter(above));
-                let tried = State::tried(&suffered);
-                if quiet == INTERVALS || tried.is_some() {
-                    self.findings.entry(priority).or_default().forget();
-                }
-                let known = self.is_known(priority);
-                tried.unwrap_or(if known {
-                    State::Helps { priority, quiet, suffered }
-                } else {
-                    State::nobody()
-                })
-            }
-        };
-    }
-
-    /// Whether what a trial for the sake of this priority found out is still true.
-    fn is_known(&self, priority: u32) -> bool {
-        self.findings.get(&priority).is_some_and(|finding| finding.holds(&self.loads))
-    }
-
-    /// Who suffers after an interval, of these.
-    fn suffering<'c>(&self, before: &Suffered, classes: impl Iterator<Item = &'c Class>) -> Suffered {
-        let after = |class: &Class| {
-            let before = before.iter().find(|(priority, _)| *priority == class.priority);
-            let mut record = before.map(|(_, record)| *record).unwrap_or_default();
-            record.add(class);
-            (record.score > 0.0).then_some((class.priority, record))
-        };
-        classes.filter(|class| !self.is_known(class.priority)).filter_map(after).collect()
-    }
-}
-
-impl State {
-    fn nobody() -> Self {
-        Self::Nobody { suffered: Vec::new() }
-    }
-
-    /// A trial for the sake of the highest priority that has suffered for long enough.
-    fn tried(suffered: &Suffered) -> Option<Self> {
-        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= f64::from(INTERVALS))?;
-        let (before, since) = (record.part(), Record::default());
-        Some(Self::Tried { priority, before, since, left_s: TRIAL_S })
+        self.0.observe(classes, span_s, settled);
     }
 }
 
@@ -223,7 +60,7 @@ mod tests {
 
     /// A hundred requests of the first priority, of which so many miss and five may, beside one that executes all the time.
     fn first(missed: f64) -> Class {
-        Class { priority: 1, load: 0.1, arrived: 100.0, missed, allowed: 5.0, beside: true }
+        Class { priority: 1, load: 0.1, arrived: 100.0, missed, allowed: 5.0, can_be_helped: true }
     }
 
     /// Whether the third priority makes room after so many such intervals.
@@ -263,8 +100,7 @@ mod tests {
     fn nobody_is_that_does_not_suffer_for_want_of_it() {
         let fine = [
             first(5.0),
-            Class { beside: false, ..first(50.0) },
-            Class { load: 0.5, ..first(50.0) },
+            Class { can_be_helped: false, ..first(50.0) },
             Class { arrived: 19.0, ..first(19.0) },
         ];
         for class in fine {

@@ -1,0 +1,211 @@
+//! Trials for the sake of a priority that misses its SLOs: something is done about it, and stays if it helps.
+
+use std::collections::BTreeMap;
+
+use super::lasting::Finding;
+use super::loads::Loads;
+
+/// Nothing is said of fewer requests in an interval.
+const REQUESTS: f64 = 20.0;
+
+/// So many intervals tell whether it helps. Waits for company that are to blame for misses have been cut by then.
+pub(super) const INTERVALS: u32 = 8;
+
+/// Seconds within which it must have been done and shown what it is worth; models take minutes to start at most.
+const TRIAL_S: f64 = 300.0;
+
+/// When something is tried, and when it is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rules {
+    /// So many intervals in a row, in each of which twice as many or more missed their SLOs as may; or more of them where it is less.
+    pub(super) after: f64,
+    /// What is missed then, of what was missed before.
+    pub(super) better: f64,
+}
+
+/// What was seen of a priority on one GPU, in an interval.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Class {
+    pub(super) priority: u32,
+    /// The part of the GPU that its demand takes at least.
+    pub(super) load: f64,
+    /// Requests that came.
+    pub(super) arrived: f64,
+    /// Those that were late or refused.
+    pub(super) missed: f64,
+    /// As many may be.
+    pub(super) allowed: f64,
+    /// Whether there is something to be done.
+    pub(super) can_be_helped: bool,
+}
+
+impl Class {
+    /// What this interval says for a trial, from -1 to 1: how many more missed their SLOs than may, by those that may.
+    fn suffers(&self) -> f64 {
+        if self.arrived < REQUESTS || !self.can_be_helped {
+            return -1.0;
+        }
+        (self.missed / self.allowed.max(f64::MIN_POSITIVE) - 1.0).clamp(-1.0, 1.0)
+    }
+}
+
+/// What a priority missed over some intervals.
+#[derive(Debug, Clone, Copy, Default)]
+struct Record {
+    intervals: u32,
+    /// What they say together, and never less than nothing.
+    score: f64,
+    arrived: f64,
+    missed: f64,
+}
+
+impl Record {
+    fn add(&mut self, class: &Class) {
+        self.intervals += 1;
+        self.score = (self.score + class.suffers()).max(0.0);
+        self.arrived += class.arrived;
+        self.missed += class.missed;
+    }
+
+    fn part(&self) -> f64 {
+        self.missed / self.arrived.max(1.0)
+    }
+}
+
+/// The priorities that have suffered for some intervals, but for those for whose sake it is known what a trial is worth.
+type Suffered = Vec<(u32, Record)>;
+
+/// For whose sake something is done on one GPU.
+#[derive(Debug, Clone)]
+enum State {
+    /// Nobody's.
+    Nobody { suffered: Suffered },
+    /// This priority's, which missed that part before, for so many seconds more at most.
+    Tried { priority: u32, before: f64, since: Record, left_s: f64 },
+    /// This one's, unless it is asked for nothing in so many intervals, or one above it suffers.
+    Helps { priority: u32, quiet: u32, suffered: Suffered },
+}
+
+/// The trials of one kind on one GPU, one at a time.
+#[derive(Debug, Clone)]
+pub(super) struct Trials {
+    rules: Rules,
+    state: State,
+    /// What they found out, by the priority for whose sake they were.
+    findings: BTreeMap<u32, Finding>,
+    loads: Loads,
+}
+
+impl Trials {
+    pub(super) fn new(rules: Rules) -> Self {
+        Self { rules, state: State::nobody(), findings: BTreeMap::new(), loads: Loads::default() }
+    }
+
+    /// The priority for whose sake something is done.
+    pub(super) fn sake(&self) -> Option<u32> {
+        match self.state {
+            State::Tried { priority, .. } | State::Helps { priority, .. } => Some(priority),
+            State::Nobody { .. } => None,
+        }
+    }
+
+    /// The lowest priority that suffers, or for whose sake something is done.
+    pub(super) fn lowest(&self) -> Option<u32> {
+        match &self.state {
+            State::Nobody { suffered } => suffered.iter().map(|&(priority, _)| priority).max(),
+            State::Tried { priority, .. } | State::Helps { priority, .. } => Some(*priority),
+        }
+    }
+
+    /// Ends what is done, of which nothing can be said any more; it is not tried again for a while.
+    pub(super) fn put_off(&mut self) {
+        if let Some(priority) = self.sake() {
+            self.findings.entry(priority).or_default().put_off();
+            self.state = State::nobody();
+        }
+    }
+
+    /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; highest priorities first.
+    pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
+        self.loads.observe(classes.iter().map(|class| (class.priority, class.load)), span_s);
+        self.findings.values_mut().for_each(|finding| finding.age(span_s));
+        let class = |of: u32| classes.iter().find(|class| class.priority == of);
+        self.state = match &self.state {
+            State::Nobody { suffered } => {
+                let suffered = self.suffering(suffered, classes.iter());
+                self.tried(&suffered).unwrap_or(State::Nobody { suffered })
+            }
+            &State::Tried { priority, before, mut since, left_s } => {
+                if let Some(class) = class(priority).filter(|_| settled) {
+                    since.add(class);
+                }
+                let left_s = left_s - span_s;
+                if since.intervals < INTERVALS && left_s > 0.0 {
+                    State::Tried { priority, before, since, left_s }
+                } else {
+                    self.judged(priority, before, since)
+                }
+            }
+            State::Helps { priority, quiet, suffered } => {
+                let (priority, above) = (*priority, |class: &&Class| class.priority < *priority);
+                let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
+                let quiet = if asked { 0 } else { quiet + 1 };
+                let suffered = self.suffering(suffered, classes.iter().filter(above));
+                let tried = self.tried(&suffered);
+                if quiet == INTERVALS || tried.is_some() {
+                    self.findings.entry(priority).or_default().forget();
+                }
+                let known = self.is_known(priority);
+                tried.unwrap_or(if known {
+                    State::Helps { priority, quiet, suffered }
+                } else {
+                    State::nobody()
+                })
+            }
+        };
+    }
+
+    /// What becomes of a trial that is over.
+    fn judged(&mut self, priority: u32, before: f64, since: Record) -> State {
+        let finding = self.findings.entry(priority).or_default();
+        if since.intervals < INTERVALS {
+            finding.put_off();
+            return State::nobody();
+        }
+        finding.again(&self.loads);
+        if since.part() < self.rules.better * before {
+            State::Helps { priority, quiet: 0, suffered: Vec::new() }
+        } else {
+            State::nobody()
+        }
+    }
+
+    /// Whether what a trial for the sake of this priority found out is still true.
+    fn is_known(&self, priority: u32) -> bool {
+        self.findings.get(&priority).is_some_and(|finding| finding.holds(&self.loads))
+    }
+
+    /// Who suffers after an interval, of these.
+    fn suffering<'c>(&self, before: &Suffered, classes: impl Iterator<Item = &'c Class>) -> Suffered {
+        let after = |class: &Class| {
+            let before = before.iter().find(|(priority, _)| *priority == class.priority);
+            let mut record = before.map(|(_, record)| *record).unwrap_or_default();
+            record.add(class);
+            (record.score > 0.0).then_some((class.priority, record))
+        };
+        classes.filter(|class| !self.is_known(class.priority)).filter_map(after).collect()
+    }
+
+    /// A trial for the sake of the highest priority that has suffered for long enough.
+    fn tried(&self, suffered: &Suffered) -> Option<State> {
+        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= self.rules.after)?;
+        let (before, since) = (record.part(), Record::default());
+        Some(State::Tried { priority, before, since, left_s: TRIAL_S })
+    }
+}
+
+impl State {
+    fn nobody() -> Self {
+        Self::Nobody { suffered: Vec::new() }
+    }
+}
