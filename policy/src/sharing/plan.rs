@@ -113,6 +113,13 @@ pub enum Verdict {
         /// The share to come.
         to: Sms,
     },
+    /// It should have less, for the sake of others that miss their SLOs.
+    Yield {
+        /// The share in force.
+        from: Sms,
+        /// The share to come.
+        to: Sms,
+    },
     /// Another share would be better, but not now.
     Wait {
         /// The share that would be better.

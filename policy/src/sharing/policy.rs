@@ -208,6 +208,7 @@ impl Policy {
 mod tests {
     use std::time::Duration;
 
+    use super::super::Verdict;
     use super::super::fixtures::{live, profile, terms};
     use super::super::{Executed, Live, Seen};
     use super::*;
@@ -286,10 +287,10 @@ mod tests {
             facts.models[1].seen.busy = 0.9;
             facts
         };
-        for interval in 1..=20 {
-            let _not_carried_out = earlier.decide(&suffers(interval));
-        }
+        let not_carried_out = (1..=20).map(|interval| earlier.decide(&suffers(interval)).report);
+        let reports: Vec<_> = not_carried_out.collect();
         assert_eq!(earlier.initial(), [GPU, Sms(86)]);
+        assert!(matches!(reports[19][1], Verdict::Yield { from: GPU, .. }), "{:?}", reports[19]);
         let mut policy =
             Policy::new(Kind::Adaptive, &[GPU], &[b, a]).remembering(&earlier, &[Some(1), Some(0)]);
         assert_eq!(policy.initial(), [Sms(86), GPU]);

@@ -168,7 +168,14 @@ impl Adaptive {
                 continue;
             }
             report[model] = moved(to, self.levels[model], live, facts);
-            if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } = report[model] {
+            if let Verdict::Shrink { from, to } = report[model]
+                && self.makes_room(model, from, &terms[model])
+            {
+                report[model] = Verdict::Yield { from, to };
+            }
+            if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } | Verdict::Yield { from, to } =
+                report[model]
+            {
                 let at_once = live.standing == Some(to);
                 if !at_once && !pacing.admits(gpu) {
                     report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
@@ -184,16 +191,19 @@ impl Adaptive {
     /// Why a model that has this share does not shrink to that one now, if it would.
     fn keeps(&self, model: usize, have: Sms, to: Sms, terms: &Terms, overloaded: bool) -> Option<Waiting> {
         let Terms { gpu, priority, .. } = *terms;
-        let yielding = &self.yielding[gpu];
-        let asked = yielding.asks(priority) || self.proportioned(model, gpu).is_some();
-        let makes_room = asked && have > self.levels[model];
-        if to >= have {
+        if to >= have || self.makes_room(model, have, terms) {
             None
-        } else if !makes_room && self.regimes[gpu].caps() == Caps::Generous && yielding.spares(priority) {
+        } else if self.regimes[gpu].caps() == Caps::Generous && self.yielding[gpu].spares(priority) {
             Some(Waiting::Misses)
         } else {
-            (!makes_room && overloaded).then_some(Waiting::Overload)
+            overloaded.then_some(Waiting::Overload)
         }
+    }
+
+    /// Whether a model with this share is to leave SMs to others.
+    fn makes_room(&self, model: usize, have: Sms, terms: &Terms) -> bool {
+        let asked = self.yielding[terms.gpu].asks(terms.priority);
+        have > self.levels[model] && (asked || self.proportioned(model, terms.gpu).is_some())
     }
 
     /// By GPU: whether all demand takes more of it than can be planned for.

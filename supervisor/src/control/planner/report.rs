@@ -43,7 +43,7 @@ pub struct ModelPlan {
     pub wanted_sms: u32,
     /// Whether people hold its share.
     pub held: bool,
-    /// `keep`, `crowded`, `hopeless`, `grow`, `shrink` or `wait`.
+    /// `keep`, `crowded`, `hopeless`, `grow`, `shrink`, `yield` or `wait`.
     pub verdict: String,
     /// The same in words.
     pub why: String,
@@ -171,7 +171,10 @@ fn of_model(
 /// The share that a model should have.
 fn wanted(verdict: &Verdict, live: &Live) -> Sms {
     match *verdict {
-        Verdict::Grow { to, .. } | Verdict::Shrink { to, .. } | Verdict::Wait { to, .. } => to,
+        Verdict::Grow { to, .. }
+        | Verdict::Shrink { to, .. }
+        | Verdict::Yield { to, .. }
+        | Verdict::Wait { to, .. } => to,
         Verdict::Keep | Verdict::Crowded { .. } | Verdict::Hopeless => live.coming.unwrap_or(live.share),
     }
 }
@@ -183,6 +186,7 @@ fn name(verdict: &Verdict) -> &'static str {
         Verdict::Hopeless => "hopeless",
         Verdict::Grow { .. } => "grow",
         Verdict::Shrink { .. } => "shrink",
+        Verdict::Yield { .. } => "yield",
         Verdict::Wait { .. } => "wait",
     }
 }
@@ -205,6 +209,9 @@ pub(super) fn words(verdict: &Verdict, now: Moment) -> String {
         Verdict::Hopeless => "with the whole GPU to itself, one request takes longer than its SLO".to_owned(),
         Verdict::Grow { from, to } => format!("it should have {to} instead of {from}"),
         Verdict::Shrink { from, to } => format!("{to} instead of {from} are enough"),
+        Verdict::Yield { from, to } => {
+            format!("it should have {to} instead of {from}: others miss their SLOs")
+        }
         Verdict::Wait { to, waiting } => format!("it should have {to}, but {}", reason(waiting, now)),
     }
 }
@@ -238,7 +245,8 @@ mod tests {
             (Verdict::Crowded { percent: 30 }, "crowded", "room for 30% of its requests"),
             (Verdict::Hopeless, "hopeless", "longer than its SLO"),
             (Verdict::Grow { from: Sms(20), to: Sms(40) }, "grow", "40 SMs instead of 20 SMs"),
-            (Verdict::Shrink { from: Sms(60), to: Sms(40) }, "shrink", "40 SMs instead of 60 SMs"),
+            (Verdict::Shrink { from: Sms(60), to: Sms(40) }, "shrink", "40 SMs instead of 60 SMs are enough"),
+            (Verdict::Yield { from: Sms(60), to: Sms(40) }, "yield", "40 SMs instead of 60 SMs: others miss"),
             (
                 waiting(Waiting::Dwell { until }),
                 "wait",
