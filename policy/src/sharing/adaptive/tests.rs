@@ -2,6 +2,7 @@
 
 mod doors;
 mod learning;
+mod peers;
 mod waits;
 
 use proptest::prelude::*;
@@ -10,7 +11,6 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::super::fixtures::{live, profile, terms};
 use super::super::{Executed, Kind, Policy};
 use super::*;
-use crate::batcher::Waits;
 use crate::pressure::Watch;
 
 const GPU: Sms = Sms(132);

@@ -1,6 +1,7 @@
 //! Who waits for company, beside whom.
 
 use super::*;
+use crate::batcher::Waits;
 
 /// It executed all the time, in the largest batches.
 fn fill(live: &mut Live) {
