@@ -6,6 +6,7 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::{Live, Seen, Terms};
+use crate::bursts::SlotCounter;
 
 /// A model with an SLO and no profile.
 pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
@@ -54,4 +55,12 @@ pub(super) fn live(share: Sms) -> Live {
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }
+}
+
+/// The same, with all that came in one moment.
+pub(super) fn in_one_burst(mut live: Live) -> Live {
+    let mut slots = SlotCounter::default();
+    (0..live.seen.arrived).for_each(|_| slots.note(Moment::default()));
+    live.seen.slots = slots.take(Moment::after_origin(live.seen.span));
+    live
 }

@@ -87,7 +87,7 @@ mod tests {
 
     use shadowslice_shared::units::{Moment, Sms};
 
-    use super::super::super::fixtures::{live, profile, terms};
+    use super::super::super::fixtures::{in_one_burst, live, profile, terms};
     use super::super::super::{Live, Seen};
     use super::*;
 
@@ -155,11 +155,7 @@ mod tests {
         let with_hopeless = [of(1), hopeless.clone(), of(2)];
         assert_eq!(helped(&with_hopeless, &steady(&lives)), [false, false]);
         assert_eq!(seen(&with_hopeless, &steady(&lives), |there| there.alone())[0].arrived, 100.0);
-        let bursts: Vec<Vec<Live>> = [20, 200, 40, 180]
-            .repeat(6)
-            .into_iter()
-            .map(|arrived| vec![came(arrived, 0.2), came(50, 0.6), came(20, 0.4)])
-            .collect();
+        let bursts = steady(&lives.clone().map(in_one_burst));
         assert_eq!(helped(&two, &bursts), [false, false]);
         let changed = [steady(&lives), vec![vec![came(400, 0.9), came(50, 0.6), came(20, 0.4)]; 5]].concat();
         assert_eq!(helped(&two, &changed), [false, false]);

@@ -132,7 +132,7 @@ fn needs(peers: &[usize], models: &[Model], gpu: Sms) -> Option<Vec<Sms>> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::fixtures::{live, profile, terms};
+    use super::super::super::fixtures::{in_one_burst, live, profile, terms};
     use super::super::super::{Live, Seen};
     use super::*;
 
@@ -223,10 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn bursts_end_them() {
+    fn bursts_end_them_though_as_many_come() {
         let mut there = There::new(known(2), &[450, 100]);
         assert_ne!(there.after(10.0, 2), [None; 2]);
-        [150, 50, 140, 60, 160, 40].repeat(3).into_iter().for_each(|arrived| there.come(&[450, arrived]));
+        for _ in 0..30 {
+            for (model, live) in there.models.iter_mut().zip([came(450), in_one_burst(came(100))]) {
+                model.observe(&there.terms[0], &live, None);
+            }
+        }
         assert_eq!(there.after(4.0, 1), [None; 2]);
     }
 
