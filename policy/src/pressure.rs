@@ -51,7 +51,7 @@ impl Pressure {
         now: Moment,
     ) -> Option<Alarm> {
         let risen = self.rise.note(watch, now).map(|since| Alarm { sign: Sign::TooManyCome, since });
-        let short = self.slack.runs_out(answered, deadline);
+        let short = self.slack.runs_out(answered, deadline, watch.short);
         let alarm = risen.or(short.then_some(Alarm { sign: Sign::SlackRunsOut, since: now }));
         if alarm.is_some() {
             *self = Self { quiet_until: now + PAUSE, ..Self::default() };
@@ -66,8 +66,11 @@ impl Pressure {
 }
 
 /// Slack has run out when so many requests had none, beyond those that others made up for: they should be answered too late. Some are
-/// also where a neighbour executes for a moment, who is not kept out by a larger share but pushed aside.
+/// also where a neighbour executes for a moment, who is not kept out by a larger share but pushed aside;
 pub const SHORT: u16 = 32;
+
+/// and where many requests come, all of such a moment, in seconds.
+const MOMENT_S: f64 = 0.1;
 
 /// What each request that had some makes up for: a burst alone is no reason to change a share.
 const MADE_UP: f64 = 0.05;
@@ -80,16 +83,16 @@ struct Slack {
 }
 
 impl Slack {
-    fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment) -> bool {
+    /// Notes a request. Whether as many had none as are short of it.
+    fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment, short: f64) -> bool {
         let has_none = answered.is_some_and(|answered| answered > deadline);
         self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
-        self.short >= f64::from(SHORT)
+        self.short >= short
     }
 
     /// So many had none after all.
     fn turned_out(&mut self, requests: usize) {
-        // One more than is enough, for the one that comes next may make up for a part.
-        self.short = (self.short + requests as f64).min(f64::from(SHORT) + 1.0);
+        self.short += requests as f64;
     }
 }
 
@@ -118,6 +121,10 @@ pub struct Watch {
     /// Requests a second that come as it is.
     expected: f64,
     higher: [Rates; HIGHER.len()],
+    /// The score at which too many come,
+    sure: f64,
+    /// and how many requests without slack are too many.
+    short: f64,
 }
 
 /// No arrivals are taken to be more even: the way to the host is not.
@@ -126,9 +133,17 @@ const MOST_EVEN: f64 = 0.36;
 /// Nobody can say that fewer come than this part of what would be too many: he who was idle may be so no more.
 const FEWEST: f64 = 0.05;
 
+/// Where as many come as expected, independently, each test errs once in this many seconds at most, a week. By Lorden (1971) it does so
+/// once in e to the score arrivals.
+const ERRS_ONCE_IN_S: f64 = 604_800.0;
+
+/// Nobody is sure with a score of less, however seldom requests come: a few that come together are no news.
+const LEAST_SURE: f64 = 18.0;
+
 impl Watch {
     /// Nothing is too much.
-    pub const OFF: Self = Self { expected: 0.0, higher: [Rates::NONE; HIGHER.len()] };
+    pub const OFF: Self =
+        Self { expected: 0.0, higher: [Rates::NONE; HIGHER.len()], sure: f64::INFINITY, short: SHORT as f64 };
 
     /// Requests a second that are expected, and those that are too many. `dispersion` is the variance of arrivals by their
     /// mean: 1 where they are independent, and as many times as much must come to be sure. From cameras, say, they come more
@@ -139,13 +154,11 @@ impl Watch {
             return Self::OFF;
         }
         let rates = |times| Rates::new(expected, times * too_many, dispersion.max(MOST_EVEN));
-        Self { expected, higher: HIGHER.map(rates) }
+        let sure = (expected * ERRS_ONCE_IN_S).ln().max(LEAST_SURE);
+        let short = (expected * MOMENT_S).max(f64::from(SHORT));
+        Self { expected, higher: HIGHER.map(rates), sure, short }
     }
 }
-
-/// The score at which too many come: e to this many times as likely as that as many come as expected, and so two false alarms, one
-/// for each of the higher rates, in 66 million requests at most where those come independently (Lorden, 1971).
-const SURE: f64 = 18.0;
 
 /// Page's cumulative sum test (1954) of arrivals: of the two rates, how much likelier is the higher one since it best explains them? The
 /// score is the logarithm.
@@ -157,14 +170,14 @@ struct Score {
 }
 
 impl Score {
-    /// Notes an arrival so many seconds after the one before, which says nothing if it is `overdue`. If too many come: since when.
-    fn note(&mut self, rates: Rates, after_s: f64, overdue: bool, now: Moment) -> Option<Moment> {
+    /// Notes an arrival so many seconds after the one before, which says nothing if it is `overdue`. If that is `sure` to be too many: since when.
+    fn note(&mut self, rates: Rates, sure: f64, after_s: f64, overdue: bool, now: Moment) -> Option<Moment> {
         let before = self.score - rates.a_second * after_s;
         if before <= 0.0 {
             self.since = now;
         }
         self.score = before.max(0.0) + if overdue { 0.0 } else { rates.an_arrival };
-        (self.score >= SURE).then_some(self.since)
+        (self.score >= sure).then_some(self.since)
     }
 }
 
@@ -208,7 +221,9 @@ impl Rise {
         self.last = now;
         let overdue = self.overdue.note(watch.expected, after_s);
         let tests = self.scores.iter_mut().zip(watch.higher);
-        tests.fold(None, |alarm, (score, rates)| score.note(rates, after_s, overdue, now).or(alarm))
+        tests.fold(None, |alarm, (score, rates)| {
+            score.note(rates, watch.sure, after_s, overdue, now).or(alarm)
+        })
     }
 }
 
@@ -223,7 +238,7 @@ mod tests {
     #[test]
     fn slack_runs_out_when_several_requests_have_none() {
         let mut slack = Slack::default();
-        let mut note = |answered: Option<u64>| slack.runs_out(answered.map(ms), ms(200));
+        let mut note = |answered: Option<u64>| slack.runs_out(answered.map(ms), ms(200), Watch::OFF.short);
         assert!(!(0..31).any(|_| note(Some(201))));
         assert!(
             !(0..20).any(|_| note(Some(200))) && !note(None),
@@ -243,6 +258,32 @@ mod tests {
         pressure.too_late(1);
         assert_eq!(heard(2, &mut pressure), Some(Sign::SlackRunsOut));
         assert_eq!(heard(20, &mut pressure), None, "it is told once");
+    }
+
+    #[test]
+    fn where_many_come_a_moment_without_slack_is_no_alarm() {
+        // How many in a row, as many as are expected, all of which should be answered too late.
+        let alarmed_after = |per_s: u32| {
+            let watch = Watch::new(per_s.into(), 2.0 * f64::from(per_s), 1.0);
+            let mut pressure = Pressure::default();
+            let mut note = |n: u32| {
+                let now = ms(1_000) + Duration::from_secs(n.into()) / per_s;
+                pressure.note(Some(now + Duration::from_millis(1)), now, watch, now)
+            };
+            (1..10_000).find_map(|n| note(n).map(|alarm| (alarm.sign, n)))
+        };
+        let after = |requests: u32| Some((Sign::SlackRunsOut, requests));
+        assert_eq!([100, 320].map(alarmed_after), [after(32); 2]);
+        assert_eq!(alarmed_after(2_000), after(200), "those of a tenth of a second");
+    }
+
+    #[test]
+    fn the_more_come_the_surer_it_must_be() {
+        // 1,000 a second are e to the 20.2 in a week.
+        let sure = |expected: f64| Watch::new(expected, 20.0 * expected, 1.0).sure;
+        assert!((sure(1_000.0) - 20.2).abs() < 0.1, "{}", sure(1_000.0));
+        assert!((sure(10_000.0) - sure(1_000.0) - 10_f64.ln()).abs() < 1e-9);
+        assert_eq!([1.0, 100.0].map(sure), [LEAST_SURE; 2]);
     }
 
     /// The alarm that requests so far apart lead to, and how many it took, where so many a second are expected or too many.

@@ -50,6 +50,9 @@ const ROWS_MEMORY: f64 = 5.0;
 /// Standard deviations by which what was seen may be off by chance.
 const UNSURE: f64 = 2.0;
 
+/// A rate is another if it differs for certain by this factor.
+const CHANGED: f64 = 1.3;
+
 /// This part of a peak may come again without being news.
 const OF_PEAK: f64 = 0.8;
 
@@ -190,6 +193,16 @@ impl Demand {
     /// The most that comes now, give or take chance.
     pub(super) fn at_most(&self) -> f64 {
         self.rate + self.chance()
+    }
+
+    /// Whether certainly more or less comes than this.
+    pub(super) fn is_another_than(&self, rate: f64) -> bool {
+        self.at_least() > CHANGED * rate || self.at_most() < rate / CHANGED
+    }
+
+    /// Whether more came not long ago, so that what comes now may soon be all that counts.
+    pub(super) fn is_fading(&self) -> bool {
+        self.peak > CHANGED * self.at_most()
     }
 
     /// What the rate may be off by chance.

@@ -39,6 +39,7 @@ mod pacing;
 mod patience;
 mod proportion;
 mod regime;
+mod rest;
 mod shortage;
 mod sizing;
 mod tightness;
@@ -217,7 +218,13 @@ impl Adaptive {
 
     fn sizing(&self, model: usize, terms: &[Terms]) -> Sizing {
         let sizing = Sizing::of(&self.models[model], &terms[model], self.levels[model]);
-        if self.tight[model] { sizing.kept() } else { sizing }
+        if self.tight[model] {
+            sizing.kept()
+        } else if self.models[model].is_at_rest() {
+            sizing.at_rest()
+        } else {
+            sizing
+        }
     }
 
     /// Looks whose SLO leaves room for a smaller share on a GPU.
@@ -234,6 +241,18 @@ impl Adaptive {
         here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);
     }
 
+    /// Looks who comes to rest on a GPU.
+    fn mark_rest(&mut self, terms: &[Terms], facts: &Facts, gpu: usize) {
+        let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
+        for model in outlook::on(gpu, terms) {
+            let live = &facts.models[model];
+            let to = self.sizing(model, terms).of_one_with(live.share);
+            let less = to < live.share && !near(live.share, to);
+            let wants_less = less && self.keeps(model, live.share, to, &terms[model], overloaded).is_none();
+            self.models[model].rest(live, wants_less);
+        }
+    }
+
     /// Learns from what was seen, once.
     pub(super) fn observe(&mut self, terms: &[Terms], facts: &Facts) {
         if self.learnt.replace(facts.now) == Some(facts.now) {
@@ -246,6 +265,7 @@ impl Adaptive {
                 self.models[model].shortage.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
             }
             self.mark_tight(terms, facts, gpu, sms);
+            self.mark_rest(terms, facts, gpu);
             self.judge(terms, facts, gpu, sms);
         }
     }

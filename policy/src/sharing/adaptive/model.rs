@@ -16,6 +16,7 @@ use super::hindsight::Hindsight;
 use super::idling::Idling;
 use super::lasting::Lasting;
 use super::patience::Patience;
+use super::rest::Rest;
 use super::shortage::Shortage;
 
 /// The parts of a GPU at which it is tried how cheap a request can be.
@@ -61,6 +62,7 @@ pub(super) struct Model {
     company: Company,
     patience: Patience,
     idling: Idling,
+    rest: Rest,
     gpu: f64,
     capacity: Capacity,
     /// The SM·s that a row takes at least, in full batches that keep the SLO; nothing where none does.
@@ -78,7 +80,7 @@ impl Model {
         let (demand, capacity) = (Demand::default(), Capacity::default());
         let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
         let (hindsight, company, patience) = (Hindsight::default(), Company::default(), Patience::default());
-        let (idling, shortage) = (Idling::default(), Shortage::default());
+        let (idling, shortage, rest) = (Idling::default(), Shortage::default(), Rest::default());
         let mut new = Self {
             curve,
             demand,
@@ -87,6 +89,7 @@ impl Model {
             company,
             patience,
             idling,
+            rest,
             gpu,
             capacity,
             cheapest,
@@ -190,6 +193,18 @@ impl Model {
     /// The same, if what batches take longer than its profile says is the neighbours' fault.
     pub(super) fn load_undisturbed(&self) -> f64 {
         self.load().unwrap_or(0.0) / self.curve.scale().max(1.0)
+    }
+
+    /// Learns whether it comes to rest in this interval, in which it wanted less or not.
+    pub(super) fn rest(&mut self, live: &Live, wants_less: bool) {
+        // What is remembered fades, what its level is kept for ends, and so does learning.
+        let may = !wants_less && !self.demand.is_fading() && !self.was_pressed() && self.curve.known();
+        self.rest.observe(live, &self.demand, may);
+    }
+
+    /// Whether its share is not to shrink any more because more than enough is.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.rest.is_reached()
     }
 
     /// Whether it has a profile.

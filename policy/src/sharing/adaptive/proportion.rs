@@ -22,9 +22,6 @@ const RULES: Rules = Rules { after: 2.0, better: 0.85 };
 /// Nobody has less than this part of the GPU: who is seldom asked is to answer fast.
 const LEAST: f64 = 0.4;
 
-/// A demand is another if it differs for certain by this factor.
-const CHANGED: f64 = 1.3;
-
 /// Halvings in a search of a part.
 const HALVINGS: u32 = 8;
 
@@ -70,7 +67,11 @@ impl Proportion {
 
     /// Gives caps to those for whose sake that is done, or takes them back.
     pub(super) fn share_out(&mut self, here: &[usize], models: &[Model], terms: &[Terms], gpu: Sms) {
-        if self.peers.iter().any(|(&model, peer)| is_another(&models[model], peer.rate)) {
+        let is_another = |(&model, peer): (&usize, &Peer)| {
+            let demand = &models[model].demand;
+            demand.is_bursty() || demand.is_another_than(peer.rate)
+        };
+        if self.peers.iter().any(is_another) {
             self.trials.put_off();
         }
         let sake = self.trials.sake();
@@ -83,12 +84,6 @@ impl Proportion {
         }
         self.peers.retain(|&model, _| !models[model].was_pressed());
     }
-}
-
-/// Whether a model's demand is not what it was.
-fn is_another(model: &Model, rate: f64) -> bool {
-    let demand = &model.demand;
-    demand.is_bursty() || demand.at_least() > CHANGED * rate || demand.at_most() < rate / CHANGED
 }
 
 /// Caps for those who need less than the one who needs most; nothing while one of them is not known.

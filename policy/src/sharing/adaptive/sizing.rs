@@ -73,6 +73,11 @@ impl Sizing {
         Self { target: self.level, high: self.level, ..self }
     }
 
+    /// The same for one that has come to rest: more than enough is no reason to shrink.
+    pub(super) fn at_rest(self) -> Self {
+        Self { high: self.level, ..self }
+    }
+
     /// The share that a model should have that has this one, or will: another one only if it is worth it.
     pub(super) fn of_one_with(&self, share: Sms) -> Sms {
         if share < self.low || share > self.high { self.target } else { share }

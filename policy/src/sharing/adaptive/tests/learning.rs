@@ -1,5 +1,7 @@
 //! What is learnt and for how long, through the whole policy.
 
+use super::super::super::Seen;
+use super::super::super::fixtures::in_one_burst;
 use super::*;
 
 #[test]
@@ -37,4 +39,67 @@ fn an_order_that_is_not_carried_out_is_no_new_finding() {
     };
     assert_eq!(level_is_kept_s(8), level_is_kept_s(1));
     assert!(level_is_kept_s(1).is_some_and(|seconds| (110..200).contains(&seconds)));
+}
+
+/// A model that had the whole GPU for some minutes, since its requests came in bursts, and then so many intervals of as many that
+/// do not; and the first one in which it has less.
+fn shrinks_after_bursts(bursts: u32, mut then: impl FnMut(&mut Facts)) -> Option<u32> {
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &models(&[1]));
+    let mut facts = facts(&[50], &policy.initial());
+    let mut see = |facts: &mut Facts, bursty: bool| {
+        came(&mut facts.models[0], 50, 9);
+        if bursty {
+            facts.models[0] = in_one_burst(facts.models[0].clone());
+        }
+        facts.now = facts.now + 500 * MS;
+        let decision = policy.decide(facts);
+        carry_out(&decision, facts);
+        facts.models[0].share < GPU
+    };
+    assert!(!(0..bursts).any(|_| see(&mut facts, true)));
+    facts.models[0].seen = Seen::default();
+    (0..1_000).find(|_| {
+        then(&mut facts);
+        see(&mut facts, false)
+    })
+}
+
+#[test]
+fn who_has_come_to_rest_does_not_shrink_because_of_what_is_forgotten() {
+    assert!(shrinks_after_bursts(0, |_| ()).is_some_and(|intervals| intervals < 20));
+    assert_eq!(shrinks_after_bursts(400, |_| ()), None);
+}
+
+#[test]
+fn who_is_held_is_not_at_rest() {
+    let mut intervals = 0;
+    let shrinks = shrinks_after_bursts(400, |facts| {
+        intervals += 1;
+        facts.models[0].held = intervals < 600;
+    });
+    assert!(shrinks.is_some_and(|at| (590..640).contains(&at)), "{shrinks:?}");
+}
+
+#[test]
+fn what_is_only_recommended_is_recommended_for_as_long_as_it_is_right() {
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &models(&[1]));
+    let mut facts = facts(&[50], &policy.initial());
+    for _ in 0..400 {
+        came(&mut facts.models[0], 50, 9);
+        facts.now = facts.now + 500 * MS;
+        let _ = policy.decide(&facts);
+    }
+    assert!(matches!(policy.decide(&facts).report[0], Verdict::Shrink { .. }));
+}
+
+#[test]
+fn who_has_come_to_rest_grows_if_more_comes() {
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &models(&[1]));
+    let mut facts = facts(&[20], &policy.initial());
+    pass(&mut policy, &mut facts, &[20], 200);
+    let less = facts.models[0].share;
+    assert!(less < GPU);
+    pass(&mut policy, &mut facts, &[300], 20);
+    assert!(facts.models[0].share > less);
+    assert!(!pass(&mut policy, &mut facts, &[20], 100).is_empty(), "and shrinks after it");
 }
