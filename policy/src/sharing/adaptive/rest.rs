@@ -67,7 +67,7 @@ mod tests {
         /// One to which fifty requests have come in each half of a second for a minute.
         fn at_rest() -> Self {
             let mut new = Self::default();
-            (0..120).for_each(|_| drop(new.see(&came(50), true)));
+            (0..120).for_each(|_| _ = new.see(&came(50), true));
             assert!(new.rest.is_reached());
             new
         }
@@ -102,7 +102,7 @@ mod tests {
         ];
         for changed in changes {
             let mut watched = Watched::at_rest();
-            (0..8).for_each(|_| drop(watched.see(&changed, true)));
+            (0..8).for_each(|_| _ = watched.see(&changed, true));
             assert!(!watched.rest.is_reached(), "{changed:?}");
         }
         let mut watched = Watched::at_rest();
