@@ -284,6 +284,9 @@ mod tests {
         assert!((sure(1_000.0) - 20.2).abs() < 0.1, "{}", sure(1_000.0));
         assert!((sure(10_000.0) - sure(1_000.0) - 10_f64.ln()).abs() < 1e-9);
         assert_eq!([1.0, 100.0].map(sure), [LEAST_SURE; 2]);
+        // Of four times as many each counts ln 3.2 less 0.55: 29 of them come to 18, and 37 to 22.5.
+        let count = rise(10_000.0, 20_000.0, 1.0, Duration::from_micros(25), 1_000).unwrap().1;
+        assert!((36..=38).contains(&count), "{count}");
     }
 
     /// The alarm that requests so far apart lead to, and how many it took, where so many a second are expected or too many.

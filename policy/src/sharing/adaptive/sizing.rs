@@ -191,6 +191,14 @@ mod tests {
     }
 
     #[test]
+    fn who_is_at_rest_has_what_he_has_if_it_is_enough() {
+        let sizing = sizing(&[120; 12], true);
+        let of = |share: u32| sizing.at_rest().of_one_with(Sms(share));
+        assert_eq!([of(100), of(80)], [LEVEL, Sms(80)]);
+        assert_eq!([of(4), of(132)], [sizing.target; 2], "too little, and more than his level");
+    }
+
+    #[test]
     fn nothing_shrinks_before_the_demand_is_known() {
         assert_eq!(sizing(&[1; 9], true).of_one_with(LEVEL), LEVEL);
         assert_ne!(sizing(&[1; 10], true).of_one_with(LEVEL), LEVEL);

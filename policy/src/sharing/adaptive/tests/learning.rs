@@ -103,3 +103,35 @@ fn who_has_come_to_rest_grows_if_more_comes() {
     assert!(facts.models[0].share > less);
     assert!(!pass(&mut policy, &mut facts, &[20], 100).is_empty(), "and shrinks after it");
 }
+
+/// Whether the first of these models, with that share, is at rest after a minute in which so many requests came in each half of a second, and
+/// nothing was executed of models without a profile.
+fn rests(terms: &[Terms], share: Sms, arrived: &[u64]) -> bool {
+    let mut adaptive = Adaptive::new(&[GPU], terms);
+    let mut facts = facts(arrived, &vec![share; terms.len()]);
+    for _ in 0..120 {
+        for ((live, &arrived), terms) in facts.models.iter_mut().zip(arrived).zip(terms) {
+            came(live, arrived, 9);
+            if terms.profile.is_none() {
+                live.seen.executed.clear();
+            }
+        }
+        facts.now = facts.now + 500 * MS;
+        let decision = adaptive.decide(terms, &facts);
+        assert!(!decision.plan.is_some_and(|plan| plan.changes.iter().any(|change| change.model == 0)));
+    }
+    adaptive.models[0].is_at_rest()
+}
+
+#[test]
+fn who_has_about_the_right_share_comes_to_rest_and_who_does_not_know_it_does_not() {
+    let known = models(&[1]);
+    assert!(rests(&known, Sms(56), &[20]), "52 are as good");
+    let unknown = vec![Terms { profile: None, ..known[0].clone() }];
+    assert!(!rests(&unknown, GPU, &[20]));
+}
+
+#[test]
+fn who_keeps_his_share_in_overload_comes_to_rest() {
+    assert!(rests(&models(&[1, 1]), GPU, &[20, 5_000]));
+}
