@@ -83,11 +83,11 @@ struct Slack {
 }
 
 impl Slack {
-    /// Notes a request. Whether as many had none as are short of it.
-    fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment, short: f64) -> bool {
+    /// Notes a request. Whether that makes it so many that had none.
+    fn runs_out(&mut self, answered: Option<Moment>, deadline: Moment, many: f64) -> bool {
         let has_none = answered.is_some_and(|answered| answered > deadline);
         self.short = if has_none { self.short + 1.0 } else { (self.short - MADE_UP).max(0.0) };
-        self.short >= short
+        self.short >= many
     }
 
     /// So many had none after all.
