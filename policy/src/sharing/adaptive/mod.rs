@@ -243,8 +243,7 @@ impl Adaptive {
     }
 
     /// Looks who comes to rest on a GPU.
-    fn mark_rest(&mut self, terms: &[Terms], facts: &Facts, gpu: usize) {
-        let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
+    fn mark_rest(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, overloaded: bool) {
         for model in outlook::on(gpu, terms) {
             let live = &facts.models[model];
             let to = self.sizing(model, terms).of_one_with(live.share);
@@ -266,17 +265,17 @@ impl Adaptive {
                 self.models[model].shortage.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
             }
             self.mark_tight(terms, facts, gpu, sms);
-            self.mark_rest(terms, facts, gpu);
-            self.judge(terms, facts, gpu, sms);
+            let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
+            self.mark_rest(terms, facts, gpu, overloaded);
+            self.judge(terms, facts, gpu, sms, overloaded);
         }
     }
 
     /// Looks how well a GPU's caps do, and lays them out anew.
-    fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
+    fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms, overloaded: bool) {
         let here = outlook::on(gpu, terms);
         let loads = here.iter().map(|&model| self.models[model].load_undisturbed());
         let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
-        let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
         let settled = here.iter().all(|&model| {
             let live = &facts.models[model];
             let (have, to) = (live.share, self.sizing(model, terms).of_one_with(live.share));
