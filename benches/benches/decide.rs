@@ -60,7 +60,7 @@ fn live(share: Sms, arrived: u64) -> Live {
         executed,
         ..Seen::default()
     };
-    Live { share, since: Moment::default(), coming: None, standing: None, held: false, seen }
+    Live { share, since: Moment::default(), coming: None, standing: None, starting: None, held: false, seen }
 }
 
 fn decide(criterion: &mut Criterion) {

@@ -84,6 +84,8 @@ pub struct Live {
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
     pub standing: Option<Sms>,
+    /// The share of a worker that starts, and will stand ready.
+    pub starting: Option<Sms>,
     /// Whether people hold its share.
     pub held: bool,
     /// What was seen since the last decision.

@@ -52,6 +52,7 @@ pub(super) fn live(share: Sms) -> Live {
         since: Moment::default(),
         coming: None,
         standing: None,
+        starting: None,
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }

@@ -43,6 +43,14 @@ impl Model<'_> {
         (self.other == Other::Parked).then(|| self.lanes[1 - self.serving].sms)
     }
 
+    /// The share of the worker that starts, and will stand ready.
+    pub(super) fn starting(&self) -> Option<Sms> {
+        match self.other {
+            Other::Preparing(sms) => Some(sms),
+            Other::Gone | Other::Warming(_) | Other::Draining | Other::Parked => None,
+        }
+    }
+
     /// Whether more SMs may be had, from a worker that stands ready or because the policy wants one to.
     pub(super) fn may_have_more(&self) -> bool {
         let larger = [self.standing(), self.wanted].into_iter().flatten().any(|sms| sms > self.share());

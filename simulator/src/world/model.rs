@@ -292,6 +292,7 @@ impl<'a> Model<'a> {
             since: moment(self.since),
             coming: self.coming(),
             standing: self.standing(),
+            starting: self.starting(),
             held: false,
             seen: self.observer.seen(self.queue.len(), now),
         }

@@ -157,6 +157,7 @@ impl Controller {
             since: Moment::default(),
             coming: None,
             ready: None,
+            starting: None,
             memory_need: None,
             standby_wish: None,
             no_standby: None,

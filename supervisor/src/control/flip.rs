@@ -26,6 +26,12 @@ impl Controller {
         ready.filter_map(|worker| self.workers.get(&worker)).map(|worker| worker.share).max()
     }
 
+    /// The share of the standing worker while it starts.
+    pub(super) fn starting_share(&self) -> Option<Percent> {
+        let (worker, _) = self.standby.starting()?;
+        self.workers.get(&worker).map(|worker| worker.share)
+    }
+
     /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
     pub(super) fn flip(&mut self, wanted: Wanted) -> Result<(), Wanted> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };

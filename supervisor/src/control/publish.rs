@@ -17,6 +17,7 @@ impl Controller {
             since,
             coming: self.coming(),
             ready: self.ready_share(),
+            starting: self.starting_share(),
             memory_need: self.ledger.need(&self.model.name),
             standby_wish: self.standby.wish,
             no_standby: self.standby_obstacle(),

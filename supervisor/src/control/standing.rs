@@ -42,6 +42,8 @@ pub struct Standing {
     /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved; the larger
     /// of two.
     pub ready: Option<Percent>,
+    /// The share of a standing worker that still starts.
+    pub starting: Option<Percent>,
     /// The share that the policy wants to stand ready.
     pub standby_wish: Option<Percent>,
     /// Why no worker stands ready though one should.

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 
@@ -127,6 +129,36 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = server.said(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_with_more_than_is_needed_is_what_the_policy_would_wait_for() {
+    let slow = profile(10.0).replace("load: 50ms", "load: 2s");
+    let policy = "policy: adaptive, interval: 100ms";
+    let server = of_profile(&slow, policy, "standby: always", "standby: off").await.unwrap();
+    let starts = |model: &Model| in_phase(model, "standby", "warming").is_some();
+    let model = server.wait_status("one", "a standing worker that starts", starts).await.unwrap();
+    let half = Process::of(in_phase(&model, "standby", "warming").unwrap().pid).unwrap();
+    half.signal(Signal::SIGSTOP).unwrap();
+    for model in ["one", "two"] {
+        server.resize(model, 20).await.unwrap();
+    }
+    for (model, workers) in [("one", 2), ("two", 1)] {
+        let gone = move |model: &Model| model.workers.len() == workers && incumbent(model).is_some();
+        server.wait_status(model, "that the old worker is gone", gone).await.unwrap();
+    }
+    let loads = ["one", "two"].map(|model| load(&server, model, 20.0, Duration::from_secs(9)));
+    let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
+    // Nothing is known of a demand before it has been observed for 5 s.
+    let plan = plan(&server, decided + 60).await.unwrap();
+    let rows = plan["models"].as_array().unwrap().iter();
+    let wanted = rows.map(|row| [row["share_percent"].as_u64(), row["wanted_percent"].as_u64()]);
+    assert_eq!(wanted.collect::<Vec<_>>(), [[Some(20), Some(100)], [Some(20), Some(40)]], "{plan}");
+    half.signal(Signal::SIGCONT).unwrap();
+    for load in loads {
+        assert_nothing_lost(&load.await.unwrap());
+    }
     server.stop().await.unwrap();
 }
 

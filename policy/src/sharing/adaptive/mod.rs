@@ -381,9 +381,9 @@ fn settling(live: &Live, now: Moment) -> bool {
 /// What becomes of a model that has another share than it should have.
 fn moved(to: Sms, level: Sms, live: &Live, facts: &Facts) -> Verdict {
     let from = live.share;
-    // Who stands ready with more than is needed brings it now, and a shadow would take its place.
-    let suits = |standing: Sms| near(standing, to) || to > from && standing > to && standing <= level;
-    let to = live.standing.filter(|&standing| suits(standing)).unwrap_or(to);
+    // Who stands ready with more than is needed brings it now, and who starts soon; a shadow would take its place.
+    let suits = |share: &Sms| near(*share, to) || to > from && *share > to && *share <= level;
+    let to = [live.standing, live.starting].into_iter().flatten().find(suits).unwrap_or(to);
     match live {
         Live { held: true, .. } => Verdict::Wait { to, waiting: Waiting::Held },
         Live { coming: Some(_), .. } => Verdict::Wait { to, waiting: Waiting::Handover },

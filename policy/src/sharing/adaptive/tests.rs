@@ -3,6 +3,7 @@
 mod doors;
 mod learning;
 mod peers;
+mod standing;
 mod waits;
 
 use proptest::prelude::*;
@@ -93,16 +94,6 @@ fn a_share_follows_its_demand_once_and_stays() {
 }
 
 #[test]
-fn all_that_a_model_may_need_stands_ready() {
-    let terms = models(&[1, 1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[50; 2], &policy.initial());
-    assert_eq!(policy.decide(&facts).standby, [None, None]);
-    pass(&mut policy, &mut facts, &[50; 2], 20);
-    assert_eq!(policy.decide(&facts).standby, [Some(GPU), Some(GPU)]);
-}
-
-#[test]
 fn nothing_moves_a_model_that_is_held_or_moving_or_was_just_moved() {
     let terms = models(&[1, 1, 1, 1]);
     let mut facts = facts(&[500; 4], &[Sms(10); 4]);
@@ -118,21 +109,6 @@ fn nothing_moves_a_model_that_is_held_or_moving_or_was_just_moved() {
         assert!(matches!(*verdict, Verdict::Wait { to, waiting } if waiting == expected && to > Sms(16)));
     }
     assert_eq!(decision.report[3], Verdict::Keep, "what comes is right");
-}
-
-#[test]
-fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
-    let terms = models(&[1]);
-    let mut facts = facts(&[2_000], &[Sms(10)]);
-    facts.models[0].standing = Some(Sms(126));
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let change = Change { model: 0, from: Sms(10), to: Sms(126), at_once: true, onset: facts.now };
-    assert_eq!(pressure(&mut policy, &facts), Some(change.clone()));
-    let began = Moment::after_origin(facts.now.since_origin() - 500 * MS);
-    assert_eq!(policy.decide(&facts).plan.unwrap().changes, [Change { onset: began, ..change }]);
-    facts.models[0].held = true;
-    assert_eq!(pressure(&mut policy, &facts), None);
-    assert_eq!(policy.pressure(7, facts.now, &facts), None, "no such model");
 }
 
 #[test]
@@ -371,15 +347,6 @@ fn in_overload_workers_start_for_the_highest_priorities_first() {
         grown.extend(changes.iter().map(|change| change.model));
     }
     assert_eq!(grown, [3, 2, 0, 1], "one at a time");
-}
-
-#[test]
-fn who_makes_room_does_not_get_more_because_it_stands_ready() {
-    let standing = Live { standing: Some(GPU), ..live(Sms(34)) };
-    let facts = facts(&[100], &[Sms(34)]);
-    let to = |level: u32| moved(Sms(80), Sms(level), &standing, &facts);
-    assert_eq!(to(132), Verdict::Grow { from: Sms(34), to: GPU });
-    assert_eq!(to(86), Verdict::Grow { from: Sms(34), to: Sms(80) });
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing 
         since: Moment::default(),
         coming: None,
         ready: None,
+        starting: None,
         memory_need: None,
         standby_wish: None,
         no_standby: None,
