@@ -21,9 +21,9 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Dec
     for (model, ((target, terms), live)) in targets.iter().zip(terms).zip(&facts.models).enumerate() {
         let to = terms.within(target.sms);
         let verdict = verdict(to, live);
-        if let Verdict::Grow { .. } | Verdict::Shrink { .. } = verdict {
+        if let Some((from, to)) = verdict.change() {
             let at_once = live.standing == Some(to);
-            changes.push(Change { model, from: live.share, to, at_once, onset: facts.now });
+            changes.push(Change { model, from, to, at_once, onset: facts.now });
         }
         report.push(verdict);
     }

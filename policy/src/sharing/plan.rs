@@ -129,6 +129,18 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// The share in force and the one to come, if that is to change now.
+    pub(super) fn change(self) -> Option<(Sms, Sms)> {
+        match self {
+            Self::Grow { from, to } | Self::Shrink { from, to } | Self::Yield { from, to } => {
+                Some((from, to))
+            }
+            Self::Keep | Self::Crowded { .. } | Self::Hopeless | Self::Wait { .. } => None,
+        }
+    }
+}
+
 /// What a change waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {

@@ -66,6 +66,17 @@ use yielding::Yielding;
 /// A share that just changed stays for this long, the fast path aside.
 const DWELL: Duration = Duration::from_secs(5);
 
+/// Whether a model wants another share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// What it has is right.
+    Stays,
+    /// Less would do, but for now it keeps what it has.
+    Keeps { to: Sms, waiting: Waiting },
+    /// Another one.
+    Moves { to: Sms },
+}
+
 /// The adaptive policy and what it remembers.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
@@ -158,36 +169,40 @@ impl Adaptive {
         let mut pacing = Pacing::of(&overloaded, terms, facts);
         for model in by_priority(terms) {
             let (live, gpu) = (&facts.models[model], terms[model].gpu);
-            let sizing = self.sizing(model, terms);
-            standby[model] = pacing.standby(gpu, live, sizing.standby(live));
+            standby[model] = pacing.standby(gpu, live, self.sizing(model, terms).standby(live));
             let have = live.coming.unwrap_or(live.share);
-            let to = sizing.of_one_with(have);
-            if near(have, to) {
+            report[model] = match self.wish(model, have, terms, overloaded[gpu]) {
+                Wish::Stays => continue,
+                Wish::Keeps { to, waiting } => Verdict::Wait { to, waiting },
+                Wish::Moves { to } => match moved(to, self.levels[model], live, facts.now) {
+                    Verdict::Shrink { from, to } if self.makes_room(model, from, &terms[model]) => {
+                        Verdict::Yield { from, to }
+                    }
+                    verdict => verdict,
+                },
+            };
+            let Some((from, to)) = report[model].change() else { continue };
+            let at_once = live.standing == Some(to);
+            if !at_once && !pacing.admits(gpu) {
+                report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
                 continue;
             }
-            if let Some(waiting) = self.keeps(model, have, to, &terms[model], overloaded[gpu]) {
-                report[model] = Verdict::Wait { to, waiting };
-                continue;
-            }
-            report[model] = moved(to, self.levels[model], live, facts);
-            if let Verdict::Shrink { from, to } = report[model]
-                && self.makes_room(model, from, &terms[model])
-            {
-                report[model] = Verdict::Yield { from, to };
-            }
-            if let Verdict::Grow { from, to } | Verdict::Shrink { from, to } | Verdict::Yield { from, to } =
-                report[model]
-            {
-                let at_once = live.standing == Some(to);
-                if !at_once && !pacing.admits(gpu) {
-                    report[model] = Verdict::Wait { to, waiting: Waiting::Overload };
-                    continue;
-                }
-                let onset = self.models[model].demand.onset(facts.now);
-                changes.push(Change { model, from, to, at_once, onset });
-            }
+            let onset = self.models[model].demand.onset(facts.now);
+            changes.push(Change { model, from, to, at_once, onset });
         }
         Decision { plan: plan(changes), doors, standby, report }
+    }
+
+    /// What a model wants that has this share, or will.
+    fn wish(&self, model: usize, have: Sms, terms: &[Terms], overloaded: bool) -> Wish {
+        let to = self.sizing(model, terms).of_one_with(have);
+        if near(have, to) {
+            return Wish::Stays;
+        }
+        match self.keeps(model, have, to, &terms[model], overloaded) {
+            Some(waiting) => Wish::Keeps { to, waiting },
+            None => Wish::Moves { to },
+        }
     }
 
     /// Why a model that has this share does not shrink to that one now, if it would.
@@ -246,9 +261,8 @@ impl Adaptive {
     fn mark_rest(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, overloaded: bool) {
         for model in outlook::on(gpu, terms) {
             let live = &facts.models[model];
-            let to = self.sizing(model, terms).of_one_with(live.share);
-            let less = to < live.share && !near(live.share, to);
-            let wants_less = less && self.keeps(model, live.share, to, &terms[model], overloaded).is_none();
+            let wish = self.wish(model, live.share, terms, overloaded);
+            let wants_less = matches!(wish, Wish::Moves { to } if to < live.share);
             self.models[model].rest(live, wants_less);
         }
     }
@@ -278,8 +292,7 @@ impl Adaptive {
         let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
         let settled = here.iter().all(|&model| {
             let live = &facts.models[model];
-            let (have, to) = (live.share, self.sizing(model, terms).of_one_with(live.share));
-            let stays = || near(have, to) || self.keeps(model, have, to, &terms[model], overloaded).is_some();
+            let stays = || !matches!(self.wish(model, live.share, terms, overloaded), Wish::Moves { .. });
             live.held || live.coming.is_none() && stays()
         });
         let span = here.iter().map(|&model| facts.models[model].seen.span).max().unwrap_or_default();
@@ -378,8 +391,8 @@ fn settling(live: &Live, now: Moment) -> bool {
     !live.since.since_origin().is_zero() && now < live.since + DWELL
 }
 
-/// What becomes of a model that has another share than it should have.
-fn moved(to: Sms, level: Sms, live: &Live, facts: &Facts) -> Verdict {
+/// What becomes of a model that wants to move to this share.
+fn moved(to: Sms, level: Sms, live: &Live, now: Moment) -> Verdict {
     let from = live.share;
     // Who stands ready with more than is needed brings it now, and who starts soon; a shadow would take its place.
     let suits = |share: &Sms| near(*share, to) || to > from && *share > to && *share <= level;
@@ -387,7 +400,7 @@ fn moved(to: Sms, level: Sms, live: &Live, facts: &Facts) -> Verdict {
     match live {
         Live { held: true, .. } => Verdict::Wait { to, waiting: Waiting::Held },
         Live { coming: Some(_), .. } => Verdict::Wait { to, waiting: Waiting::Handover },
-        _ if settling(live, facts.now) => {
+        _ if settling(live, now) => {
             Verdict::Wait { to, waiting: Waiting::Dwell { until: live.since + DWELL } }
         }
         _ if to > from => Verdict::Grow { from, to },

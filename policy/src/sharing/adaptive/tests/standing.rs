@@ -31,7 +31,7 @@ fn a_standing_worker_of_about_the_right_share_takes_over_at_once() {
 fn who_makes_room_does_not_get_more_because_it_stands_ready() {
     let standing = Live { standing: Some(GPU), ..live(Sms(34)) };
     let facts = facts(&[100], &[Sms(34)]);
-    let to = |level: u32| moved(Sms(80), Sms(level), &standing, &facts);
+    let to = |level: u32| moved(Sms(80), Sms(level), &standing, facts.now);
     assert_eq!(to(132), Verdict::Grow { from: Sms(34), to: GPU });
     assert_eq!(to(86), Verdict::Grow { from: Sms(34), to: Sms(80) });
 }
@@ -40,11 +40,11 @@ fn who_makes_room_does_not_get_more_because_it_stands_ready() {
 fn a_worker_that_starts_with_more_than_is_needed_is_waited_for_and_not_replaced() {
     let facts = facts(&[100], &[Sms(34)]);
     let to = |starting: u32, level: u32| {
-        moved(Sms(40), Sms(level), &Live { starting: Some(Sms(starting)), ..live(Sms(34)) }, &facts)
+        moved(Sms(40), Sms(level), &Live { starting: Some(Sms(starting)), ..live(Sms(34)) }, facts.now)
     };
     let grow = |to: u32| Verdict::Grow { from: Sms(34), to: Sms(to) };
     assert_eq!([to(86, 86), to(38, 86)], [grow(86), grow(38)]);
     assert_eq!([to(132, 86), to(16, 86)], [grow(40), grow(40)], "more than it may have, and too little");
     let both = Live { standing: Some(Sms(66)), starting: Some(GPU), ..live(Sms(34)) };
-    assert_eq!(moved(Sms(40), GPU, &both, &facts), grow(66), "who stands ready is there already");
+    assert_eq!(moved(Sms(40), GPU, &both, facts.now), grow(66), "who stands ready is there already");
 }
