@@ -1,6 +1,8 @@
-//! What was seen of each priority on a GPU, for [trials](super::trials) for its sake.
+//! What was seen on a GPU: of each priority, for [trials](super::trials) for its sake, and of all.
 
-use super::super::{Facts, Terms};
+use shadowslice_shared::units::Sms;
+
+use super::super::{Facts, Seen, Terms};
 use super::model::Model;
 use super::trials::Class;
 use super::yielding::LITTLE;
@@ -15,10 +17,30 @@ pub(super) struct There<'a> {
     pub(super) terms: &'a [Terms],
     pub(super) facts: &'a Facts,
     pub(super) here: &'a [usize],
-    pub(super) gpu: f64,
+    pub(super) sms: Sms,
 }
 
-impl There<'_> {
+impl<'a> There<'a> {
+    /// How long the interval was, in seconds.
+    pub(super) fn span_s(&self) -> f64 {
+        self.each().map(|(seen, _)| seen.span).max().unwrap_or_default().as_secs_f64()
+    }
+
+    /// What was seen of each model, and whether the whole GPU would carry it.
+    pub(super) fn each(&self) -> impl Iterator<Item = (&'a Seen, bool)> {
+        let (models, facts) = (self.models, self.facts);
+        self.here.iter().map(move |&model| (&facts.models[model].seen, models[model].could_be_carried()))
+    }
+
+    /// How many times as long batches take as they should beside such neighbours, weighed by demand; nothing where a model
+    /// has no profile that says so.
+    pub(super) fn slowed(&self) -> Option<f64> {
+        let models = || self.here.iter().map(|&model| &self.models[model]);
+        let undisturbed: f64 = models().map(Model::load_undisturbed).sum();
+        let seen: f64 = models().map(|model| model.load().unwrap_or(0.0)).sum();
+        (models().all(Model::is_profiled) && undisturbed > 0.0).then(|| seen / undisturbed)
+    }
+
     /// Each priority with those above it, the highest first. Lower ones can help it if it asks for little and they execute for much of the time.
     pub(super) fn with_those_above(&self) -> Vec<Class> {
         let class = |priority: u32| {
@@ -72,8 +94,10 @@ impl There<'_> {
         class
     }
 
-    fn load<'m>(&self, models: impl Iterator<Item = &'m usize>) -> f64 {
-        models.map(|&model| self.models[model].load_undisturbed()).sum::<f64>() / self.gpu.max(1.0)
+    /// The part of the GPU that the demand of these models takes at least.
+    pub(super) fn load<'m>(&self, models: impl IntoIterator<Item = &'m usize>) -> f64 {
+        let loads = models.into_iter().map(|&model| self.models[model].load_undisturbed());
+        loads.sum::<f64>() / f64::from(self.sms.0.max(1))
     }
 
     fn is_hopeless(&self, model: usize) -> bool {
@@ -85,10 +109,10 @@ impl There<'_> {
 mod tests {
     use std::time::Duration;
 
-    use shadowslice_shared::units::{Moment, Sms};
+    use shadowslice_shared::units::Moment;
 
+    use super::super::super::Live;
     use super::super::super::fixtures::{in_one_burst, live, profile, terms};
-    use super::super::super::{Live, Seen};
     use super::*;
 
     /// A model of this priority, of 2 ms and 70 ms·SM a row, with an SLO of 50 ms.
@@ -114,7 +138,7 @@ mod tests {
         let facts =
             Facts { now: Moment::default(), gpus: vec![Sms(132)], models: intervals.last().unwrap().clone() };
         let here: Vec<usize> = (0..terms.len()).collect();
-        look(There { models: &models, terms, facts: &facts, here: &here, gpu: 132.0 })
+        look(There { models: &models, terms, facts: &facts, here: &here, sms: Sms(132) })
     }
 
     fn steady(lives: &[Live]) -> Vec<Vec<Live>> {

@@ -11,7 +11,7 @@
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
 //!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority; where [`yielding`] has seen
 //!    that a higher priority misses its SLO beside lower ones, those have less, and where [`proportion`] has seen that one does beside itself, those
-//!    of it have less that need less.
+//!    of it have less that need less. What these found out is kept by [`gpu`].
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
 //!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]); who has come to
 //!    [`rest`] shrinks no more. At its level a second worker should stand ready: when slack runs out or more comes than the share is for,
@@ -28,6 +28,7 @@ mod company;
 mod contention;
 mod curve;
 mod demand;
+mod gpu;
 mod hindsight;
 mod idling;
 mod lasting;
@@ -54,14 +55,12 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::carry_out::plan;
 use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting};
 use classes::There;
+use gpu::Gpu;
 use model::Model;
 use outlook::Outlook;
 use pacing::Pacing;
-use proportion::Proportion;
-use regime::{Caps, Regime};
 use sizing::{Sizing, near};
 use tightness::Tenant;
-use yielding::Yielding;
 
 /// A share that just changed stays for this long, the fast path aside.
 const DWELL: Duration = Duration::from_secs(5);
@@ -81,12 +80,7 @@ enum Wish {
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     models: Vec<Model>,
-    /// How each GPU is shared.
-    regimes: Vec<Regime>,
-    /// Who makes room on each GPU.
-    yielding: Vec<Yielding>,
-    /// Who of a priority has less than others on each GPU.
-    proportions: Vec<Proportion>,
+    gpus: Vec<Gpu>,
     /// The most that each model should have.
     levels: Vec<Sms>,
     /// Whose SLO leaves no room for a smaller share.
@@ -99,11 +93,8 @@ impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let models = terms.iter().map(|terms| Model::new(terms, gpus[terms.gpu])).collect();
         let levels = terms.iter().map(|terms| terms.initial).collect();
-        let regimes = vec![Regime::new(); gpus.len()];
-        let yielding = vec![Yielding::new(); gpus.len()];
-        let proportions = vec![Proportion::new(); gpus.len()];
         let tight = vec![false; terms.len()];
-        let mut new = Self { models, regimes, yielding, proportions, levels, tight, learnt: None };
+        let mut new = Self { models, gpus: vec![Gpu::new(); gpus.len()], levels, tight, learnt: None };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -112,19 +103,8 @@ impl Adaptive {
 
     fn lay_out(&mut self, gpu: usize, terms: &[Terms], sms: Sms) {
         let here = outlook::on(gpu, terms);
-        let enough = |model: usize| sizing::ample(&self.models[model]);
-        let levels = layout::levels(&here, terms, sms, self.regimes[gpu].caps(), enough);
-        for (&model, level) in here.iter().zip(&levels) {
-            let most = self.yielding[gpu].most(terms[model].priority, sms);
-            let most = self.proportioned(model, gpu).map_or(most, |cap| cap.min(most));
-            self.levels[model] = terms[model].within((*level).min(most));
-        }
-    }
-
-    /// The cap of a model that leaves SMs to others of its priority.
-    fn proportioned(&self, model: usize, gpu: usize) -> Option<Sms> {
-        let generous = self.regimes[gpu].caps() == Caps::Generous;
-        self.proportions[gpu].cap(model).filter(|_| generous)
+        let levels = self.gpus[gpu].levels(&here, &self.models, terms, sms);
+        here.into_iter().zip(levels).for_each(|(model, level)| self.levels[model] = level);
     }
 
     /// Takes over what another one has learnt: of the models that are the `same`, by their places there, and of GPUs that have these and no
@@ -146,9 +126,7 @@ impl Adaptive {
             let here = outlook::on(gpu, terms);
             let stayed = here.iter().filter(|&&model| same[model].is_some()).count();
             if stayed == here.len() && stayed == outlook::on(gpu, before).len() {
-                self.regimes[gpu] = other.regimes[gpu];
-                self.yielding[gpu].clone_from(&other.yielding[gpu]);
-                self.proportions[gpu] = other.proportions[gpu].findings();
+                self.gpus[gpu] = other.gpus[gpu].findings();
             }
             self.lay_out(gpu, terms, sms);
         }
@@ -165,7 +143,8 @@ impl Adaptive {
         let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &facts.least_shares());
         let mut changes = Vec::new();
         let mut standby = vec![None; terms.len()];
-        let overloaded = self.overloaded(terms, &facts.gpus);
+        let gpus = facts.gpus.iter().enumerate();
+        let overloaded: Vec<bool> = gpus.map(|(gpu, &sms)| self.is_overloaded(gpu, terms, sms)).collect();
         let mut pacing = Pacing::of(&overloaded, terms, facts);
         for model in by_priority(terms) {
             let (live, gpu) = (&facts.models[model], terms[model].gpu);
@@ -210,7 +189,7 @@ impl Adaptive {
         let Terms { gpu, priority, .. } = *terms;
         if to >= have || self.makes_room(model, have, terms) {
             None
-        } else if self.regimes[gpu].caps() == Caps::Generous && self.yielding[gpu].spares(priority) {
+        } else if self.gpus[gpu].spares(priority) {
             Some(Waiting::Misses)
         } else {
             overloaded.then_some(Waiting::Overload)
@@ -219,17 +198,13 @@ impl Adaptive {
 
     /// Whether a model with this share is to leave SMs to others.
     fn makes_room(&self, model: usize, have: Sms, terms: &Terms) -> bool {
-        let asked = self.yielding[terms.gpu].asks(terms.priority);
-        have > self.levels[model] && (asked || self.proportioned(model, terms.gpu).is_some())
+        have > self.levels[model] && self.gpus[terms.gpu].asks(model, terms.priority)
     }
 
-    /// By GPU: whether all demand takes more of it than can be planned for.
-    fn overloaded(&self, terms: &[Terms], gpus: &[Sms]) -> Vec<bool> {
-        let mut loads = vec![0.0; gpus.len()];
-        for (model, terms) in self.models.iter().zip(terms) {
-            loads[terms.gpu] += model.load_undisturbed();
-        }
-        loads.iter().zip(gpus).map(|(load, sms)| *load > outlook::FULL * f64::from(sms.0)).collect()
+    /// Whether all demand takes more of a GPU than can be planned for.
+    fn is_overloaded(&self, gpu: usize, terms: &[Terms], sms: Sms) -> bool {
+        let load = outlook::on(gpu, terms).into_iter().map(|model| self.models[model].load_undisturbed());
+        load.sum::<f64>() > outlook::FULL * f64::from(sms.0)
     }
 
     fn sizing(&self, model: usize, terms: &[Terms]) -> Sizing {
@@ -244,7 +219,7 @@ impl Adaptive {
     }
 
     /// Looks whose SLO leaves room for a smaller share on a GPU.
-    fn mark_tight(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
+    fn mark_tight(&mut self, terms: &[Terms], facts: &Facts, gpu: usize) {
         let here = outlook::on(gpu, terms);
         let tenant = |&model: &usize| {
             let (live, terms, level) = (&facts.models[model], &terms[model], self.levels[model]);
@@ -253,7 +228,7 @@ impl Adaptive {
             let share = |sizing: Sizing| if live.held { have } else { sizing.of_one_with(have) };
             Tenant { model, terms, wanted: share(sizing), kept: share(sizing.kept()) }
         };
-        let tight = tightness::tight(&here.iter().map(tenant).collect::<Vec<_>>(), sms);
+        let tight = tightness::tight(&here.iter().map(tenant).collect::<Vec<_>>(), facts.gpus[gpu]);
         here.into_iter().zip(tight).for_each(|(model, tight)| self.tight[model] = tight);
     }
 
@@ -273,53 +248,29 @@ impl Adaptive {
             return;
         }
         for (gpu, &sms) in facts.gpus.iter().enumerate() {
-            outlook::observe(&mut self.models, terms, facts, gpu, sms);
+            outlook::observe(&mut self.models, terms, facts, gpu);
             let largest = Outlook::of(&self.models, terms, &facts.shares(), gpu, sms).largest_batches();
             for (model, rows) in largest {
                 self.models[model].shortage.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
             }
-            self.mark_tight(terms, facts, gpu, sms);
-            let overloaded = self.overloaded(terms, &facts.gpus)[gpu];
+            self.mark_tight(terms, facts, gpu);
+            let overloaded = self.is_overloaded(gpu, terms, sms);
             self.mark_rest(terms, facts, gpu, overloaded);
-            self.judge(terms, facts, gpu, sms, overloaded);
+            self.judge(terms, facts, gpu, overloaded);
         }
     }
 
     /// Looks how well a GPU's caps do, and lays them out anew.
-    fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms, overloaded: bool) {
-        let here = outlook::on(gpu, terms);
-        let loads = here.iter().map(|&model| self.models[model].load_undisturbed());
-        let load = loads.sum::<f64>() / f64::from(sms.0.max(1));
+    fn judge(&mut self, terms: &[Terms], facts: &Facts, gpu: usize, overloaded: bool) {
+        let (here, sms) = (outlook::on(gpu, terms), facts.gpus[gpu]);
         let settled = here.iter().all(|&model| {
             let live = &facts.models[model];
             let stays = || !matches!(self.wish(model, live.share, terms, overloaded), Wish::Moves { .. });
             live.held || live.coming.is_none() && stays()
         });
-        let span = here.iter().map(|&model| facts.models[model].seen.span).max().unwrap_or_default();
-        if span.is_zero() {
-            return;
-        }
-        if settled {
-            let (models, slowed) = (&self.models, self.slowed(&here));
-            let seen =
-                here.iter().map(|&model| (&facts.models[model].seen, models[model].could_be_carried()));
-            self.regimes[gpu].observe(seen, load, slowed, span.as_secs_f64());
-        }
-        let (models, span_s) = (&self.models, span.as_secs_f64());
-        let there = There { models, terms, facts, here: &here, gpu: f64::from(sms.0) };
-        self.yielding[gpu].observe(&there.with_those_above(), span_s, settled);
-        self.proportions[gpu].observe(&there.alone(), span_s, settled);
-        self.proportions[gpu].share_out(&here, models, terms, sms);
+        let there = There { models: &self.models, terms, facts, here: &here, sms };
+        self.gpus[gpu].observe(&there, settled);
         self.lay_out(gpu, terms, sms);
-    }
-
-    /// How many times as long their batches take as they should beside such neighbours, weighed by demand; nothing where a model
-    /// has no profile that says so.
-    fn slowed(&self, here: &[usize]) -> Option<f64> {
-        let models = || here.iter().map(|&model| &self.models[model]);
-        let undisturbed: f64 = models().map(Model::load_undisturbed).sum();
-        let seen: f64 = models().map(|model| model.load().unwrap_or(0.0)).sum();
-        (models().all(Model::is_profiled) && undisturbed > 0.0).then(|| seen / undisturbed)
     }
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.

@@ -15,7 +15,7 @@ pub(super) const FULL: f64 = 0.88;
 
 /// Lets the models of one GPU learn from what was seen. What neighbours cost is told apart by how long each of
 /// them executed; intervals in which a share changed teach nothing about that.
-pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu: usize, sms: Sms) {
+pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu: usize) {
     let here = on(gpu, terms);
     let tenant = |&model: &usize| {
         let live = &facts.models[model];
@@ -26,7 +26,7 @@ pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu:
         let live = &facts.models[model];
         live.coming.is_none() && facts.now.since(live.since) >= live.seen.span
     });
-    for (&model, sms) in here.iter().zip(effective(&tenants, f64::from(sms.0))) {
+    for (&model, sms) in here.iter().zip(effective(&tenants, f64::from(facts.gpus[gpu].0))) {
         models[model].observe(&terms[model], &facts.models[model], settled.then_some(sms));
     }
 }

@@ -1,0 +1,74 @@
+//! What was found out about a GPU: whether caps that fit pay there, and who leaves SMs to whom.
+
+use shadowslice_shared::units::Sms;
+
+use super::super::Terms;
+use super::classes::There;
+use super::model::Model;
+use super::proportion::Proportion;
+use super::regime::{Caps, Regime};
+use super::yielding::Yielding;
+use super::{layout, sizing};
+
+/// What is remembered of one GPU.
+#[derive(Debug, Clone)]
+pub(super) struct Gpu {
+    regime: Regime,
+    /// Who makes room for higher priorities.
+    yielding: Yielding,
+    /// Who leaves SMs to others of its priority.
+    proportion: Proportion,
+}
+
+impl Gpu {
+    pub(super) fn new() -> Self {
+        Self { regime: Regime::new(), yielding: Yielding::new(), proportion: Proportion::new() }
+    }
+
+    /// The same for the same models in other places.
+    pub(super) fn findings(&self) -> Self {
+        let (yielding, proportion) = (self.yielding.clone(), self.proportion.findings());
+        Self { regime: self.regime, yielding, proportion }
+    }
+
+    /// Learns from an interval, in which nobody's share changed if that is `settled`.
+    pub(super) fn observe(&mut self, there: &There<'_>, settled: bool) {
+        let span_s = there.span_s();
+        if span_s <= 0.0 {
+            return;
+        }
+        if settled {
+            self.regime.observe(there.each(), there.load(there.here), there.slowed(), span_s);
+        }
+        self.yielding.observe(&there.with_those_above(), span_s, settled);
+        self.proportion.observe(&there.alone(), span_s, settled);
+        self.proportion.share_out(there.here, there.models, there.terms, there.sms);
+    }
+
+    /// The most that each of its models should have, in the order of `here`.
+    pub(super) fn levels(&self, here: &[usize], models: &[Model], terms: &[Terms], sms: Sms) -> Vec<Sms> {
+        let enough = |model: usize| sizing::ample(&models[model]);
+        let levels = layout::levels(here, terms, sms, self.regime.caps(), enough);
+        let level = |(&model, level): (&usize, Sms)| {
+            let most = self.yielding.most(terms[model].priority, sms);
+            let most = self.cap(model).map_or(most, |cap| cap.min(most));
+            terms[model].within(level.min(most))
+        };
+        here.iter().zip(levels).map(level).collect()
+    }
+
+    /// The cap of a model that leaves SMs to others of its priority; none where caps fit together anyway.
+    fn cap(&self, model: usize) -> Option<Sms> {
+        self.proportion.cap(model).filter(|_| self.regime.caps() == Caps::Generous)
+    }
+
+    /// Whether a model is to leave SMs to others.
+    pub(super) fn asks(&self, model: usize, priority: u32) -> bool {
+        self.yielding.asks(priority) || self.cap(model).is_some()
+    }
+
+    /// Whether models of this priority keep what they have, because lower ones make room or soon may.
+    pub(super) fn spares(&self, priority: u32) -> bool {
+        self.regime.caps() == Caps::Generous && self.yielding.spares(priority)
+    }
+}
