@@ -247,6 +247,11 @@ impl Demand {
         self.rate
     }
 
+    /// The same in rows a second.
+    pub(super) fn row_rate(&self) -> f64 {
+        self.rows(self.rate)
+    }
+
     /// The rows of so many requests, which are as large as those of late.
     pub(super) fn rows(&self, requests: f64) -> f64 {
         let Sizes { requests: came, rows } = self.sizes;

@@ -13,7 +13,7 @@
 //!    that a higher priority misses its SLO beside lower ones, those have less, and where [`proportion`] has seen that one does beside itself, those
 //!    of it have less that need less. What these found out is kept by [`gpu`].
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
-//!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]); who has come to
+//!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]), which is remembered ([`pressed`]); who has come to
 //!    [`rest`] shrinks no more. At its level a second worker should stand ready: when slack runs out or more comes than the share is for,
 //!    that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company beside who is short of SMs ([`shortage`]), where
@@ -39,6 +39,7 @@ mod model;
 mod outlook;
 mod pacing;
 mod patience;
+mod pressed;
 mod proportion;
 mod regime;
 mod rest;

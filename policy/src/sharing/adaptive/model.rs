@@ -14,8 +14,8 @@ use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::hindsight::Hindsight;
 use super::idling::Idling;
-use super::lasting::Lasting;
 use super::patience::Patience;
+use super::pressed::Pressed;
 use super::rest::Rest;
 use super::shortage::Shortage;
 
@@ -24,24 +24,6 @@ const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 
 /// A curve that has moved by more than this part since its capacity was worked out has another one.
 const MOVED: f64 = 0.02;
-
-/// A demand for which less than the level was too little. What it was shows in some intervals afterwards.
-#[derive(Debug, Clone, Copy)]
-struct Pressed {
-    /// Rows a second.
-    rate: f64,
-    intervals: u32,
-    /// How long the level is kept for one.
-    lasting: Lasting,
-    /// Until when the level is kept whatever comes, in seconds of observation.
-    until: f64,
-}
-
-/// Intervals in which it shows how large a demand is.
-const SHOWN_IN: u32 = 4;
-
-/// A demand of at least this part of one for which less than the level was too little is as large.
-const AS_LARGE: f64 = 0.6;
 
 /// SMs that a demand is to find free.
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,24 +58,19 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(terms: &Terms, gpu: Sms) -> Self {
         let execution = terms.profile.as_ref().map(|profile| &profile.execution);
-        let curve = Curve::new(execution);
-        let (demand, capacity) = (Demand::default(), Capacity::default());
-        let (gpu, cheapest, pressed) = (f64::from(gpu.0), None, None);
-        let (hindsight, company, patience) = (Hindsight::default(), Company::default(), Patience::default());
-        let (idling, shortage, rest) = (Idling::default(), Shortage::default(), Rest::default());
         let mut new = Self {
-            curve,
-            demand,
-            shortage,
-            hindsight,
-            company,
-            patience,
-            idling,
-            rest,
-            gpu,
-            capacity,
-            cheapest,
-            pressed,
+            curve: Curve::new(execution),
+            demand: Demand::default(),
+            shortage: Shortage::default(),
+            hindsight: Hindsight::default(),
+            company: Company::default(),
+            patience: Patience::default(),
+            idling: Idling::default(),
+            rest: Rest::default(),
+            gpu: f64::from(gpu.0),
+            capacity: Capacity::default(),
+            cheapest: None,
+            pressed: None,
             worked_out_for: [0.0; 2],
         };
         new.work_out_capacity(terms);
@@ -112,9 +89,8 @@ impl Model {
         if self.hindsight.observe(live, self.demand.dispersion(), terms.may_miss()) {
             self.press();
         }
-        if let Some(pressed) = self.pressed.as_mut().filter(|pressed| pressed.intervals < SHOWN_IN) {
-            pressed.intervals += 1;
-            pressed.rate = pressed.rate.max(self.demand.rows(self.demand.rate()));
+        if let Some(pressed) = &mut self.pressed {
+            pressed.observe(self.demand.row_rate());
         }
         if let Some(sms) = sms {
             let sample = |executed: &Executed| Sample {
@@ -143,21 +119,16 @@ impl Model {
         }
     }
 
-    /// Less than the level turned out to be too little. It is known for as long as it was before if that is not over yet: an order that cannot
-    /// be carried out is given again and again.
+    /// Less than the level turned out to be too little.
     pub(super) fn press(&mut self) {
-        let now = self.demand.observed();
-        let mut lasting = self.pressed.map_or_else(Lasting::default, |pressed| pressed.lasting);
-        let last = self.pressed.map(|pressed| pressed.until).filter(|&until| now < until);
-        let until = last.unwrap_or_else(|| now + lasting.again());
-        let rate = self.demand.rows(self.demand.rate());
-        self.pressed = Some(Pressed { rate, intervals: 0, lasting, until });
+        let (rate, now) = (self.demand.row_rate(), self.demand.observed());
+        self.pressed = Some(Pressed::again(self.pressed, rate, now));
     }
 
     /// Whether less than the level was too little for as large a demand, or just now.
     pub(super) fn was_pressed(&self) -> bool {
-        let (rate, now) = (self.demand.rows(self.demand.rate()), self.demand.observed());
-        self.pressed.is_some_and(|pressed| rate >= AS_LARGE * pressed.rate || now < pressed.until)
+        let (rate, now) = (self.demand.row_rate(), self.demand.observed());
+        self.pressed.is_some_and(|pressed| pressed.keeps(rate, now))
     }
 
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while
@@ -174,7 +145,7 @@ impl Model {
     /// Whether the whole GPU would carry its demand, if what batches take longer than its profile says is the neighbours' fault; true
     /// while nothing is known.
     pub(super) fn could_be_carried(&self) -> bool {
-        let rows = self.demand.rows(self.demand.rate()) / self.curve.scale().max(1.0);
+        let rows = self.demand.row_rate() / self.curve.scale().max(1.0);
         self.capacity.most().is_none_or(|most| rows <= most)
     }
 
@@ -187,7 +158,7 @@ impl Model {
     /// The SMs that its demand takes at least, in full batches that keep its SLO; nothing where none does, or
     /// where nothing is known.
     pub(super) fn load(&self) -> Option<f64> {
-        self.cheapest.map(|cost| self.demand.rows(self.demand.rate()) * cost)
+        self.cheapest.map(|cost| self.demand.row_rate() * cost)
     }
 
     /// The same, if what batches take longer than its profile says is the neighbours' fault.
@@ -215,7 +186,7 @@ impl Model {
     /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
     /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
     pub(super) fn needs(&self, terms: &Terms) -> Needs {
-        let asked = self.demand.rows(self.demand.rate());
+        let asked = self.demand.row_rate();
         let executed = self.capacity.limit().map_or(asked, |limit| asked.min(limit));
         let least = self.cheapest.unwrap_or(0.0);
         let cost_at = |share: Sms| self.batching(terms, f64::from(share.0), 1.0).cost();
