@@ -65,13 +65,14 @@ struct Interval {
 }
 
 impl Interval {
-    /// How much its slots differ, more than independent arrivals.
-    fn uneven(&self) -> f64 {
+    /// The dispersion from slot to slot.
+    fn dispersion(&self) -> f64 {
         self.slots.variance() / self.slots.arrived().max(1.0)
     }
 }
 
-/// What is known of one model's arrivals. Rates are in requests a second.
+/// What is known of one model's arrivals. Rates are in requests a second. A dispersion is the variance of arrivals by their mean: 1 where
+/// they are independent, less where they come more evenly, more in bursts (Cox and Lewis, 1966).
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Demand {
     /// The intervals that agree, newest last.
@@ -81,10 +82,10 @@ pub(super) struct Demand {
     peak: f64,
     /// Seconds that were observed since the first request.
     observed: f64,
-    /// The variance of arrivals by their mean: 1 if they are independent.
-    dispersion: f64,
+    /// The dispersion by which chance is judged: nobody is believed the sooner for coming evenly, so it is 1 or more.
+    safe_dispersion: f64,
     /// The largest of those, forgotten slowly.
-    bursts: f64,
+    peak_dispersion: f64,
     sizes: Sizes,
 }
 
@@ -102,8 +103,8 @@ impl Default for Demand {
             rate: 0.0,
             peak: 0.0,
             observed: 0.0,
-            dispersion: 1.0,
-            bursts: 1.0,
+            safe_dispersion: 1.0,
+            peak_dispersion: 1.0,
             sizes: Sizes::default(),
         }
     }
@@ -123,10 +124,10 @@ impl Demand {
         self.sizes.observe(seen);
         let (came, seconds) = sum(self.window.iter());
         self.rate = came / seconds;
-        self.dispersion = self.spread().max(1.0);
+        self.safe_dispersion = self.dispersion().max(1.0);
         self.peak = slowly(self.peak, self.rate, span / PEAK_MEMORY);
-        let dispersion = if self.is_steady() { self.dispersion } else { 1.0 };
-        self.bursts = slowly(self.bursts, dispersion, span / BURST_MEMORY);
+        let dispersion = if self.is_steady() { self.safe_dispersion } else { 1.0 };
+        self.peak_dispersion = slowly(self.peak_dispersion, dispersion, span / BURST_MEMORY);
         if self.observed > 0.0 || seen.arrived > 0 {
             self.observed += span;
         }
@@ -143,15 +144,15 @@ impl Demand {
             let (came_before, seconds_before) = sum(self.window.iter().take(older));
             let rate = (came + came_before) / (seconds + seconds_before);
             let deviance = deviance(came, rate * seconds) + deviance(came_before, rate * seconds_before);
-            if deviance > self.dispersion * CHANCE.powi(2) {
+            if deviance > self.safe_dispersion * CHANCE.powi(2) {
                 self.window.drain(..older);
                 return;
             }
         }
     }
 
-    /// The variance of arrivals from interval to interval by their mean.
-    fn dispersed(&self) -> f64 {
+    /// The dispersion from interval to interval.
+    fn between_intervals(&self) -> f64 {
         let excess = |interval: &Interval| {
             let expected = self.rate * interval.seconds;
             (interval.came - expected).powi(2) / expected.max(1.0)
@@ -161,13 +162,14 @@ impl Demand {
         (sum + CALM) / (intervals - 1.0 + CALM)
     }
 
-    /// The same from slot to slot within intervals, which shows bursts within seconds.
-    fn uneven(&self) -> f64 {
+    /// The dispersion from slot to slot within intervals, which shows bursts within seconds. The interval in which it is largest is left out.
+    fn within_intervals(&self) -> f64 {
         if self.window.len() < TELLING {
             return 1.0;
         }
-        let uneven = |(at, interval): (usize, &Interval)| (at, interval.uneven());
-        let most = self.window.iter().enumerate().map(uneven).max_by(|one, other| one.1.total_cmp(&other.1));
+        let dispersion = |(at, interval): (usize, &Interval)| (at, interval.dispersion());
+        let most =
+            self.window.iter().enumerate().map(dispersion).max_by(|one, other| one.1.total_cmp(&other.1));
         let others = self.window.iter().enumerate().filter(|(at, _)| most.is_none_or(|most| most.0 != *at));
         let (variance, arrived) = others.fold((0.0, 0.0), |(variance, arrived), (_, interval)| {
             (variance + interval.slots.variance(), arrived + interval.slots.arrived())
@@ -208,22 +210,22 @@ impl Demand {
     /// What the rate may be off by chance.
     fn chance(&self) -> f64 {
         let seconds = sum(self.window.iter()).1;
-        UNSURE * (self.rate * self.dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt()
+        UNSURE * (self.rate * self.safe_dispersion / seconds.max(f64::MIN_POSITIVE)).sqrt()
     }
 
-    /// The variance of arrivals by their mean, less than 1 where they come more evenly than independent ones.
-    pub(super) fn spread(&self) -> f64 {
-        self.dispersed().max(self.uneven()).min(MAX_DISPERSION)
-    }
-
-    /// The same, 1 or more.
+    /// The dispersion as it is.
     pub(super) fn dispersion(&self) -> f64 {
-        self.dispersion
+        self.between_intervals().max(self.within_intervals()).min(MAX_DISPERSION)
+    }
+
+    /// The dispersion, 1 or more.
+    pub(super) fn safe_dispersion(&self) -> f64 {
+        self.safe_dispersion
     }
 
     /// Whether requests come in bursts, or did not long ago.
     pub(super) fn is_bursty(&self) -> bool {
-        self.bursts >= BURSTY
+        self.peak_dispersion >= BURSTY
     }
 
     /// Whether the rate has stayed for long enough to say whether requests come in bursts.
@@ -307,7 +309,7 @@ mod tests {
         let demand = after(&noisy);
         assert!((demand.rate() - 101.2).abs() < 1.0, "{}", demand.rate());
         assert_eq!(demand.window.len(), 60);
-        assert_eq!(demand.dispersion, 1.0);
+        assert_eq!(demand.safe_dispersion, 1.0);
     }
 
     #[test]
@@ -371,7 +373,7 @@ mod tests {
     #[test]
     fn bursts_show_as_dispersion() {
         let bursty: Vec<u64> = (0..60).map(|step| [44, 60, 35, 66, 45][step % 5]).collect();
-        assert!(after(&bursty).dispersion > 2.0);
+        assert!(after(&bursty).safe_dispersion > 2.0);
     }
 
     #[test]
@@ -379,7 +381,7 @@ mod tests {
         let burst = [44, 60, 35, 66, 45, 20, 80].repeat(4);
         let then = |calm: usize| after(&[&burst[..], &vec![50; calm]].concat());
         assert!(then(0).is_bursty() && then(64).is_bursty());
-        assert!(then(64).dispersion < BURSTY, "not by what comes now");
+        assert!(then(64).safe_dispersion < BURSTY, "not by what comes now");
         assert!(!then(400).is_bursty());
         assert!(!after(&[50; 20]).is_bursty());
         let begins = |first: u64| after(&[&[first][..], &[190; 10]].concat());
@@ -404,12 +406,12 @@ mod tests {
         assert!(!slotted([&bursts[..]; 5]).is_bursty());
         assert!(slotted([&bursts[..]; 6]).is_bursty(), "though as many come in each interval");
         let even: Vec<u64> = (0..100).map(|n| 5 * n).collect();
-        assert_eq!(slotted([&even[..]; 6]).dispersion(), 1.0);
-        assert_eq!(slotted([&even[..]; 5]).spread(), 1.0, "too soon to say that they are even");
-        assert!(slotted([&even[..]; 40]).spread() < 0.2);
+        assert_eq!(slotted([&even[..]; 6]).safe_dispersion(), 1.0);
+        assert_eq!(slotted([&even[..]; 5]).dispersion(), 1.0, "too soon to say that they are even");
+        assert!(slotted([&even[..]; 40]).dispersion() < 0.2);
         let once: Vec<u64> = (0..100).collect();
         let changes = [&even[..], &even, &once, &even, &even, &even];
-        assert_eq!(slotted(changes).uneven(), 0.0, "one interval is no burst");
+        assert_eq!(slotted(changes).within_intervals(), 0.0, "one interval is no burst");
     }
 
     #[test]

@@ -85,8 +85,8 @@ impl Model {
         self.demand.observe(&live.seen);
         self.company.observe(&live.seen, self.demand.rate());
         self.patience.observe(&live.seen, terms.percentile);
-        self.idling.observe(live, self.demand.dispersion());
-        if self.hindsight.observe(live, self.demand.dispersion(), terms.may_miss()) {
+        self.idling.observe(live, self.demand.safe_dispersion());
+        if self.hindsight.observe(live, self.demand.safe_dispersion(), terms.may_miss()) {
             self.press();
         }
         if let Some(pressed) = &mut self.pressed {

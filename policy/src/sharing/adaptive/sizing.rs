@@ -87,7 +87,7 @@ impl Sizing {
     /// reached for that. What is between is left to the intervals.
     pub(super) fn watch(model: &Model, share: Sms) -> Watch {
         let Some(carried) = model.carried_by(share) else { return Watch::OFF };
-        Watch::new(model.demand.expected(), carried, model.demand.spread())
+        Watch::new(model.demand.expected(), carried, model.demand.dispersion())
     }
 
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.
@@ -262,7 +262,7 @@ mod tests {
             (1..1_000).find(|&n| pressure.note(None, at(n), watch, at(n)).is_some())
         };
         let share = Sms(50);
-        let (carried, dispersion) = (model.carried_by(share).unwrap(), model.demand.dispersion());
+        let (carried, dispersion) = (model.carried_by(share).unwrap(), model.demand.safe_dispersion());
         let by_peak = alarmed_after(Watch::new(model.demand.peak(), carried, dispersion));
         let after = alarmed_after(Sizing::watch(&model, share));
         assert!(after.is_some() && after < by_peak, "{after:?} of {by_peak:?}");
