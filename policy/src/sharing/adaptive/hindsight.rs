@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::super::{Live, Seen};
+use super::chance::surplus;
 
 /// Intervals that are compared, before a share shrank and after.
 const COMPARED: usize = 8;
@@ -29,10 +30,7 @@ const AS_MANY: f64 = 0.2;
 /// So many times as many miss the SLO as before, or as may,
 const WORSE: f64 = 2.0;
 
-/// and more by so many standard deviations,
-const SURELY: f64 = 3.0;
-
-/// of not more requests than this many times as many,
+/// and more than chance explains, of not more requests than this many times as many,
 const NO_MORE: f64 = 1.1;
 
 /// after so many intervals or more: the first has what the hand-over left.
@@ -129,7 +127,7 @@ impl Hindsight {
 /// Whether of as many requests more missed the SLO than before and than may.
 fn misses_more(before: &Came, after: &Came, may_miss: f64) -> bool {
     let expected = (before.missed / before.requests.max(1.0)).max(may_miss) * after.requests;
-    let surely = after.missed > WORSE * expected + SURELY * expected.max(1.0).sqrt();
+    let surely = after.missed > WORSE * expected + surplus(expected);
     surely && after.rate() <= NO_MORE * before.rate()
 }
 

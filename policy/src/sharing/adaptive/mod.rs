@@ -23,6 +23,7 @@
 
 mod batching;
 mod capacity;
+mod chance;
 mod classes;
 mod company;
 mod contention;

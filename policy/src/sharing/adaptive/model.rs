@@ -84,7 +84,7 @@ impl Model {
         }
         self.demand.observe(&live.seen);
         self.company.observe(&live.seen, self.demand.rate());
-        self.patience.observe(&live.seen, terms.percentile);
+        self.patience.observe(&live.seen, terms.may_miss());
         self.idling.observe(live, self.demand.safe_dispersion());
         if self.hindsight.observe(live, self.demand.safe_dispersion(), terms.may_miss()) {
             self.press();

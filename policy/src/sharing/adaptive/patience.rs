@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::super::Seen;
+use super::chance::surplus;
 use super::lasting::Lasting;
 
 /// Nothing is said of fewer answers.
@@ -13,9 +14,6 @@ const ANSWERS: f64 = 20.0;
 
 /// Waits are to blame only if this part of the batches waited to the end: others were kept by the lane, or were full.
 const WAITED: f64 = 0.25;
-
-/// Deviations that chance explains.
-const CHANCE: f64 = 3.0;
 
 /// Of less than this part there is nothing to be had.
 const LEAST: f64 = 0.25;
@@ -36,10 +34,10 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Learns from an interval, where so many percent of the answers should keep the SLO.
-    pub(super) fn observe(&mut self, seen: &Seen, percentile: f64) {
+    /// Learns from an interval, where this part of the answers may miss the SLO.
+    pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64) {
         self.stays_s = (self.stays_s - seen.span.as_secs_f64()).max(0.0);
-        if is_to_blame(seen, percentile) {
+        if is_to_blame(seen, may_miss) {
             self.part = if self.part > LEAST { self.part / 2.0 } else { 0.0 };
             self.stays_s = self.lasting.again();
         } else if self.part < 1.0 && self.stays_s <= 0.0 {
@@ -54,15 +52,15 @@ impl Patience {
 }
 
 /// Whether more answers were late than may be, after batches waited; not where the load is to blame, for which more are refused.
-fn is_to_blame(seen: &Seen, percentile: f64) -> bool {
+fn is_to_blame(seen: &Seen, may_miss: f64) -> bool {
     let answered = seen.answered as f64;
     let late = seen.answered.saturating_sub(seen.in_time) as f64;
-    let allowed = answered * (1.0 - percentile / 100.0);
+    let allowed = answered * may_miss;
     let batches: u64 = seen.executed.iter().map(|executed| executed.count).sum();
     answered >= ANSWERS
         && seen.waits.batches as f64 > WAITED * batches as f64
         && late > seen.refused as f64
-        && late > allowed + CHANCE * allowed.max(1.0).sqrt()
+        && late > allowed + surplus(allowed)
 }
 
 #[cfg(test)]
@@ -91,7 +89,7 @@ mod tests {
 
     fn after(intervals: u32, seen: &Seen) -> Patience {
         let mut patience = Patience::default();
-        (0..intervals).for_each(|_| patience.observe(seen, 99.0));
+        (0..intervals).for_each(|_| patience.observe(seen, 0.01));
         patience
     }
 
@@ -114,12 +112,12 @@ mod tests {
     fn they_are_tried_again_and_stay_away_for_longer_each_time() {
         let mut patience = Patience::default();
         for quiet in [240, 480, 960] {
-            patience.observe(&interval(20, 60), 99.0);
+            patience.observe(&interval(20, 60), 0.01);
             for _ in 1..quiet {
-                patience.observe(&interval(0, 60), 99.0);
+                patience.observe(&interval(0, 60), 0.01);
             }
             assert_eq!(patience.of(WAIT), WAIT / 2);
-            patience.observe(&interval(0, 60), 99.0);
+            patience.observe(&interval(0, 60), 0.01);
             assert_eq!(patience.of(WAIT), WAIT, "after {quiet} intervals");
         }
     }

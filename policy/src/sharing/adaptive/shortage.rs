@@ -6,6 +6,7 @@
 //! H200 with room for all, waits for no reason made latencies two to four times as long (docs/measurements/adaptive.md).
 
 use super::super::Seen;
+use super::chance::surplus;
 
 /// Who was short of SMs counts as that for so many seconds,
 const STAYS_S: f64 = 40.0;
@@ -15,9 +16,6 @@ const ONCE_S: f64 = 2.0;
 
 /// It is not once if it comes again within so many seconds.
 const AGAIN_S: f64 = 10.0;
-
-/// Deviations that chance explains.
-const CHANCE: f64 = 3.0;
 
 /// Who executes for this part of the time, times the part of the largest batch that a batch has, has much to do.
 const MUCH: f64 = 0.7;
@@ -53,10 +51,10 @@ impl Shortage {
     }
 }
 
-/// Whether more requests missed the SLO than may.
+/// Whether more requests missed the SLO than may, and than chance explains.
 fn misses(seen: &Seen, may_miss: f64) -> bool {
     let allowed = seen.arrived as f64 * may_miss;
-    seen.missed() as f64 > allowed + CHANCE * allowed.max(1.0).sqrt()
+    seen.missed() as f64 > allowed + surplus(allowed)
 }
 
 /// Whether there was little time left and little room in batches.
