@@ -20,20 +20,22 @@ const KNEE_SEEN: f64 = 1.15;
 /// What was learnt.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Learnt {
-    /// By cap.
-    shares: Vec<Seen>,
+    /// One by cap.
+    shares: Vec<Regression>,
 }
 
-/// Sums of a weighted linear regression of seconds over rows.
+/// Sums of a linear regression of seconds over rows, in which older batches weigh less.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct Regression {
     cap: u32,
     /// SMs that it really had, mean.
     sms: f64,
+    /// Batches, and the sums over them.
     count: f64,
     rows: f64,
     rows_squared: f64,
     seconds: f64,
+    /// Of rows times seconds.
     product: f64,
 }
 
@@ -51,7 +53,7 @@ impl Learnt {
             if self.shares.len() == MAX_SHARES {
                 self.shares.remove(0);
             }
-            self.shares.push(Seen { cap, sms, ..Seen::default() });
+            self.shares.push(Regression { cap, sms, ..Regression::default() });
             self.shares.len() - 1
         });
         for sample in samples {
@@ -67,14 +69,14 @@ impl Learnt {
         }
         let fixed = self.shares.iter().map(|seen| seen.count * seen.line().fixed).sum::<f64>() / total;
         let knee = self.knee();
-        let work = |seen: &Seen| seen.line().each * seen.sms.min(knee);
+        let work = |seen: &Regression| seen.line().each * seen.sms.min(knee);
         let work = self.shares.iter().map(|seen| seen.count * work(seen)).sum::<f64>() / total;
         Line { fixed, each: work / sms.clamp(1e-3, knee) }
     }
 
     /// The SMs past which more do not help, as far as was seen.
     fn knee(&self) -> f64 {
-        let per_row = |seen: &Seen| seen.line().each * seen.sms;
+        let per_row = |seen: &Regression| seen.line().each * seen.sms;
         let least = self.shares.iter().map(per_row).fold(f64::INFINITY, f64::min);
         let flat = self.shares.iter().filter(|seen| per_row(seen) > KNEE_SEEN * least);
         // At a share past the knee a row takes `work / knee`.
@@ -82,7 +84,7 @@ impl Learnt {
     }
 }
 
-impl Seen {
+impl Regression {
     fn add(&mut self, sample: &Sample, sms: f64) {
         if self.count > MEMORY {
             for sum in [

@@ -7,30 +7,37 @@ use super::super::{Facts, Live, Terms};
 /// What may warm up on each GPU.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// By GPU: whether it is overloaded, and whether a worker warms up there already.
-    gpus: Vec<(bool, bool)>,
+    gpus: Vec<WarmUps>,
+}
+
+/// Those of one GPU.
+#[derive(Debug)]
+struct WarmUps {
+    overloaded: bool,
+    under_way: bool,
 }
 
 impl Pacing {
     pub(super) fn of(overloaded: &[bool], terms: &[Terms], facts: &Facts) -> Self {
-        let mut gpus: Vec<(bool, bool)> = overloaded.iter().map(|&overloaded| (overloaded, false)).collect();
+        let mut gpus: Vec<WarmUps> =
+            overloaded.iter().map(|&overloaded| WarmUps { overloaded, under_way: false }).collect();
         for (terms, live) in terms.iter().zip(&facts.models) {
-            gpus[terms.gpu].1 |= live.coming.is_some();
+            gpus[terms.gpu].under_way |= live.coming.is_some();
         }
         Self { gpus }
     }
 
     /// Whether a hand-over may begin there now for which a worker must start; if so, one does.
     pub(super) fn admits(&mut self, gpu: usize) -> bool {
-        let (overloaded, busy) = self.gpus[gpu];
-        let admits = !(overloaded && busy);
-        self.gpus[gpu].1 |= admits;
+        let gpu = &mut self.gpus[gpu];
+        let admits = !(gpu.overloaded && gpu.under_way);
+        gpu.under_way |= admits;
         admits
     }
 
     /// The worker that may stand ready, of the one that is wanted: in overload only one that does.
     pub(super) fn standby(&self, gpu: usize, live: &Live, wanted: Option<Sms>) -> Option<Sms> {
-        wanted.filter(|_| !self.gpus[gpu].0 || live.standing == wanted)
+        wanted.filter(|_| !self.gpus[gpu].overloaded || live.standing == wanted)
     }
 }
 
@@ -48,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn in_overload_one_worker_warms_up_at_a_time() {
+    fn in_overload_one_worker_under_way_at_a_time() {
         let mut paced = pacing(true, None);
         assert_eq!([0, 0, 1, 1].map(|gpu| paced.admits(gpu)), [true, false, true, true]);
         assert!(!pacing(true, Some(Sms(66))).admits(0));

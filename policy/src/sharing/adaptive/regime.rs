@@ -71,9 +71,13 @@ impl Record {
 pub(super) struct Regime {
     /// For how many seconds more caps fit; nothing while they are generous.
     fitting_s: Option<f64>,
+    /// How long caps are to fit.
     lasting: Lasting,
-    here: Record,
-    there: Record,
+    /// What came of the way in force,
+    this_way: Record,
+    /// and of the other one when that was.
+    other_way: Record,
+    /// Intervals in a row that speak against the way in force.
     doubts: u32,
     /// Whether an interval is over. In the first one doors turned nobody away, which says nothing of caps.
     begun: bool,
@@ -83,7 +87,7 @@ impl Regime {
     pub(super) fn new() -> Self {
         let nothing = Record { arrived: 0.0, missed: 0.0 };
         let lasting = Lasting::default();
-        Self { fitting_s: None, lasting, here: nothing, there: nothing, doubts: 0, begun: false }
+        Self { fitting_s: None, lasting, this_way: nothing, other_way: nothing, doubts: 0, begun: false }
     }
 
     /// The caps to share it with.
@@ -105,7 +109,7 @@ impl Regime {
             *left_s -= span_s;
             if *left_s <= 0.0 {
                 (self.fitting_s, self.doubts) = (None, 0);
-                (self.here, self.there) = (Record::default(), self.here);
+                (self.this_way, self.other_way) = (Record::default(), self.this_way);
                 return;
             }
         }
@@ -123,13 +127,13 @@ impl Regime {
                 telling.add(arrived, missed);
             }
         }
-        self.here.fade();
-        self.here.add(all.arrived, all.missed);
+        self.this_way.fade();
+        self.this_way.add(all.arrived, all.missed);
         let doubtful = telling.arrived >= REQUESTS && telling.missed > MISSED * telling.arrived;
         self.doubts = if doubtful { self.doubts + 1 } else { 0 };
         let better = if self.fitting_s.is_some() { 1.0 } else { BETTER };
-        if self.doubts >= INTERVALS && self.there.part() < better * self.here.part() {
-            (self.here, self.there, self.doubts) = (self.there, self.here, 0);
+        if self.doubts >= INTERVALS && self.other_way.part() < better * self.this_way.part() {
+            (self.this_way, self.other_way, self.doubts) = (self.other_way, self.this_way, 0);
             self.fitting_s = if self.fitting_s.is_some() { None } else { Some(self.lasting.again()) };
         }
     }
