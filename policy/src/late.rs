@@ -11,10 +11,10 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 /// A queue that stands for less is a burst, however tight the objective.
-pub const MIN_STANDING: Duration = Duration::from_secs(1);
+const MIN_STANDING: Duration = Duration::from_secs(1);
 
 /// A queue that stands for fewer times the latency objective is a burst.
-pub const STANDING_PER_SLO: u32 = 10;
+const STANDING_PER_SLO: u32 = 10;
 
 #[derive(Debug, Clone, Copy)]
 enum Standing {

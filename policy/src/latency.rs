@@ -12,13 +12,13 @@ use shadowslice_shared::units::Sms;
 
 /// Row counts remembered. Warmed batch sizes are about a dozen; when more occur, the further ones
 /// are predicted from their neighbours.
-pub const MAX_ROW_COUNTS: usize = 64;
+const MAX_ROW_COUNTS: usize = 64;
 
 /// What a new observation weighs against all earlier ones of its row count.
-pub const OBSERVATION_WEIGHT: f64 = 0.125;
+const OBSERVATION_WEIGHT: f64 = 0.125;
 
 /// What it weighs in the pace.
-pub const PACE_WEIGHT: f64 = 0.5;
+const PACE_WEIGHT: f64 = 0.5;
 
 /// A batch that is slower than this many times the pace counts as this, and faster ones alike, so that a
 /// single one is soon forgotten.
@@ -32,13 +32,13 @@ const MAX_PACE: f64 = 64.0;
 const AGING: f64 = 0.01;
 
 /// An execution is a hang beyond this many times its prediction.
-pub const HANG_FACTOR: u32 = 20;
+const HANG_FACTOR: u32 = 20;
 
 /// No execution is a hang below this, since a busy host delays anything by some of it.
-pub const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
+const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
 /// The limit while there is no prediction: first executions may compile kernels.
-pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
+const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// Execution times of one row count, in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -78,7 +78,7 @@ impl Predictor {
     }
 
     /// The largest batch without padding among those that are smaller than this one; nothing if it needs none either.
-    pub fn unpadded_below(&self, rows: u32) -> Option<u32> {
+    pub(crate) fn unpadded_below(&self, rows: u32) -> Option<u32> {
         let above = self.sizes.partition_point(|&size| size < rows);
         if self.sizes.get(above)? == &rows {
             return None;

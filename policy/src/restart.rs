@@ -4,11 +4,11 @@ use std::time::Duration;
 
 /// The first back-off: long enough that a worker that dies at once does not busy the host, short enough
 /// that a client hardly notices a single death beside the start itself.
-pub const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 
 /// Deaths in a row, nothing served between them, after which the model is unready. An accident of the
 /// host is over by then (1.3 s of back-off and seven starts), so it is the model or its configuration. It bounds the back-off, too: 640 ms.
-pub const MAX_DEATHS: u32 = 8;
+const MAX_DEATHS: u32 = 8;
 
 /// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -42,7 +42,7 @@ impl Terms {
     }
 
     /// The part of its requests that need not keep the SLO.
-    pub fn may_miss(&self) -> f64 {
+    pub(super) fn may_miss(&self) -> f64 {
         1.0 - self.percentile / 100.0
     }
 }
@@ -65,7 +65,7 @@ impl Facts {
     }
 
     /// The least that each model has until the next facts: a hand-over may bring less at any moment.
-    pub fn least_shares(&self) -> Vec<Sms> {
+    pub(super) fn least_shares(&self) -> Vec<Sms> {
         self.models
             .iter()
             .map(|live| live.coming.map_or(live.share, |coming| coming.min(live.share)))

@@ -115,7 +115,7 @@ impl Policy {
 
     /// The same policy for the shares, with our batching and admission in place of its own.
     #[must_use]
-    pub fn with_our_doors(mut self) -> Self {
+    pub(super) fn with_our_doors(mut self) -> Self {
         self.our_doors = Some(Adaptive::new(&self.gpus, &self.terms));
         self
     }
