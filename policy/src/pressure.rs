@@ -96,7 +96,9 @@ impl Slack {
     }
 }
 
-/// A rate at which requests may come and a higher one, as what an arrival speaks for the higher one, and a second against it.
+/// A rate at which requests may come and a higher one, as what an arrival speaks for the higher one, and a second against it. If arrivals are
+/// independent, `n` of them in `t` seconds are `(higher / expected)^n * e^-((higher - expected) * t)` times as likely at the higher one; this
+/// is the logarithm of that. What varies more or less than they do speaks for as much less or more, by the dispersion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rates {
     an_arrival: f64,
@@ -118,7 +120,7 @@ const HIGHER: [f64; 2] = [1.0, 1.6];
 /// What is watched for: more requests than a share is for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Watch {
-    /// Requests a second that come as it is.
+    /// Requests a second that are expected.
     expected: f64,
     higher: [Rates; HIGHER.len()],
     /// The score at which too many come,
@@ -127,7 +129,7 @@ pub struct Watch {
     short: f64,
 }
 
-/// No arrivals are taken to be more even: the way to the host is not.
+/// No arrivals are taken to be more even than with this dispersion: the way to the host is not.
 const MOST_EVEN: f64 = 0.36;
 
 /// Nobody can say that fewer come than this part of what would be too many: he who was idle may be so no more.

@@ -45,7 +45,7 @@ impl Capacity {
         self.0.last().map(|&(_, carried)| carried)
     }
 
-    /// What the model can execute at most, in time or not; nothing while nothing is known.
+    /// What the model executes at most, in batches one after the other that keep the SLO by themselves; nothing while nothing is known.
     pub(super) fn limit(&self) -> Option<f64> {
         self.most().map(|most| most / FULL)
     }

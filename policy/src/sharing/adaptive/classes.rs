@@ -5,7 +5,9 @@ use shadowslice_shared::units::Sms;
 use super::super::{Facts, Seen, Terms};
 use super::model::Model;
 use super::trials::Class;
-use super::yielding::LITTLE;
+
+/// A priority asks for little that takes less than this part of the GPU, with those above it.
+const LITTLE: f64 = 0.5;
 
 /// Who executes for more than this part of the time is in others' way.
 const BUSY: f64 = 0.5;

@@ -4,7 +4,8 @@ use shadowslice_shared::profile::Execution;
 
 use super::learnt::Learnt;
 
-/// What an interval with this many batches weighs as much as all that was known before.
+/// Batches that speak for the scalar at most, so that an interval with as many weighs as much as all before it. A profile counts as a quarter
+/// of them.
 const CONFIDENT: f64 = 200.0;
 
 /// Bounds of the scalar: a profile that is further off describes another model.

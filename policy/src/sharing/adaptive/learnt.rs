@@ -11,7 +11,7 @@ use super::curve::{Line, Sample};
 /// Shares remembered.
 const MAX_SHARES: usize = 8;
 
-/// Batches beyond which older ones are forgotten.
+/// Batches of a share beyond which what was seen before weighs half.
 const MEMORY: f64 = 2_000.0;
 
 /// Work per row that is higher by this part at a larger share is a knee, and no noise.

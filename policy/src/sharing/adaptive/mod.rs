@@ -135,7 +135,7 @@ impl Adaptive {
         self.learnt = other.learnt;
     }
 
-    /// The shares that the models should start with, of whose demand nothing is known.
+    /// The shares that the models should start with: all that each may have, as nobody knows what will come.
     pub(super) fn levels(&self) -> &[Sms] {
         &self.levels
     }

@@ -9,7 +9,7 @@ use super::loads::Loads;
 const REQUESTS: f64 = 20.0;
 
 /// So many intervals tell whether it helps. Waits for company that are to blame for misses have been cut by then.
-pub(super) const INTERVALS: u32 = 8;
+const INTERVALS: u32 = 8;
 
 /// Seconds within which it must have been done and shown what it is worth; models take minutes to start at most.
 const TRIAL_S: f64 = 300.0;
@@ -19,7 +19,7 @@ const TRIAL_S: f64 = 300.0;
 pub(super) struct Rules {
     /// So many intervals in a row, in each of which twice as many or more missed their SLOs as may; or more of them where it is less.
     pub(super) after: f64,
-    /// What is missed then, of what was missed before.
+    /// It is kept if less than this part of what was missed before is missed then.
     pub(super) better: f64,
 }
 

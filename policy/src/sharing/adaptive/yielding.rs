@@ -8,9 +8,6 @@ use shadowslice_shared::units::Sms;
 
 use super::trials::{Class, Rules, Trials};
 
-/// A priority asks for little that takes less than this part of the GPU, with those above it.
-pub(super) const LITTLE: f64 = 0.5;
-
 /// It must suffer for so long, and miss less than this part of what it missed before.
 const RULES: Rules = Rules { after: 8.0, better: 0.7 };
 
