@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::changes::Changes;
 use super::incumbent::Incumbent;
-use super::memory::MemoryLedger;
+use super::memory::{MemoryLedger, Place};
 use super::outcome::{Effect, Settling};
 use super::resize::{Replacing, Wanted};
 use super::standby::Standby;
@@ -108,6 +108,8 @@ pub struct Controller {
     pub(super) restarts: Restarts,
     /// The memory of its GPU.
     pub(super) ledger: Arc<MemoryLedger>,
+    /// Its own place there.
+    pub(super) place: Place,
     /// Deaths since the start.
     pub(super) all_deaths: u64,
     /// Workers started in the place of dead ones since the start.
@@ -169,7 +171,7 @@ impl Controller {
             changes: Changes::default(),
         });
         let ledger = Arc::clone(&parts.context.memory[parts.model.gpu]);
-        ledger.enter(&parts.model);
+        let place = ledger.enter(&parts.model);
         let controller = Self {
             context: parts.context,
             model: parts.model,
@@ -190,6 +192,7 @@ impl Controller {
             replacing: None,
             restarts: Restarts::new(),
             ledger,
+            place,
             all_deaths: 0,
             all_restarts: 0,
             last_words: String::new(),

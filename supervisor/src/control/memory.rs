@@ -28,9 +28,15 @@ pub struct MemoryLedger {
     called: watch::Sender<()>,
 }
 
+/// One of a model's controllers, of which there are two while one replaces the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
+
 #[derive(Debug, Default)]
 struct Book {
     rows: BTreeMap<String, Row>,
+    /// Controllers so far.
+    entered: u64,
     /// Until then a worker took memory, or gave it back, so recently that what is free is not known.
     quiet_until: Moment,
 }
@@ -50,9 +56,16 @@ struct Row {
     serving: Option<i32>,
     /// Whether it may have a shadow.
     has_shadows: bool,
-    /// What its standing worker has, or will take.
-    standing: u64,
-    /// Whether its standing worker must go.
+    /// The standing workers of its controllers.
+    spares: BTreeMap<Place, Spare>,
+}
+
+/// A standing worker.
+#[derive(Debug, Default)]
+struct Spare {
+    /// What it has, or will take.
+    bytes: u64,
+    /// Whether it must go.
     called_in: bool,
 }
 
@@ -113,11 +126,14 @@ impl MemoryLedger {
 
     /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
     /// known.
-    pub(super) fn enter(&self, model: &Model) {
+    pub(super) fn enter(&self, model: &Model) -> Place {
         self.tell(model);
-        if let Some(row) = self.book.lock().rows.get_mut(&model.name) {
+        let mut book = self.book.lock();
+        if let Some(row) = book.rows.get_mut(&model.name) {
             row.controllers += 1;
         }
+        book.entered += 1;
+        Place(book.entered)
     }
 
     /// This is how the model is configured now.
@@ -171,7 +187,13 @@ impl MemoryLedger {
     }
 
     /// Whether a worker of this model may stand ready; `there`: it has its memory already.
-    fn may_stand(&self, model: &str, memory: Memory, there: bool, now: Moment) -> Result<(), NoRoom> {
+    fn may_stand(
+        &self,
+        (model, place): (&str, Place),
+        memory: Memory,
+        there: bool,
+        now: Moment,
+    ) -> Result<(), NoRoom> {
         let book = self.book.lock();
         let need = book.rows.get(model).and_then(Row::need);
         let (needed, limit) = match (memory, need) {
@@ -180,8 +202,9 @@ impl MemoryLedger {
             (Memory::Unknown, _) => return Err(NoRoom::FreeUnknown),
             (Memory::Real { total, .. }, Some(need)) => (need, Some(self.limit.unwrap_or(total / 2))),
         };
-        let others = book.rows.iter().filter(|(name, _)| *name != model);
-        let taken = others.map(|(_, row)| row.standing).sum::<u64>();
+        // Its own is replaced, and not that of a controller which it replaces or which replaces it.
+        let spares = book.rows.values().flat_map(|row| &row.spares);
+        let taken = spares.filter(|(other, _)| **other != place).map(|(_, spare)| spare.bytes).sum::<u64>();
         if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
             return Err(NoRoom::Limit { needed, limit, taken });
         }
@@ -196,13 +219,14 @@ impl MemoryLedger {
         if needed.saturating_add(kept) > free { Err(NoRoom::Kept { needed, kept, free }) } else { Ok(()) }
     }
 
-    /// Whether the model has a standing worker, which needs as much as any.
-    fn stands(&self, model: &str, stands: bool, now: Moment) {
+    /// Whether this controller of the model has a standing worker, which needs as much as any.
+    fn stands(&self, (model, place): (&str, Place), stands: bool, now: Moment) {
         let mut book = self.book.lock();
         let Some(row) = book.rows.get_mut(model) else { return };
-        row.standing = if stands { row.need().unwrap_or(0) } else { 0 };
-        if row.called_in && !stands {
-            row.called_in = false;
+        if stands {
+            let bytes = row.need().unwrap_or(0);
+            row.spares.entry(place).or_default().bytes = bytes;
+        } else if row.spares.remove(&place).is_some_and(|spare| spare.called_in) {
             book.quiet_until = now + READINGS_LAG;
         }
     }
@@ -211,10 +235,14 @@ impl MemoryLedger {
     /// there is none.
     fn call_in(&self, model: &str, bytes: u64) -> bool {
         let mut book = self.book.lock();
-        let mut rows: Vec<_> = book.rows.iter_mut().filter(|(_, row)| row.standing > 0).collect();
-        rows.sort_by_key(|(name, row)| (*name != model, Reverse(row.standing)));
-        let found = !rows.is_empty();
-        let called = call(rows.into_iter().map(|(_, row)| row), bytes);
+        let spares = book.rows.iter_mut().flat_map(|(name, row)| {
+            let other = name != model;
+            row.spares.values_mut().map(move |spare| (other, spare))
+        });
+        let mut spares: Vec<_> = spares.filter(|(_, spare)| spare.bytes > 0).collect();
+        spares.sort_by_key(|(other, spare)| (*other, Reverse(spare.bytes)));
+        let found = !spares.is_empty();
+        let called = call(spares.into_iter().map(|(_, spare)| spare), bytes);
         drop(book);
         if called {
             self.called.send_replace(());
@@ -228,31 +256,35 @@ impl MemoryLedger {
         let bytes = no_room.excess();
         let mut book = self.book.lock();
         let Some(own) = book.rows.get(model).map(|row| row.priority) else { return };
-        let mut rows: Vec<_> =
-            book.rows.values_mut().filter(|row| row.standing > 0 && row.priority > own).collect();
-        let enough = rows.iter().map(|row| row.standing).sum::<u64>() >= bytes;
-        rows.sort_by_key(|row| (!row.called_in, Reverse((row.priority, row.standing))));
-        let called = enough && call(rows.into_iter(), bytes);
+        let lower = book.rows.values_mut().filter(|row| row.priority > own).flat_map(|row| {
+            let priority = row.priority;
+            row.spares.values_mut().map(move |spare| (priority, spare))
+        });
+        let mut spares: Vec<_> = lower.filter(|(_, spare)| spare.bytes > 0).collect();
+        let enough = spares.iter().map(|(_, spare)| spare.bytes).sum::<u64>() >= bytes;
+        spares.sort_by_key(|(priority, spare)| (!spare.called_in, Reverse((*priority, spare.bytes))));
+        let called = enough && call(spares.into_iter().map(|(_, spare)| spare), bytes);
         drop(book);
         if called {
             self.called.send_replace(());
         }
     }
 
-    fn is_called_in(&self, model: &str) -> bool {
-        self.book.lock().rows.get(model).is_some_and(|row| row.called_in)
+    fn is_called_in(&self, (model, place): (&str, Place)) -> bool {
+        let book = self.book.lock();
+        book.rows.get(model).and_then(|row| row.spares.get(&place)).is_some_and(|spare| spare.called_in)
     }
 }
 
 /// Calls in of these until so many bytes will be free. True if one is that was not.
-fn call<'r>(rows: impl Iterator<Item = &'r mut Row>, bytes: u64) -> bool {
+fn call<'s>(spares: impl Iterator<Item = &'s mut Spare>, bytes: u64) -> bool {
     let (mut freed, mut called) = (0, false);
-    for row in rows {
+    for spare in spares {
         if freed >= bytes {
             break;
         }
-        called |= !std::mem::replace(&mut row.called_in, true);
-        freed += row.standing;
+        called |= !std::mem::replace(&mut spare.called_in, true);
+        freed += spare.bytes;
     }
     called
 }
@@ -282,7 +314,7 @@ impl Controller {
 
     /// Whether memory allows a worker that stands ready; `there`: it is one that runs already.
     pub(super) fn room_to_stand(&self, there: bool) -> Result<(), NoRoom> {
-        self.ledger.may_stand(&self.model.name, self.memory(), there, self.now())
+        self.ledger.may_stand(self.entry(), self.memory(), there, self.now())
     }
 
     /// There is no room for a standing worker: those of lower priorities make some, if they can.
@@ -298,8 +330,13 @@ impl Controller {
         self.ledger.leave(&self.model.name);
     }
 
+    /// Where the ledger has it.
+    fn entry(&self) -> (&str, Place) {
+        (&self.model.name, self.place)
+    }
+
     pub(super) fn note_standing(&self, stands: bool) {
-        self.ledger.stands(&self.model.name, stands, self.now());
+        self.ledger.stands(self.entry(), stands, self.now());
     }
 
     pub(super) fn note_serving(&self, pid: Option<i32>) {
@@ -312,7 +349,7 @@ impl Controller {
 
     /// Somebody needs memory: lets the standing worker go if it is meant.
     pub(super) fn on_call(&mut self) {
-        if self.stopping.is_none() && self.ledger.is_called_in(&self.model.name) {
+        if self.stopping.is_none() && self.ledger.is_called_in(self.entry()) {
             self.rest_standby();
         }
     }
@@ -325,145 +362,5 @@ impl Controller {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GIB: u64 = 1 << 30;
-
-    fn row(need: Option<u64>, has_shadows: bool) -> Row {
-        Row { told: need.map(|gib| gib * GIB), has_shadows, ..Row::default() }
-    }
-
-    /// Models of 2, 3 and 9 GiB, the last of which has no shadows, and one of which nothing is known.
-    fn ledger(limit: Option<u64>) -> MemoryLedger {
-        let rows = [
-            ("a", row(Some(2), true)),
-            ("b", row(Some(3), true)),
-            ("c", row(Some(9), false)),
-            ("d", row(None, true)),
-        ];
-        let rows = rows.into_iter().map(|(name, row)| (name.to_owned(), row)).collect();
-        let book = Mutex::new(Book { rows, ..Book::default() });
-        MemoryLedger { limit: limit.map(|gib| gib * GIB), book, called: watch::Sender::new(()) }
-    }
-
-    fn real(free: u64, total: u64) -> Memory {
-        Memory::Real { free: free * GIB, total: total * GIB }
-    }
-
-    fn at(seconds: u64) -> Moment {
-        Moment::after_origin(Duration::from_secs(seconds))
-    }
-
-    #[test]
-    fn after_a_standing_worker_the_largest_shadow_still_fits() {
-        let ledger = ledger(None);
-        assert_eq!(ledger.may_stand("a", real(5, 20), false, at(0)), Ok(()));
-        let kept = NoRoom::Kept { needed: 2 * GIB, kept: 3 * GIB, free: 4 * GIB };
-        assert_eq!(ledger.may_stand("a", real(4, 20), false, at(0)), Err(kept));
-        assert_eq!(ledger.may_stand("a", real(3, 20), true, at(0)), Ok(()), "it has its memory already");
-        ledger.serves("b", Some(7));
-        ledger.see(|pid| (pid == 7).then_some(6 * GIB));
-        let seen = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
-        assert_eq!(ledger.may_stand("a", real(7, 20), false, at(0)), Err(seen));
-        ledger.serves("b", None);
-        ledger.see(|_| None);
-        assert_eq!(ledger.need("b"), Some(6 * GIB), "what was seen is remembered");
-    }
-
-    #[test]
-    fn standing_workers_have_a_bound_together() {
-        let half = ledger(None);
-        half.stands("b", true, at(0));
-        let limit = NoRoom::Limit { needed: 2 * GIB, limit: 4 * GIB, taken: 3 * GIB };
-        assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Err(limit));
-        assert_eq!(half.may_stand("b", real(8, 8), false, at(0)), Ok(()), "its own is replaced");
-        half.stands("b", false, at(0));
-        assert_eq!(half.may_stand("a", real(8, 8), false, at(0)), Ok(()));
-        let set = ledger(Some(4));
-        set.stands("b", true, at(0));
-        assert!(set.may_stand("a", real(80, 80), false, at(0)).is_err());
-        assert!(set.may_stand("a", Memory::Emulated, false, at(0)).is_err());
-    }
-
-    #[test]
-    fn what_is_not_known_is_not_risked_on_a_real_gpu() {
-        let ledger = ledger(None);
-        assert_eq!(ledger.may_stand("d", real(80, 80), false, at(0)), Err(NoRoom::NeedUnknown));
-        assert_eq!(ledger.may_stand("a", Memory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
-        assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
-        ledger.warmed(at(10));
-        assert_eq!(
-            ledger.may_stand("a", real(80, 80), true, at(11)),
-            Ok(()),
-            "it would only have to be started again"
-        );
-        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(11)), Err(NoRoom::Lag));
-        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(12)), Ok(()));
-    }
-
-    #[test]
-    fn a_model_is_kept_room_for_until_its_last_controller_ends() {
-        let ledger = ledger(None);
-        let room = || ledger.may_stand("a", real(5, 20), false, at(0));
-        ledger.book.lock().rows.get_mut("b").unwrap().controllers = 2;
-        ledger.leave("b");
-        assert_eq!(ledger.need("b"), Some(3 * GIB));
-        assert_eq!(room(), Ok(()), "2 for it, and 3 for the largest shadow");
-        ledger.leave("b");
-        ledger.leave("b");
-        assert_eq!(ledger.need("b"), None);
-        assert_eq!(
-            ledger.may_stand("a", real(4, 20), false, at(0)),
-            Ok(()),
-            "its own shadow is the largest now"
-        );
-    }
-
-    #[test]
-    fn standing_workers_are_called_in_until_there_is_enough() {
-        let ledger = ledger(None);
-        assert!(!ledger.call_in("a", GIB), "nobody stands ready");
-        let mut calls = ledger.calls();
-        ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(model, true, at(0)));
-        let called = || ["a", "b", "c"].map(|model| ledger.is_called_in(model));
-        assert!(ledger.call_in("a", 2 * GIB) && calls.has_changed().unwrap());
-        assert_eq!(called(), [true, false, false], "its own goes first");
-        assert!(ledger.call_in("a", 3 * GIB));
-        assert_eq!(called(), [true, false, true], "and then the largest");
-        calls.mark_unchanged();
-        ledger.stands("c", false, at(0));
-        ledger.stands("c", true, at(0));
-        assert_eq!(called(), [true, false, false], "the next one was not meant");
-    }
-
-    #[test]
-    fn higher_priorities_stand_ready_first() {
-        let ledger = ledger(Some(5));
-        let priorities = [("a", 2), ("b", 3), ("c", 1), ("d", 1)];
-        for (model, priority) in priorities {
-            ledger.book.lock().rows.get_mut(model).unwrap().priority = priority;
-        }
-        ["a", "b"].into_iter().for_each(|model| ledger.stands(model, true, at(0)));
-        let asks = |model: &str| {
-            let no_room = ledger.may_stand(model, Memory::Emulated, false, at(0)).unwrap_err();
-            ledger.call_in_lower(model, &no_room);
-            ["a", "b"].map(|model| ledger.is_called_in(model))
-        };
-        assert_eq!(asks("c"), [false; 2], "9 GiB are more than the limit");
-        ledger.book.lock().rows.get_mut("d").unwrap().told = Some(2 * GIB);
-        let mut calls = ledger.calls();
-        assert_eq!(asks("d"), [false, true], "the lowest goes");
-        assert!(calls.has_changed().unwrap());
-        calls.mark_unchanged();
-        assert_eq!(asks("d"), [false, true], "its memory is awaited");
-        assert!(!calls.has_changed().unwrap());
-        ledger.stands("b", false, at(0));
-        assert_eq!(ledger.may_stand("d", Memory::Emulated, false, at(0)), Ok(()));
-        ledger.stands("d", true, at(0));
-        assert_eq!(asks("b"), [false; 2], "not for a lower one");
-        ledger.book.lock().rows.get_mut("b").unwrap().priority = 2;
-        assert_eq!(asks("b"), [false; 2], "nor for one of its own priority, which would do the same");
-        assert_eq!(ledger.may_stand("a", real(80, 80), false, at(1)), Err(NoRoom::Lag), "it is not read yet");
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;
