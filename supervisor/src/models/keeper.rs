@@ -301,8 +301,7 @@ impl Keeper {
             if row.change == Kind::Replaced {
                 self.settle(&row.name, &outcome);
             }
-            // What a policy decides from is the file, and it keeps the bounds by itself when it can.
-            if row.change == Kind::Changed && outcome.is_err() && self.config.controller.acts().is_none() {
+            if row.change == Kind::Changed && outcome.is_err() && !self.policy_moves(&row.name) {
                 self.keep_share(&row.name);
             }
             row.why = outcome.err();
@@ -316,12 +315,23 @@ impl Keeper {
         }
     }
 
+    /// Whether a policy brings this model's share within its bounds by itself, when it can: it decides from what the file
+    /// says, and leaves alone what people hold.
+    fn policy_moves(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name);
+        let held = entry.is_some_and(|entry| match &entry.state {
+            State::Loaded { now, .. } => now.standing.borrow().held,
+            State::Unloaded { .. } => false,
+        });
+        self.config.controller.acts().is_some() && !held
+    }
+
     /// The share of a model's configuration did not come into force: the one that is stays, so that another reload tries again.
     fn keep_share(&mut self, name: &str) {
         let Some(entry) = self.entry(name) else { return };
         let State::Loaded { now, .. } = &entry.state else { return };
         let mut model = (*entry.model).clone();
-        model.share.initial = now.standing.borrow().share;
+        model.share = model.share.with_initial(now.standing.borrow().share);
         entry.model = Arc::new(model);
     }
 }

@@ -9,6 +9,7 @@ use shadowslice_tests::cases::{Case, Tensor};
 use shadowslice_tests::client::Client;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 use tokio::task::JoinSet;
@@ -406,6 +407,50 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_and_whoever_holds
     }
     clients.end().await;
     server.stop().await.unwrap();
+}
+
+/// A reload whose hand-over fails, under this policy, is tried again by the next one, and is in no client's way meanwhile.
+async fn tried_again(policy: &str) -> Result<(), Error> {
+    let home = Home::new()?;
+    // Slow to load, so that there is time to kill what loads.
+    home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
+    let write = |home: &Home, most: u32| {
+        let share = format!("standby: off, share: {{initial: {most}%, max: {most}%}}");
+        let models = [quick("m", &share), quick("n", "standby: off, share: {initial: 20%}")]
+            .map(|model| format!("  - {model}\n"));
+        let rest = EMULATED.replace("policy: static", &format!("policy: {policy}"));
+        let rest = format!("{rest}model_control: explicit\ntimeouts: {{dwell: 50ms}}\n");
+        home.write("config.yaml", format!("{rest}models:\n{}", models.concat())).map(drop)
+    };
+    write(&home, 80)?;
+    let server = Server::ready(home).await?;
+    server.said(&["hold", "m"]).await?;
+    let before = server.model("m").await?.share_percent;
+    write(server.home(), 30)?;
+    let kill_shadow = async {
+        let shadow = |model: &Model| {
+            model.workers.iter().find(|worker| worker.role == "shadow").map(|worker| worker.pid)
+        };
+        let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await?;
+        let killed = shadow(&seen).and_then(Process::of);
+        assert!(killed.is_some_and(|shadow| shadow.signal(Signal::SIGKILL).is_ok()), "{seen:?}");
+        Ok::<_, Error>(())
+    };
+    let (output, killed) = tokio::join!(server.home().run(&["reload"]), kill_shadow);
+    killed?;
+    assert_eq!(output?.status.code(), Some(1), "the shadow was killed");
+    assert_eq!(server.model("m").await?.share_percent, before);
+    assert_eq!(server.client().load("n", None).await.map_err(|status| status.to_string()), Ok(()));
+    assert_eq!(server.reload().await?.changes(), [("m", "changed")], "{policy}");
+    assert_eq!(server.model("m").await?.share_percent, 30, "{policy}");
+    assert_eq!(server.reload().await?.changes(), []);
+    server.stop().await
+}
+
+#[tokio::test]
+async fn a_share_that_did_not_come_into_force_is_tried_again_by_the_next_reload() {
+    tried_again("static").await.unwrap();
+    tried_again("equal, interval: 1h").await.unwrap();
 }
 
 #[tokio::test]
