@@ -10,6 +10,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// host is over by then (1.3 s of back-off and seven starts), so it is the model or its configuration. It bounds the back-off, too: 640 ms.
 const MAX_DEATHS: u32 = 8;
 
+/// A worker that was ready to serve for so long and had nothing to do died neither of its start nor of its work.
+pub const STOOD: Duration = Duration::from_secs(10);
+
 /// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -43,6 +46,14 @@ impl Restarts {
         Verdict::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
     }
 
+    /// A worker that had nothing to do is about to be counted as dead, after it had been ready to serve for so long. If
+    /// that is long, what killed earlier ones is over: accidents far apart do not add up because nobody asks the model.
+    pub fn idled(&mut self, ready: Duration) {
+        if ready >= STOOD {
+            self.deaths = 0;
+        }
+    }
+
     /// Deaths in a row.
     pub fn deaths(&self) -> u32 {
         self.deaths
@@ -66,6 +77,20 @@ mod tests {
         }
         assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 8 });
         assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 9 });
+    }
+
+    #[test]
+    fn accidents_far_apart_do_not_add_up() {
+        let mut restarts = Restarts::new();
+        for _ in 0..MAX_DEATHS {
+            restarts.idled(STOOD);
+            assert_eq!(restarts.died(), Verdict::After(FIRST_BACKOFF));
+        }
+        for _ in 2..MAX_DEATHS {
+            restarts.idled(STOOD - Duration::from_millis(1));
+            restarts.died();
+        }
+        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: MAX_DEATHS });
     }
 
     #[test]

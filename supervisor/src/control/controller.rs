@@ -92,6 +92,8 @@ pub struct Controller {
     /// The share in force, and the one that a restart gets.
     pub(super) share: Percent,
     pub(super) incumbent: Incumbent,
+    /// Since when the one that serves does.
+    pub(super) serves_since: Moment,
     /// Whether the reference answers have been written.
     pub(super) proved: bool,
     pub(super) swap: Option<Swap>,
@@ -182,6 +184,7 @@ impl Controller {
             leaving: BTreeMap::new(),
             share,
             incumbent: Incumbent::Down { why: "not started".to_owned() },
+            serves_since: Moment::default(),
             proved: false,
             swap: None,
             standby: Standby::new(),

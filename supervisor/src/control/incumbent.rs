@@ -201,6 +201,7 @@ impl Controller {
             tracing::info!(model = self.model.name, share = %self.share, "model ready");
         }
         self.incumbent = Incumbent::Serving { worker };
+        self.serves_since = self.now();
     }
 
     pub(super) fn incumbent_exited(&mut self, worker: WorkerId, status: String) {
@@ -215,6 +216,10 @@ impl Controller {
         }
         if self.last_words.is_empty() {
             self.last_words = status;
+        }
+        let served = matches!(self.incumbent, Incumbent::Serving { .. });
+        if served && self.pipeline.is_idle(worker) {
+            self.restarts.idled(self.now().since(self.serves_since));
         }
         self.died();
     }

@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::handover::Start;
+use shadowslice_policy::restart::STOOD;
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
@@ -26,9 +27,6 @@ use crate::process::WorkerSaid;
 /// How long none is started after one failed, at first and at most. It doubles with each that fails.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// One that stood for so long did not fail by its start.
-const STOOD: Duration = Duration::from_secs(10);
 
 /// How long it is before memory is asked for again that was not there, and before a worker comes back that was
 /// called in.

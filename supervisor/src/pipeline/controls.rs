@@ -103,6 +103,11 @@ impl Pipeline {
         self.change(|state| state.condemn(worker, now));
     }
 
+    /// Whether `worker` has nothing to do, or had not when it went.
+    pub fn is_idle(&self, worker: WorkerId) -> bool {
+        self.state.lock().is_idle(worker)
+    }
+
     /// Begins to measure a hand-over's stall.
     pub fn begin_stall(&self) {
         self.state.lock().stall.begin(self.clock.now());

@@ -146,6 +146,7 @@ impl Pipeline {
             second_look: None,
             next_batch: 0,
             routed: None,
+            went_idle: None,
         };
         Ok(Self {
             name,

@@ -71,6 +71,8 @@ pub(crate) struct State {
     pub(crate) next_batch: u64,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
+    /// The worker that went last, if it had nothing to do then.
+    pub(crate) went_idle: Option<WorkerId>,
 }
 
 impl State {
@@ -329,9 +331,16 @@ impl State {
 
     /// A worker is gone, and its lane with it.
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
+        self.went_idle = self.is_idle(worker).then_some(worker);
         self.condemn(worker, now);
         self.lanes.retain(|lane| lane.worker != worker);
         self.reporter.report(LaneFact::Gone(worker));
+    }
+
+    /// Whether `worker` has nothing to do; of one that is gone, whether it had not, as far as that is known still.
+    pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.worker == worker);
+        lane.map_or(self.went_idle == Some(worker), |lane| lane.in_flight.is_empty())
     }
 
     /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what

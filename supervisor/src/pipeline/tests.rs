@@ -399,6 +399,25 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
 }
 
 #[tokio::test]
+async fn whether_a_worker_went_with_nothing_to_do_is_known_when_it_has_gone() {
+    let mut stage = Stage::new();
+    let (idle, busy) = (stage.enter(1), stage.enter(2));
+    let request = stage.ask();
+    let _unanswered = busy.batch().await;
+    let known = |stage: &Stage| [1, 2].map(|worker| stage.pipeline.is_idle(WorkerId(worker)));
+    assert_eq!(known(&stage), [true, false]);
+    stage.pipeline.requeue(WorkerId(2));
+    assert_eq!(known(&stage), [true, false], "it executes still");
+    drop(idle);
+    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    assert_eq!(known(&stage), [true, false]);
+    drop(busy);
+    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(2)));
+    assert_eq!(known(&stage), [false; 2]);
+    request.abort();
+}
+
+#[tokio::test]
 async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused() {
     let stage = Stage::new();
     let worker = stage.enter(1);

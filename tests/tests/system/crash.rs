@@ -45,6 +45,26 @@ async fn clients_do_not_see_incumbents_killed() {
 }
 
 #[tokio::test]
+async fn accidents_far_apart_do_not_make_a_model_unready_that_nobody_asks() {
+    let server = one_echo(5.0, SERVE_LATE).await.unwrap();
+    let mut pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    // One more in a row would be the last.
+    for _ in 0..7 {
+        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        pid = replaced(&server, pid).await.unwrap();
+    }
+    let next = server.model("echo").await.unwrap();
+    assert_eq!(incumbent(&next).unwrap().more["restarts"], 7);
+    // As long as a worker must be ready so that its death is held against nobody.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    replaced(&server, pid).await.unwrap();
+    let next = server.model("echo").await.unwrap();
+    assert_eq!(incumbent(&next).unwrap().more["restarts"], 1);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_model_whose_next_worker_starts_is_restarting() {
     let home = home(&[echo("echo", &format!("profile: profile.yaml, {SERVE_LATE}"))]).unwrap();
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
