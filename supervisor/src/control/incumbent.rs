@@ -191,14 +191,17 @@ impl Controller {
 
     /// From now on `worker`, whose lane is attached, is the incumbent and serves.
     pub(super) fn serve_with(&mut self, worker: WorkerId) {
+        // In a hand-over that has no incumbent any more it is in force in a moment.
+        let mut share = self.share;
         if let Some(process) = self.workers.get_mut(&worker) {
             process.serve();
+            share = process.share;
         }
         self.note_serving(self.pid(worker));
         self.pipeline.route(Some(worker));
         self.pipeline.open();
         if !matches!(self.incumbent, Incumbent::Serving { .. }) {
-            tracing::info!(model = self.model.name, share = %self.share, "model ready");
+            tracing::info!(model = self.model.name, %share, "model ready");
         }
         self.incumbent = Incumbent::Serving { worker };
         self.serves_since = self.now();

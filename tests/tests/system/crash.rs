@@ -100,6 +100,34 @@ async fn clients_do_not_see_a_shadow_killed() {
 }
 
 #[tokio::test]
+async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says_its_share() {
+    let home = home(&[echo("echo", &format!("profile: profile.yaml, {SERVE_LATE}"))]).unwrap();
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let kill = async {
+        let mut killed = 0;
+        // The first one, and the one that is started in its place, which then has to begin later than the shadow.
+        for _ in 0..2 {
+            let dies = |model: &Model| {
+                shadow(model).is_some() && incumbent(model).is_some_and(|worker| worker.pid != killed)
+            };
+            let model = server.wait_status("echo", "a shadow, and another incumbent", dies).await.unwrap();
+            killed = incumbent(&model).unwrap().pid;
+            Process::of(killed).unwrap().signal(Signal::SIGKILL).unwrap();
+        }
+    };
+    let (resized, ()) = tokio::join!(server.resize("echo", 20), kill);
+    assert_eq!(resized.unwrap().to_sms, 26);
+    let log = server.log();
+    let ready: Vec<_> = log.lines().filter(|line| line.contains("model ready")).collect();
+    assert!(
+        matches!(ready[..], [first, then] if first.contains("share=50%") && then.contains("share=20%")),
+        "{log}"
+    );
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn clients_do_not_see_an_incumbent_hang() {
     let server = one_echo(5.0, SERVE_LATE).await.unwrap();
     let loading = load(&server, "echo", 50.0, Duration::from_secs(6));
