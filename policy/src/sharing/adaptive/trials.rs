@@ -204,8 +204,14 @@ impl Trials {
                 if quiet == INTERVALS || gives_way {
                     self.forget(done.priority);
                 }
-                let known = self.is_known(done);
-                tried.unwrap_or(if known { State::Helps { done, quiet, suffered } } else { State::nobody() })
+                tried.unwrap_or_else(|| {
+                    if self.is_known(done) {
+                        return State::Helps { done, quiet, suffered };
+                    }
+                    // What earlier steps were worth is as old.
+                    self.forget(done.priority);
+                    State::nobody()
+                })
             }
         };
     }

@@ -134,6 +134,26 @@ mod tests {
     }
 
     #[test]
+    fn all_steps_begin_anew_when_the_load_is_another() {
+        let mut yielding = Yielding::new();
+        let (before, other) = (first(10.0), Class { load: 0.3, ..first(10.0) });
+        // The first step is found out for the second time, and so for four minutes; the second one for two.
+        observe(&mut yielding, before, 8);
+        observe(&mut yielding, first(1.0), 8 + 240);
+        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(1.0) }, 240), 132);
+        assert_eq!(left(&mut yielding, other, 8), 86);
+        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(6.5) }, 8 + 27), 56);
+        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(5.0) }, 8), 56);
+        let third = Class { load: 0.6, ..first(1.0) };
+        let mut waited = 0;
+        while left(&mut yielding, third, 1) != 132 {
+            waited += 1;
+            assert!(waited < 1_000);
+        }
+        assert_eq!(left(&mut yielding, Class { load: 0.6, ..first(10.0) }, 8), 86, "{waited}");
+    }
+
+    #[test]
     fn more_room_and_room_for_who_asks_for_much_must_not_cost_more_than_it_brings() {
         let all = |missed: f64, all_missed: f64| Class { all_missed, ..first(missed) };
         let second_step = |all_missed: f64| {
