@@ -6,11 +6,11 @@ use super::super::{Facts, Seen, Terms};
 use super::model::Model;
 use super::trials::Class;
 
-/// A priority asks for little that takes less than this part of the GPU, with those above it: lower ones make some room for it at any cost.
+/// A priority asks for little that takes less than this part of the GPU, with those above it.
 const LITTLE: f64 = 0.5;
 
 /// Who executes for more than this part of the time is in others' way.
-const BUSY: f64 = 0.1;
+const BUSY: f64 = 0.5;
 
 /// The models of a GPU with so many SMs, and what was seen of all.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +43,8 @@ impl<'a> There<'a> {
         (models().all(Model::is_profiled) && undisturbed > 0.0).then(|| seen / undisturbed)
     }
 
-    /// Each priority with those above it, the highest first. Lower ones can help it if they execute for some of the time.
+    /// Each priority with those above it, the highest first. Lower ones can help it if it asks for little and they execute for much of the time.
     pub(super) fn with_those_above(&self) -> Vec<Class> {
-        let all = self.class(0, |_| true);
         let class = |priority: u32| {
             let mut class = self.class(priority, |model| {
                 // Who is asked for more than the whole GPU could answer misses SLOs whoever makes room.
@@ -54,9 +53,8 @@ impl<'a> There<'a> {
             let members = self.here.iter().filter(|&&model| self.terms[model].priority <= priority);
             class.load = self.load(members);
             let mut lower = self.here.iter().filter(|&&model| self.terms[model].priority > priority);
-            class.can_be_helped = lower.any(|&model| self.facts.models[model].seen.busy > BUSY);
-            class.at_any_cost = class.load < LITTLE;
-            (class.all_arrived, class.all_missed) = (all.arrived, all.missed);
+            class.can_be_helped =
+                class.load < LITTLE && lower.any(|&model| self.facts.models[model].seen.busy > BUSY);
             class
         };
         self.priorities().into_iter().map(class).collect()
@@ -74,8 +72,7 @@ impl<'a> There<'a> {
                 demand.is_steady() && !demand.is_bursty()
             };
             let several = asked().filter(|&&model| !self.is_hopeless(model)).count() > 1;
-            let can_be_helped = several && asked().all(stays);
-            Class { load: self.load(members()), can_be_helped, at_any_cost: true, ..class }
+            Class { load: self.load(members()), can_be_helped: several && asked().all(stays), ..class }
         };
         self.priorities().into_iter().map(class).collect()
     }
@@ -158,13 +155,9 @@ mod tests {
         assert_eq!(classes.iter().map(|class| class.arrived).collect::<Vec<_>>(), [100.0, 150.0, 170.0]);
         assert_eq!(classes.iter().map(|class| class.missed).collect::<Vec<_>>(), [10.0, 15.0, 17.0]);
         assert!((classes[1].allowed - 1.5).abs() < 1e-9 && classes.is_sorted_by(|a, b| a.load < b.load));
-        assert!(classes.iter().all(|class| (class.all_arrived, class.all_missed) == (170.0, 17.0)));
-        let helped = |classes: &[Class]| classes.iter().map(|class| class.can_be_helped).collect::<Vec<_>>();
-        assert_eq!(helped(&classes), [true, true, false]);
-        assert_eq!(helped(&look(&[came(100, 0.2), came(50, 0.6), came(1, 0.05)])), [true, false, false]);
+        assert_eq!(classes.iter().map(|class| class.can_be_helped).collect::<Vec<_>>(), [true, false, false]);
         let busy = look(&[came(500, 0.9), came(50, 0.6), came(20, 0.4)]);
-        assert!(busy[0].load > LITTLE, "it asks for much");
-        assert_eq!([&classes, &busy].map(|classes| classes[0].at_any_cost), [true, false]);
+        assert!(busy[0].load > LITTLE && !busy[0].can_be_helped, "it asks for much");
         let beyond = look(&[came(5_000, 1.0), came(50, 0.6), came(20, 0.4)]);
         assert_eq!(beyond[0].arrived, 0.0, "no GPU would carry that");
     }

@@ -322,7 +322,7 @@ impl Adaptive {
         }
         let to = standing.unwrap_or(level);
         self.models[model].press();
-        let mut shares = facts.shares();
+        let mut shares = facts.least_shares();
         if standing.is_some() {
             shares[model] = to;
         }

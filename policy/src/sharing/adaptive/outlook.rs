@@ -97,25 +97,46 @@ impl<'a> Outlook<'a> {
     }
 }
 
-/// The part of everybody's demand that there is room for beside what higher ones need, the same within a priority. The first is
-/// let in whole: what it cannot carry is too late by itself.
+/// The part of everybody's demand that there is room for beside what higher ones need, the same within a priority but for floods. The
+/// first is let in whole: what it cannot carry is too late by itself.
 fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) -> Vec<f64> {
     let first = here.iter().map(|&model| terms[model].priority).min();
     if here.iter().all(|&model| Some(terms[model].priority) == first) {
         return vec![1.0; here.len()];
     }
-    let mut classes: BTreeMap<u32, Needs> = BTreeMap::new();
-    for &model in here {
-        let (class, needs) =
-            (classes.entry(terms[model].priority).or_default(), models[model].needs(&terms[model]));
-        class.asked += needs.asked;
-        class.executed += needs.executed;
+    let mut classes: BTreeMap<u32, Vec<(usize, Needs)>> = BTreeMap::new();
+    for (place, &model) in here.iter().enumerate() {
+        classes.entry(terms[model].priority).or_default().push((place, models[model].needs(&terms[model])));
     }
-    let mut parts: BTreeMap<u32, f64> = BTreeMap::new();
-    for (&priority, needs) in &classes {
-        let part = if Some(priority) == first || needs.asked <= room { 1.0 } else { room / needs.asked };
-        parts.insert(priority, part);
-        room = (room - needs.executed).max(0.0);
+    let mut admits = vec![1.0; here.len()];
+    for (priority, class) in classes {
+        if Some(priority) != first {
+            parts_that_fit(&class, room).into_iter().for_each(|(place, part)| admits[place] = part);
+        }
+        room = (room - class.iter().map(|(_, needs)| needs.executed).sum::<f64>()).max(0.0);
     }
-    here.iter().map(|&model| parts[&terms[model].priority]).collect()
+    admits
+}
+
+/// The part of each of these demands that there is room for: the same for all, but for those of which the whole GPU would not even execute
+/// that. They take no room for the rest, so others are let in as if it did not come, and they as if it did.
+fn parts_that_fit(class: &[(usize, Needs)], mut room: f64) -> Vec<(usize, f64)> {
+    let mut asked: f64 = class.iter().map(|(_, needs)| needs.asked).sum();
+    let part = |room: f64, asked: f64| if asked <= room { 1.0 } else { room / asked };
+    let flooded = part(room, asked);
+    let mut floods = class.to_vec();
+    floods.sort_by(|(_, one), (_, other)| {
+        (one.executed * other.asked).total_cmp(&(other.executed * one.asked))
+    });
+    let mut parts = Vec::with_capacity(class.len());
+    for (place, needs) in floods {
+        let even = part(room, asked);
+        if even * needs.asked > needs.executed {
+            (room, asked) = ((room - needs.executed).max(0.0), asked - needs.asked);
+            parts.push((place, flooded));
+        } else {
+            parts.push((place, even));
+        }
+    }
+    parts
 }

@@ -17,7 +17,7 @@ use super::model::Model;
 use super::trials::{Class, Rules, Trials};
 
 /// A priority must suffer for so long, and miss less than this part of what it missed before.
-const RULES: Rules = Rules { after: 2.0, better: 0.85, steps: 1 };
+const RULES: Rules = Rules { after: 2.0, better: 0.85 };
 
 /// Nobody has less than this part of the GPU: who is seldom asked is to answer fast.
 const LEAST: f64 = 0.4;
@@ -169,16 +169,7 @@ mod tests {
         /// So many intervals in which so many of a hundred requests missed their SLOs, of which five may, and who has caps then.
         fn after(&mut self, missed: f64, intervals: u32) -> Vec<Option<u32>> {
             let (arrived, allowed) = (100.0, 5.0);
-            let class = Class {
-                priority: 1,
-                load: 0.6,
-                arrived,
-                missed,
-                allowed,
-                can_be_helped: true,
-                at_any_cost: true,
-                ..Class::default()
-            };
+            let class = Class { priority: 1, load: 0.6, arrived, missed, allowed, can_be_helped: true };
             let here: Vec<usize> = (0..self.terms.len()).collect();
             for _ in 0..intervals {
                 self.proportion.observe(&[class], SPAN_S, true);

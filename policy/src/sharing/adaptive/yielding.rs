@@ -2,17 +2,16 @@
 //!
 //! A generous cap takes nothing from who executes at the same time, as long as the GPU divides itself. Where kernels take turns
 //! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
-//! higher priority goes on missing its SLO, lower ones leave some SMs to it; that stays if it helps. Nor does a GPU that divides itself
-//! give the higher one more than its proportion, so if it still misses more than may, they leave it more, as long as all together miss no more.
+//! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
 
 use shadowslice_shared::units::Sms;
 
 use super::trials::{Class, Rules, Trials};
 
 /// It must suffer for so long, and miss less than this part of what it missed before.
-const RULES: Rules = Rules { after: 8.0, better: 0.7, steps: 3 };
+const RULES: Rules = Rules { after: 8.0, better: 0.7 };
 
-/// What part of what they had those may have who make room, with each step.
+/// What part of the GPU those have who make room.
 const LEFT: f64 = 0.65;
 
 /// Decides who makes room on one GPU.
@@ -29,7 +28,7 @@ impl Yielding {
         if !self.asks(priority) {
             return gpu;
         }
-        let steps = f64::from(gpu.0) * LEFT.powi(self.0.steps() as i32) / f64::from(Sms::STEP);
+        let steps = f64::from(gpu.0) * LEFT / f64::from(Sms::STEP);
         Sms((steps.round() as u32).max(1) * Sms::STEP)
     }
 
@@ -58,17 +57,7 @@ mod tests {
 
     /// A hundred requests of the first priority, of which so many miss and five may, beside one that executes all the time.
     fn first(missed: f64) -> Class {
-        Class {
-            priority: 1,
-            load: 0.1,
-            arrived: 100.0,
-            missed,
-            allowed: 5.0,
-            can_be_helped: true,
-            at_any_cost: true,
-            all_arrived: 200.0,
-            all_missed: missed,
-        }
+        Class { priority: 1, load: 0.1, arrived: 100.0, missed, allowed: 5.0, can_be_helped: true }
     }
 
     /// Whether the third priority makes room after so many such intervals.
@@ -102,75 +91,6 @@ mod tests {
         observe(&mut yielding, first(10.0), 8);
         assert!(observe(&mut yielding, first(1.0), 8 + 239 + 7_200));
         assert!(!observe(&mut yielding, first(1.0), 1), "an hour later it is looked at again");
-    }
-
-    /// What the second priority may have after so many such intervals.
-    fn left(yielding: &mut Yielding, class: Class, intervals: u32) -> u32 {
-        observe(yielding, class, intervals);
-        yielding.most(2, Sms(132)).0
-    }
-
-    #[test]
-    fn who_still_suffers_is_made_more_room_for_as_long_as_that_helps() {
-        let mut yielding = Yielding::new();
-        assert_eq!(left(&mut yielding, first(10.0), 8), 86);
-        assert_eq!([8 + 26, 1].map(|intervals| left(&mut yielding, first(6.5), intervals)), [86, 56]);
-        assert_eq!([8 + 80, 1].map(|intervals| left(&mut yielding, first(5.5), intervals)), [56, 36]);
-        assert_eq!(
-            [7, 1].map(|intervals| left(&mut yielding, first(5.1), intervals)),
-            [36, 56],
-            "a tenth is too little"
-        );
-        assert_eq!(left(&mut yielding, first(5.1), 5_000), 56, "nor is it tried again while nothing changes");
-        let fine = Class { load: 0.3, ..first(1.0) };
-        assert_eq!(left(&mut yielding, fine, 5_000), 132, "another load is looked at anew");
-        let mut yielding = Yielding::new();
-        for (missed, sms) in [(10.0, 86), (6.5, 56), (5.8, 36)] {
-            let suffers = (8.0 / (missed / 5.0 - 1.0_f64).min(1.0)).ceil() as u32;
-            assert_eq!(left(&mut yielding, first(missed), suffers), sms);
-            left(&mut yielding, first(missed * 0.6), 8);
-        }
-        assert_eq!(left(&mut yielding, first(10.0), 5_000), 36, "there are no more steps");
-    }
-
-    #[test]
-    fn all_steps_begin_anew_when_the_load_is_another() {
-        let mut yielding = Yielding::new();
-        let (before, other) = (first(10.0), Class { load: 0.3, ..first(10.0) });
-        // The first step is found out for the second time, and so for four minutes; the second one for two.
-        observe(&mut yielding, before, 8);
-        observe(&mut yielding, first(1.0), 8 + 240);
-        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(1.0) }, 240), 132);
-        assert_eq!(left(&mut yielding, other, 8), 86);
-        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(6.5) }, 8 + 27), 56);
-        assert_eq!(left(&mut yielding, Class { load: 0.3, ..first(5.0) }, 8), 56);
-        let third = Class { load: 0.6, ..first(1.0) };
-        let mut waited = 0;
-        while left(&mut yielding, third, 1) != 132 {
-            waited += 1;
-            assert!(waited < 1_000);
-        }
-        assert_eq!(left(&mut yielding, Class { load: 0.6, ..first(10.0) }, 8), 86, "{waited}");
-    }
-
-    #[test]
-    fn more_room_and_room_for_who_asks_for_much_must_not_cost_more_than_it_brings() {
-        let all = |missed: f64, all_missed: f64| Class { all_missed, ..first(missed) };
-        let second_step = |all_missed: f64| {
-            let mut yielding = Yielding::new();
-            left(&mut yielding, first(10.0), 8);
-            left(&mut yielding, all(6.5, 12.0), 8 + 27);
-            left(&mut yielding, all(5.2, all_missed), 8)
-        };
-        assert_eq!([12.0, 12.1].map(second_step), [56, 86]);
-        let first_step = |at_any_cost: bool, missed: f64, all_missed: f64| {
-            let mut yielding = Yielding::new();
-            left(&mut yielding, Class { at_any_cost, ..all(10.0, 12.0) }, 8);
-            left(&mut yielding, Class { at_any_cost, ..all(missed, all_missed) }, 8)
-        };
-        assert_eq!([first_step(true, 6.9, 20.0), first_step(true, 7.1, 10.0)], [86, 132]);
-        assert_eq!([first_step(false, 8.9, 12.0), first_step(false, 8.9, 12.1)], [86, 132]);
-        assert_eq!(first_step(false, 9.1, 10.0), 132);
     }
 
     #[test]

@@ -15,3 +15,32 @@ fn batches_suit_the_least_that_a_model_may_have_before_the_next_decision() {
     assert_eq!(largest(66, Some(14)), largest(14, None), "it may come at any moment");
     assert_eq!(largest(14, Some(66)), largest(14, None), "it has not come yet");
 }
+
+#[test]
+fn they_suit_it_between_two_decisions_too() {
+    let terms = models(&[1, 1]);
+    let mut facts = facts(&[2_000, 50], &[Sms(10), Sms(66)]);
+    facts.models[0].standing = Some(GPU);
+    facts.models[1].coming = Some(Sms(14));
+    facts.models.iter_mut().for_each(|live| live.seen.executed.clear());
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+    let decided = policy.decide(&facts).doors[1].max_batch;
+    let relief = policy.pressure(0, facts.now, &facts).unwrap();
+    assert!(relief.doors[1].max_batch <= decided, "{relief:?}");
+    assert!(relief.doors[0].max_batch > decided, "and what comes at once has come");
+}
+
+#[test]
+fn a_flood_is_kept_out_and_its_peers_are_not() {
+    let admits = |priorities: &[u32], arrived: &[u64]| {
+        let facts = facts(arrived, &vec![GPU; arrived.len()]);
+        let doors = Policy::new(Kind::Adaptive, &[GPU], &models(priorities)).decide(&facts).doors;
+        doors.iter().map(|door| door.admit).collect::<Vec<_>>()
+    };
+    let flooded = admits(&[1, 2, 2, 3], &[20, 20_000, 20, 20]);
+    assert!(flooded[1] < 0.1, "{flooded:?}");
+    assert_eq!([flooded[0], flooded[2], flooded[3]], [1.0; 3]);
+    let crowded = admits(&[1, 2, 2, 3], &[300, 400, 400, 20]);
+    assert!(crowded[1] < 1.0 && crowded[1] == crowded[2], "all alike where nobody is one: {crowded:?}");
+    assert!(crowded[1] > 0.3 && crowded[3] == 0.0, "{crowded:?}");
+}
