@@ -124,12 +124,12 @@ fn parts_that_fit(class: &[(usize, Needs)], mut room: f64) -> Vec<(usize, f64)> 
     let mut asked: f64 = class.iter().map(|(_, needs)| needs.asked).sum();
     let part = |room: f64, asked: f64| if asked <= room { 1.0 } else { room / asked };
     let flooded = part(room, asked);
-    let mut floods = class.to_vec();
-    floods.sort_by(|(_, one), (_, other)| {
+    let mut by_limit = class.to_vec();
+    by_limit.sort_by(|(_, one), (_, other)| {
         (one.executed * other.asked).total_cmp(&(other.executed * one.asked))
     });
     let mut parts = Vec::with_capacity(class.len());
-    for (place, needs) in floods {
+    for (place, needs) in by_limit {
         let even = part(room, asked);
         if even * needs.asked > needs.executed {
             (room, asked) = ((room - needs.executed).max(0.0), asked - needs.asked);
