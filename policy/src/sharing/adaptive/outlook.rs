@@ -140,3 +140,26 @@ fn parts_that_fit(class: &[(usize, Needs)], mut room: f64) -> Vec<(usize, f64)> 
     }
     parts
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts of these demands, each by all that is asked for and what of it is executed, that this room is for.
+    fn parts(demands: &[(f64, f64)], room: f64) -> Vec<f64> {
+        let needs = demands.iter().map(|&(asked, executed)| Needs { asked, executed });
+        let mut parts = parts_that_fit(&needs.enumerate().collect::<Vec<_>>(), room);
+        parts.sort_by_key(|&(place, _)| place);
+        parts.into_iter().map(|(_, part)| part).collect()
+    }
+
+    #[test]
+    fn what_a_flood_executes_takes_room_and_what_it_asks_for_does_not() {
+        assert_eq!(parts(&[(20.0, 20.0), (20.0, 20.0)], 50.0), [1.0; 2]);
+        assert_eq!(parts(&[(20.0, 20.0), (60.0, 60.0)], 40.0), [0.5; 2]);
+        assert_eq!(parts(&[(20.0, 20.0), (140.0, 10.0)], 20.0), [0.5, 0.125], "ten are left for the first");
+        assert_eq!(parts(&[(150.0, 5.0), (10.0, 10.0), (240.0, 5.0)], 20.0), [0.05, 1.0, 0.05], "all as one");
+        assert_eq!(parts(&[(20.0, 20.0), (100.0, 30.0)], 20.0), [20.0 / 120.0; 2], "less than it executes");
+        assert_eq!(parts(&[(0.0, 0.0), (10.0, 10.0)], 0.0), [0.0; 2], "no room is none");
+    }
+}
