@@ -143,7 +143,7 @@ const ERRS_ONCE_IN_S: f64 = 604_800.0;
 const LEAST_SURE: f64 = 18.0;
 
 impl Watch {
-    /// Nothing is too much.
+    /// Nothing is too much, and little is expected.
     pub const OFF: Self =
         Self { expected: 0.0, higher: [Rates::NONE; HIGHER.len()], sure: f64::INFINITY, short: SHORT as f64 };
 
@@ -153,12 +153,16 @@ impl Watch {
     pub fn new(expected: f64, too_many: f64, dispersion: f64) -> Self {
         let expected = expected.max(FEWEST * too_many);
         if too_many <= expected {
-            return Self::OFF;
+            return Self::of_slack(expected);
         }
         let rates = |times| Rates::new(expected, times * too_many, dispersion.max(MOST_EVEN));
         let sure = (expected * ERRS_ONCE_IN_S).ln().max(LEAST_SURE);
-        let short = (expected * MOMENT_S).max(f64::from(SHORT));
-        Self { expected, higher: HIGHER.map(rates), sure, short }
+        Self { higher: HIGHER.map(rates), sure, ..Self::of_slack(expected) }
+    }
+
+    /// Only slack is watched, as nobody can say how many would be too many, of so many requests a second that are expected.
+    pub fn of_slack(expected: f64) -> Self {
+        Self { expected, short: (expected * MOMENT_S).max(f64::from(SHORT)), ..Self::OFF }
     }
 }
 
@@ -265,8 +269,8 @@ mod tests {
     #[test]
     fn where_many_come_a_moment_without_slack_is_no_alarm() {
         // How many in a row, as many as are expected, all of which should be answered too late.
-        let alarmed_after = |per_s: u32| {
-            let watch = Watch::new(per_s.into(), 2.0 * f64::from(per_s), 1.0);
+        let alarmed_after = |per_s: u32, times: f64| {
+            let watch = Watch::new(per_s.into(), times * f64::from(per_s), 1.0);
             let mut pressure = Pressure::default();
             let mut note = |n: u32| {
                 let now = ms(1_000) + Duration::from_secs(n.into()) / per_s;
@@ -275,8 +279,9 @@ mod tests {
             (1..10_000).find_map(|n| note(n).map(|alarm| (alarm.sign, n)))
         };
         let after = |requests: u32| Some((Sign::SlackRunsOut, requests));
-        assert_eq!([100, 320].map(alarmed_after), [after(32); 2]);
-        assert_eq!(alarmed_after(2_000), after(200), "those of a tenth of a second");
+        assert_eq!([100, 320].map(|per_s| alarmed_after(per_s, 2.0)), [after(32); 2]);
+        assert_eq!(alarmed_after(2_000, 2.0), after(200), "those of a tenth of a second");
+        assert_eq!(alarmed_after(2_000, 0.5), after(200), "though arrivals are not watched");
     }
 
     #[test]

@@ -120,15 +120,18 @@ impl Policy {
         self
     }
 
-    /// Goes on from what an earlier policy has learnt of the models that are the same here, of which each has that place there. Baselines'
-    /// own rules begin anew.
+    /// Goes on from what an earlier policy has learnt of the models that are the same here, on as large a GPU, of which each has that place
+    /// there. Baselines' own rules begin anew.
     ///
     /// # Panics
     ///
     /// If the earlier one is for fewer GPUs.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
-        let is_same = |terms: &Terms, place: &usize| earlier.terms.get(*place) == Some(terms);
+        let is_same = |terms: &Terms, place: &usize| {
+            let as_large = earlier.gpus.get(terms.gpu) == self.gpus.get(terms.gpu);
+            as_large && earlier.terms.get(*place) == Some(terms)
+        };
         let same: Vec<Option<usize>> = self
             .terms
             .iter()
@@ -255,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_learnt_on_another_gpu_is_not() {
+        let on = |gpu: Sms| Policy::new(Kind::Adaptive, &[gpu], &[model("a")]);
+        let mut earlier = on(GPU);
+        for interval in 1..=20 {
+            let _not_carried_out = earlier.decide(&facts(&[50], interval));
+        }
+        let first_doors = |gpu: Sms| on(gpu).remembering(&earlier, &[Some(0)]).first_doors(&[gpu]);
+        assert_ne!(first_doors(GPU), on(GPU).first_doors(&[GPU]));
+        assert_eq!(first_doors(Sms(60)), on(Sms(60)).first_doors(&[Sms(60)]));
+    }
+
+    #[test]
     fn what_was_found_out_about_a_gpu_is_remembered_while_its_models_stay() {
         let [a, b, c] = ["a", "b", "c"].map(|name| terms(name, 50));
         let mut earlier = Policy::new(Kind::Adaptive, &[GPU], &[a.clone(), b.clone(), c.clone()]);
@@ -275,6 +290,10 @@ mod tests {
         );
         assert_eq!(levels(&[a.clone(), b.clone(), c], &[first, second, None]), [GPU; 3]);
         assert_eq!(levels(&[a, b], &[first, second]), [GPU; 2]);
+        for interval in 21..=260 {
+            let _not_carried_out = earlier.decide(&facts(&[40; 3], interval));
+        }
+        assert_eq!(earlier.initial(), [GPU; 3], "nor are they kept for ever where no share comes to be so");
     }
 
     #[test]

@@ -37,8 +37,9 @@ impl Gpu {
         if span_s <= 0.0 {
             return;
         }
+        self.regime.age(span_s);
         if settled {
-            self.regime.observe(there.each(), there.load(there.here), there.slowed(), span_s);
+            self.regime.observe(there.each(), there.load(there.here), there.slowed());
         }
         self.yielding.observe(&there.with_those_above(), span_s, settled);
         self.proportion.observe(&there.alone(), span_s, settled);

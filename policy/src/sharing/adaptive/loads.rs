@@ -39,6 +39,28 @@ impl Loads {
     }
 }
 
+/// For how long loads have stayed about the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Steady {
+    under: Loads,
+    seconds: f64,
+}
+
+impl Steady {
+    /// Learns the loads after an interval of so many seconds.
+    pub(super) fn observe(&mut self, loads: &Loads, seconds: f64) {
+        if loads.is_like(&self.under) {
+            self.seconds += seconds;
+        } else {
+            *self = Self { under: loads.clone(), seconds: 0.0 };
+        }
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
+        self.seconds
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -131,6 +131,11 @@ impl Model {
         self.pressed.is_some_and(|pressed| pressed.keeps(rate, now))
     }
 
+    /// All that it may have of its GPU.
+    pub(super) fn most(&self, terms: &Terms) -> Sms {
+        terms.max.min(Sms(self.gpu as u32))
+    }
+
     /// The smallest share that carries so many requests a second, or the largest that is of use; nothing while
     /// nothing is known.
     pub(super) fn share_for(&self, rate: f64) -> Option<Sms> {

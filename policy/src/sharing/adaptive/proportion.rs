@@ -183,7 +183,7 @@ mod tests {
     fn who_needs_less_leaves_sms_to_who_needs_more_while_they_miss() {
         // A row of sixteen takes 70 ms·SM and a bit: 900 a second need most of the 66 SMs that are of use, 200 a third of that.
         let mut there = There::new(known(3), &[450, 100, 5]);
-        assert_eq!(there.after(0.0, 100), [None; 3]);
+        assert_eq!(there.after(0.0, 9), [None; 3]);
         assert_eq!(there.after(10.0, 1), [None; 3], "once is nothing");
         let caps = there.after(10.0, 1);
         assert_eq!((caps[0], caps[2]), (None, Some(54)), "two fifths of the GPU are left to everybody");
@@ -213,7 +213,8 @@ mod tests {
             (0..8).for_each(|_| there.come(&other));
             assert_eq!(there.after(4.0, 1), [None; 2], "{other:?}");
             assert_eq!(there.after(10.0, 480), [None; 2]);
-            assert_ne!(there.after(10.0, 1), [None; 2], "four minutes later, {other:?}");
+            let again = (1..20).find(|_| there.after(10.0, 1) != [None; 2]);
+            assert_eq!(again, Some(9), "four minutes later, {other:?}");
         }
     }
 

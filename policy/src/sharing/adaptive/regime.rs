@@ -95,7 +95,17 @@ impl Regime {
         if self.fitting_s.is_some() { Caps::Fitting } else { Caps::Generous }
     }
 
-    /// Learns from an interval of so many seconds in which nobody's share changed: what was seen of each model, and whether the whole GPU would
+    /// So many seconds are over, whether or not all have the shares that they should. Caps that fit may be over then.
+    pub(super) fn age(&mut self, seconds: f64) {
+        let Some(left_s) = &mut self.fitting_s else { return };
+        *left_s -= seconds;
+        if *left_s <= 0.0 {
+            (self.fitting_s, self.doubts) = (None, 0);
+            (self.this_way, self.other_way) = (Record::default(), self.this_way);
+        }
+    }
+
+    /// Learns from an interval in which nobody's share changed: what was seen of each model, and whether the whole GPU would
     /// carry it. `load` is the part of the GPU that all demand takes at least, `slowed` how many times as long batches take as they should
     /// beside such neighbours, where that is known.
     pub(super) fn observe<'s>(
@@ -103,16 +113,7 @@ impl Regime {
         models: impl Iterator<Item = (&'s Seen, bool)>,
         load: f64,
         slowed: Option<f64>,
-        span_s: f64,
     ) {
-        if let Some(left_s) = &mut self.fitting_s {
-            *left_s -= span_s;
-            if *left_s <= 0.0 {
-                (self.fitting_s, self.doubts) = (None, 0);
-                (self.this_way, self.other_way) = (Record::default(), self.this_way);
-                return;
-            }
-        }
         let divides_itself = self.fitting_s.is_none() && slowed.is_some_and(|slowed| slowed < SLOWED);
         if load >= ROOM || !std::mem::replace(&mut self.begun, true) || divides_itself {
             self.doubts = 0;
@@ -149,7 +150,8 @@ mod tests {
     fn observe(regime: &mut Regime, missed: u64, load: f64, intervals: u32) -> Caps {
         let seen = Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
         for _ in 0..intervals {
-            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, None, SPAN_S);
+            regime.age(SPAN_S);
+            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, None);
         }
         regime.caps()
     }
@@ -180,7 +182,7 @@ mod tests {
             assert_eq!(observe(&mut regime, 1, 0.5, 1), Caps::Generous);
         }
         let seen = Seen { arrived: 10, refused: 10, ..Seen::default() };
-        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, None, SPAN_S));
+        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, None));
         assert_eq!(regime.caps(), Caps::Generous, "too few to say anything");
     }
 
@@ -189,13 +191,13 @@ mod tests {
         let seen = Seen { arrived: 100, refused: 30, ..Seen::default() };
         let caps = |slowed: f64| {
             let mut regime = begun();
-            (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(slowed), SPAN_S));
+            (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(slowed)));
             regime.caps()
         };
         assert_eq!([0.7, 1.05, 1.2].map(caps), [Caps::Generous, Caps::Generous, Caps::Fitting]);
         let mut regime = begun();
         observe(&mut regime, 30, 0.5, 4);
-        (0..3).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(1.0), SPAN_S));
+        (0..3).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(1.0)));
         assert_eq!(regime.caps(), Caps::Fitting, "with caps that fit they do");
     }
 
@@ -229,10 +231,20 @@ mod tests {
     }
 
     #[test]
+    fn they_end_where_no_share_comes_to_be_what_it_should() {
+        let mut regime = begun();
+        observe(&mut regime, 30, 0.5, 4);
+        (0..239).for_each(|_| regime.age(SPAN_S));
+        assert_eq!(regime.caps(), Caps::Fitting);
+        regime.age(SPAN_S);
+        assert_eq!(regime.caps(), Caps::Generous, "hand-overs fail again and again");
+    }
+
+    #[test]
     fn who_is_not_carried_is_no_reason_to_try_and_counts_once_it_is_tried() {
         let seen = |missed: u64| Seen { arrived: 100, refused: missed, ..Seen::default() };
         let interval = |regime: &mut Regime, missed: u64| {
-            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, None, SPAN_S);
+            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, None);
             regime.caps()
         };
         let mut regime = begun();

@@ -19,8 +19,8 @@ const BAND: f64 = 1.5;
 /// and while it does not carry the demand with that head-room times this: more than enough is in nobody's way by much.
 const SURPLUS: f64 = 2.0;
 
-/// No share is less than this part of its level, however small the demand, nor less than somebody chose to start the model with:
-/// who is seldom asked is to answer fast.
+/// No share is less than this part of all that the model may have, however small the demand, nor less than somebody chose to start the
+/// model with: who is seldom asked is to answer fast. A level that is low for the sake of others is no reason for less.
 const LEAST: f64 = 0.4;
 
 /// A model to which less comes, in requests a second of late, is idle: its share takes nothing from anybody, and stays.
@@ -46,7 +46,7 @@ pub(super) struct Sizing {
 
 impl Sizing {
     pub(super) fn of(model: &Model, terms: &Terms, level: Sms) -> Self {
-        let part = Sms(((f64::from(level.0) * LEAST) as u32).next_multiple_of(Sms::STEP));
+        let part = Sms(((f64::from(model.most(terms).0) * LEAST) as u32).next_multiple_of(Sms::STEP));
         let chosen = if terms.initial_given { terms.initial } else { terms.min };
         let least = if model.was_pressed() { level } else { terms.within(part.max(chosen)).min(level) };
         let carries = |rate: f64| {
@@ -86,8 +86,11 @@ impl Sizing {
     /// When more comes than a share is for: all that it carries is so much more than its demand of late that it need not be
     /// reached for that. What is between is left to the intervals.
     pub(super) fn watch(model: &Model, share: Sms) -> Watch {
-        let Some(carried) = model.carried_by(share) else { return Watch::OFF };
-        Watch::new(model.demand.expected(), carried, model.demand.dispersion())
+        let expected = model.demand.expected();
+        match model.carried_by(share) {
+            Some(carried) => Watch::new(expected, carried, model.demand.dispersion()),
+            None => Watch::of_slack(expected),
+        }
     }
 
     /// The share at which a second worker should stand ready beside this one: all that it may need at once.
@@ -149,8 +152,16 @@ mod tests {
         let target = |arrived: u64| sizing(&[arrived; 12], true).target.0;
         assert!((48..=60).contains(&target(120)), "{}", target(120));
         assert!(target(150) > target(120));
-        assert_eq!(target(1), 40, "two fifths of the level are kept");
+        assert_eq!(target(1), 52, "two fifths of the GPU are kept, though the level is less");
         assert!(target(10_000) <= 100);
+    }
+
+    #[test]
+    fn who_may_have_little_keeps_two_fifths_of_that() {
+        let terms = Terms { max: Sms(60), profile: Some(profile(2.0, 70.0, 66)), ..terms("a", 50) };
+        let mut model = Model::new(&terms, Sms(132));
+        (0..12).for_each(|_| model.observe(&terms, &arrivals(1), None));
+        assert_eq!(Sizing::of(&model, &terms, Sms(60)).target, Sms(24));
     }
 
     #[test]
@@ -233,7 +244,7 @@ mod tests {
     fn nothing_shrinks_under_bursts_nor_grows_for_them() {
         let bursty = sizing(&[20, 2, 30, 5, 18, 3].repeat(4), true);
         assert_eq!(bursty.of_one_with(LEVEL), LEVEL);
-        assert_eq!(bursty.of_one_with(Sms(48)), Sms(48));
+        assert_eq!(bursty.of_one_with(Sms(52)), Sms(52));
     }
 
     #[test]
@@ -266,6 +277,19 @@ mod tests {
         let by_peak = alarmed_after(Watch::new(model.demand.peak(), carried, dispersion));
         let after = alarmed_after(Sizing::watch(&model, share));
         assert!(after.is_some() && after < by_peak, "{after:?} of {by_peak:?}");
+    }
+
+    #[test]
+    fn where_nobody_can_say_what_is_too_much_slack_is_still_watched_by_the_rate() {
+        let alarmed_after = |arrived: u64| {
+            let mut model = Model::new(&terms("a", 50), Sms(132));
+            (0..12).for_each(|_| model.observe(&terms("a", 50), &arrivals(arrived), None));
+            let (watch, mut pressure) = (Sizing::watch(&model, LEVEL), Pressure::default());
+            let at = |us: u64| Moment::after_origin(Duration::from_micros(us));
+            (1..1_000).find(|&n| pressure.note(Some(at(n + 1)), at(n), watch, at(n)).is_some())
+        };
+        assert_eq!(alarmed_after(5), Some(32));
+        assert!(alarmed_after(1_000).is_some_and(|after| (200..220).contains(&after)));
     }
 
     #[test]

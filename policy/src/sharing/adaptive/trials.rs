@@ -3,13 +3,20 @@
 use std::collections::BTreeMap;
 
 use super::lasting::Finding;
-use super::loads::Loads;
+use super::loads::{Loads, Steady};
 
 /// Nothing is said of fewer requests in an interval.
 const REQUESTS: f64 = 20.0;
 
 /// So many intervals tell whether it helps. Waits for company that are to blame for misses have been cut by then.
 const INTERVALS: u32 = 8;
+
+/// Where loads have been the same for longer than so many seconds, it takes more to begin one. Who misses about as much as may be misses more now
+/// and less then, and what that adds up to by chance grows as the root of the time (a random walk): in time it would be enough of anybody.
+const SURE_S: f64 = 10.0;
+
+/// No longer time makes it more: who comes to suffer one day is helped within the minute.
+const SURE_UP_TO_S: f64 = 1_000.0;
 
 /// Seconds within which it must have been done and shown what it is worth; models take minutes to start at most.
 const TRIAL_S: f64 = 300.0;
@@ -94,11 +101,18 @@ pub(super) struct Trials {
     /// What they found out, by the priority for whose sake they were.
     findings: BTreeMap<u32, Finding>,
     loads: Loads,
+    steady: Steady,
 }
 
 impl Trials {
     pub(super) fn new(rules: Rules) -> Self {
-        Self { rules, state: State::nobody(), findings: BTreeMap::new(), loads: Loads::default() }
+        Self {
+            rules,
+            state: State::nobody(),
+            findings: BTreeMap::new(),
+            loads: Loads::default(),
+            steady: Steady::default(),
+        }
     }
 
     /// The priority for whose sake something is done.
@@ -128,6 +142,7 @@ impl Trials {
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; highest priorities first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
         self.loads.observe(classes.iter().map(|class| (class.priority, class.load)), span_s);
+        self.steady.observe(&self.loads, span_s);
         self.findings.values_mut().for_each(|finding| finding.age(span_s));
         let class = |of: u32| classes.iter().find(|class| class.priority == of);
         self.state = match &self.state {
@@ -198,7 +213,9 @@ impl Trials {
 
     /// A trial for the sake of the highest priority that has suffered for long enough.
     fn tried(&self, suffered: &Suffered) -> Option<State> {
-        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= self.rules.after)?;
+        let steady_s = self.steady.seconds().clamp(SURE_S, SURE_UP_TO_S);
+        let long_enough = self.rules.after * (steady_s / SURE_S).sqrt();
+        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= long_enough)?;
         let (before, since) = (record.part(), Record::default());
         Some(State::Tried { priority, before, since, left_s: TRIAL_S })
     }
