@@ -116,6 +116,8 @@ pub(super) struct System {
     /// Bytes of `/dev/shm`; `None` where there is none to write to.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
+    /// The temporary directory, from which workers are started, or why they cannot be.
+    pub(super) temporary: Result<PathBuf, Trouble>,
     /// The worker's binary, or why there is none.
     pub(super) worker: Result<PathBuf, Trouble>,
 }

@@ -11,6 +11,7 @@ mod worker;
 pub use boot::plan_warm_up;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
+pub use rendezvous::temporary_folder;
 pub use socket::BatchSocket;
 pub use spawn::Inherited;
 pub(crate) use spawn::close_on_exec;

@@ -17,9 +17,16 @@ const LONGEST_PATH: usize = 107;
 /// What `ipc-channel` calls the socket.
 const SOCKET: &str = "socket";
 
+/// Where workers are started from, if a socket can be made there.
+pub fn temporary_folder() -> Result<PathBuf, SpawnError> {
+    let folder = std::env::temp_dir();
+    has_room(&folder)?;
+    Ok(folder)
+}
+
 /// Opens the socket, and says how a worker finds it.
 pub(super) fn open() -> Result<(IpcOneShotServer<WorkerSays>, String), SpawnError> {
-    has_room(&std::env::temp_dir())?;
+    temporary_folder()?;
     IpcOneShotServer::new().map_err(SpawnError::Channel)
 }
 

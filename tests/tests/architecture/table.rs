@@ -344,6 +344,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::nvml",
             "crate::partition::control_program",
             "crate::process::may_raise_priority",
+            "crate::process::temporary_folder",
         ],
         never: NO_GPU,
     },

@@ -13,7 +13,7 @@ use crate::admin::SOCKET;
 use crate::config::{self, Config};
 use crate::doctor::facts::{RunDir, System, Trouble};
 use crate::host;
-use crate::process::may_raise_priority;
+use crate::process::{may_raise_priority, temporary_folder};
 
 /// What CUDA and MPS read, beside all that begins with CUDA_MPS_.
 const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
@@ -30,6 +30,7 @@ pub(super) fn facts(config: Option<&Config>) -> System {
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
         run_dir: run_dir(config),
+        temporary: temporary_folder().map_err(|error| Trouble::of(&error)),
         worker: host::worker_program().map_err(|error| Trouble::of(&error)),
     }
 }

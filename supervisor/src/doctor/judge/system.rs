@@ -36,7 +36,14 @@ pub(super) fn of_mps(system: &System) -> Vec<Check> {
 
 /// What is needed with and without GPUs.
 pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
-    vec![user(system), priority(system), open_files(system, need), run_dir(&system.run_dir), worker(system)]
+    vec![
+        user(system),
+        priority(system),
+        open_files(system, need),
+        run_dir(&system.run_dir),
+        temporary(system),
+        worker(system),
+    ]
 }
 
 /// What can be had in any case.
@@ -155,6 +162,14 @@ fn run_dir(run_dir: &RunDir) -> Check {
             "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default",
             "say `run_dir: PATH` in the configuration",
         ),
+    }
+}
+
+fn temporary(system: &System) -> Check {
+    let name = "temporary directory";
+    match &system.temporary {
+        Ok(path) => Check::ok(name, path.display().to_string()),
+        Err(trouble) => Check::met(name, trouble),
     }
 }
 
