@@ -30,8 +30,8 @@ pub(super) enum Incumbent {
     AwaitingStandby { back_off: Moment, why: String },
     /// The GPU takes none, and is asked again then.
     Waiting { until: Moment, why: String },
-    /// It makes room for one with another share (`handover: restart`).
-    Leaving { worker: WorkerId, deadline: Moment, to: Percent },
+    /// It makes room for one with another share (`handover: restart`): it finishes what it has, and is then `told` to end.
+    Leaving { worker: WorkerId, deadline: Moment, told: bool, to: Percent },
     /// None will come by itself.
     Down { why: String },
 }
@@ -309,10 +309,12 @@ impl Controller {
                 self.last_words = why.to_owned();
                 self.kill_and_wait(worker);
             }
-            Incumbent::Leaving { worker, .. } => {
+            // A kernel that is under way would be cut, so that a kill comes last.
+            Incumbent::Leaving { worker, told: false, .. } => {
                 self.pipeline.requeue(worker);
-                self.kill_and_wait(worker);
+                self.tell_leaver();
             }
+            Incumbent::Leaving { worker, told: true, .. } => self.kill_and_wait(worker),
             Incumbent::Serving { .. } | Incumbent::AwaitingStandby { .. } | Incumbent::Down { .. } => {}
         }
     }

@@ -145,6 +145,18 @@ fn higher_priorities_stand_ready_first() {
 }
 
 #[test]
+fn who_stands_in_place_of_one_that_was_called_in_is_not() {
+    let ledger = ledger(None);
+    ledger.stands(of("a"), true, at(0));
+    assert!(ledger.call_in("b", GIB) && ledger.is_called_in(of("a")));
+    ledger.stands(of("a"), true, at(0));
+    assert!(ledger.is_called_in(of("a")), "the same one");
+    ledger.stands(of("a"), false, at(0));
+    ledger.stands(of("a"), true, at(0));
+    assert!(!ledger.is_called_in(of("a")));
+}
+
+#[test]
 fn a_controller_and_its_successor_each_answer_for_their_own() {
     let ledger = ledger(Some(5));
     let (old, new) = (("a", Place(1)), ("a", Place(2)));

@@ -147,17 +147,25 @@ impl Controller {
         let (from, to) = (self.share, wanted.share);
         self.pipeline.begin_stall();
         self.replacing = Some(Replacing { from, wanted });
-        self.incumbent = Incumbent::Leaving { worker, deadline: self.after(self.context.timeouts.drain), to };
+        let deadline = self.after(self.context.timeouts.drain);
+        self.incumbent = Incumbent::Leaving { worker, deadline, told: false, to };
         self.pipeline.route(None);
         self.pipeline.drain(worker);
     }
 
     pub(super) fn leaver_drained(&mut self, drained: WorkerId) {
-        if let Incumbent::Leaving { worker, .. } = self.incumbent
-            && worker == drained
-            && let Some(worker) = self.workers.get_mut(&worker)
-        {
-            worker.stop();
+        if matches!(self.incumbent, Incumbent::Leaving { worker, told: false, .. } if worker == drained) {
+            self.tell_leaver();
+        }
+    }
+
+    /// Tells the worker that makes room to end, and when it will be killed if it does not.
+    pub(super) fn tell_leaver(&mut self) {
+        let by = self.after(self.context.timeouts.stop);
+        let Incumbent::Leaving { worker, deadline, told, .. } = &mut self.incumbent else { return };
+        (*deadline, *told) = (by, true);
+        if let Some(process) = self.workers.get_mut(worker) {
+            process.stop();
         }
     }
 

@@ -116,13 +116,20 @@ impl Standby {
 
     /// It failed: the next one comes after a while.
     fn failed(&mut self, now: Moment) {
+        let pause = self.fails(now);
+        self.state = State::None { until: now + pause };
+    }
+
+    /// It fails now: how long none is started after it.
+    fn fails(&mut self, now: Moment) -> Duration {
         if let State::Ready { since, .. } = self.state
             && now.since(since) >= STOOD
         {
             self.pause = FIRST_PAUSE;
         }
-        self.state = State::None { until: now + self.pause };
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        pause
     }
 }
 
@@ -234,6 +241,7 @@ impl Controller {
         match self.launch(Purpose::Serve, share, true) {
             Ok(worker) => {
                 self.standby.state = State::Starting { worker, start };
+                self.standby.obstacle = None;
                 self.note_standing(true);
             }
             Err(error) => {
@@ -292,7 +300,7 @@ impl Controller {
             State::Leaving { rest, .. } => self.standby.state = State::None { until: now + rest },
             State::None { .. } | State::Starting { .. } | State::Failing { .. } | State::Ready { .. } => {
                 self.standby.failed(now);
-                tracing::warn!(model = self.model.name, "the standing worker ended; another one comes");
+                self.standby_ended();
             }
         }
     }
@@ -308,9 +316,17 @@ impl Controller {
         self.dismiss_for(REST);
     }
 
-    /// The standing worker is as good as dead.
+    /// The standing worker is as good as dead, and has failed as one has that ended.
     pub(super) fn lose_standby(&mut self) {
-        self.dismiss_for(FIRST_PAUSE);
+        let pause = self.standby.fails(self.now());
+        self.dismiss_for(pause);
+        self.standby_ended();
+    }
+
+    fn standby_ended(&mut self) {
+        tracing::warn!(model = self.model.name, "the standing worker ended; another one comes");
+        let ended = || "the last one ended; another one comes in a moment".to_owned();
+        self.standby.obstacle.get_or_insert_with(ended);
     }
 
     fn dismiss_for(&mut self, rest: Duration) {
@@ -350,6 +366,8 @@ impl Controller {
             self.dismiss_standby();
             self.standby.state = State::Ready { worker, since: self.now() };
             self.standby.obstacle = None;
+            // A call for the memory of the one before it was for that one's.
+            self.note_standing(false);
             self.note_standing(true);
         } else {
             self.let_go(worker);

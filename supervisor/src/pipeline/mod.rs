@@ -37,6 +37,7 @@ mod tests;
 mod timings;
 mod totals;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -146,7 +147,7 @@ impl Pipeline {
             second_look: None,
             next_batch: 0,
             routed: None,
-            went_idle: None,
+            went_idle: VecDeque::new(),
         };
         Ok(Self {
             name,

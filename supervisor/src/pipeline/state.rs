@@ -3,6 +3,7 @@
 //! Everything here is short and never waits. A request that finds a free slot is on its way to the
 //! worker before its client's task gives the lock back, so no other task has to wake for it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
 use crate::trace::{Handover, Lost};
+
+/// Workers that went and are remembered: more than a model has at a time, as several may go at once.
+const WENT: usize = 8;
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,8 +75,8 @@ pub(crate) struct State {
     pub(crate) next_batch: u64,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
-    /// The worker that went last, if it had nothing to do then.
-    pub(crate) went_idle: Option<WorkerId>,
+    /// Of the workers that went last, those that had nothing to do then.
+    pub(crate) went_idle: VecDeque<WorkerId>,
 }
 
 impl State {
@@ -331,7 +335,10 @@ impl State {
 
     /// A worker is gone, and its lane with it.
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
-        self.went_idle = self.is_idle(worker).then_some(worker);
+        if self.is_idle(worker) {
+            self.went_idle.truncate(WENT - 1);
+            self.went_idle.push_front(worker);
+        }
         self.condemn(worker, now);
         self.lanes.retain(|lane| lane.worker != worker);
         self.reporter.report(LaneFact::Gone(worker));
@@ -340,7 +347,7 @@ impl State {
     /// Whether `worker` has nothing to do; of one that is gone, whether it had not, as far as that is known still.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
         let lane = self.lanes.iter().find(|lane| lane.worker == worker);
-        lane.map_or(self.went_idle == Some(worker), |lane| lane.in_flight.is_empty())
+        lane.map_or(self.went_idle.contains(&worker), |lane| lane.in_flight.is_empty())
     }
 
     /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what

@@ -413,8 +413,24 @@ async fn whether_a_worker_went_with_nothing_to_do_is_known_when_it_has_gone() {
     assert_eq!(known(&stage), [true, false]);
     drop(busy);
     assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(2)));
-    assert_eq!(known(&stage), [false; 2]);
+    assert_eq!(known(&stage), [true, false]);
     request.abort();
+}
+
+#[tokio::test]
+async fn of_several_workers_that_went_together_it_is_known_of_each() {
+    let mut stage = Stage::new();
+    for worker in [1, 2] {
+        drop(stage.enter(worker));
+        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
+    }
+    let known = |stage: &Stage, workers: [u64; 3]| workers.map(|id| stage.pipeline.is_idle(WorkerId(id)));
+    assert_eq!(known(&stage, [1, 2, 3]), [true, true, false]);
+    for worker in 3..=9 {
+        drop(stage.enter(worker));
+        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
+    }
+    assert_eq!(known(&stage, [1, 2, 9]), [false, true, true], "of the last eight");
 }
 
 #[tokio::test]

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use shadowslice_tests::home::Home;
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 
-use crate::scene::{ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
 
 #[tokio::test]
 async fn without_a_shadow_requests_wait_and_none_is_lost() {
@@ -25,6 +26,29 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     // Nobody served while the new worker started, 120 ms by its profile, and that is what it says.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 100_000.0, "{stall_us} us");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_shadow_who_does_not_drain_in_time_is_told_to_end_before_it_is_killed() {
+    let more = "profile: profile.yaml, share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
+    let timeouts = "timeouts: {drain: 100ms, stop: 20s}";
+    let home =
+        Home::with_config(&format!("{EMULATED}{timeouts}\nmodels:\n  - {}\n", echo("echo", more))).unwrap();
+    home.write("profile.yaml", profile(1_500.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let asking = tokio::spawn({
+        let client = server.client();
+        async move { ask(client, "echo", &echo_case(1), 0.0).await }
+    });
+    let busy = |model: &Model| model.more["in_flight"] == 1;
+    let pid = server.wait_status("echo", "a request in flight", busy).await.unwrap().workers[0].pid;
+    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
+    assert_eq!(asking.await.unwrap(), Outcome::Right);
+    let log = server.log();
+    let ended = |line: &&str| line.contains("worker ended") && line.contains(&pid.to_string());
+    let line = log.lines().find(ended).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("exit status: 0"), "{line}");
     server.stop().await.unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::{Error, Home};
@@ -176,6 +176,19 @@ async fn a_standing_worker_that_dies_is_replaced_and_disturbs_nobody() {
 }
 
 #[tokio::test]
+async fn standing_workers_that_die_again_and_again_come_more_and_more_seldom() {
+    let server = one_echo("always", "100ms").await.unwrap();
+    let mut standing_now = standing(&stands(&server, 0).await.unwrap()).unwrap().pid;
+    for least_s in [1, 2] {
+        let killed = Instant::now();
+        kill(standing_now);
+        standing_now = standing(&stands(&server, standing_now).await.unwrap()).unwrap().pid;
+        assert!(killed.elapsed() >= Duration::from_secs(least_s), "{:?}", killed.elapsed());
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_incumbent_that_dies_in_a_hand_over_is_relieved_by_the_standing_worker() {
     let server = one_echo("always", "100ms").await.unwrap();
     let model = stands(&server, 0).await.unwrap();
@@ -238,6 +251,33 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
     assert_eq!((told(&stands).as_str(), lacks.workers.len()), ("", 1), "{stands:?} {lacks:?}");
     let said = server.said(&["status"]).await.unwrap();
     assert!(said.contains(&format!("{} has no standing worker: it needs 0.1 GiB", lacks.name)), "{said}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn why_none_stands_ready_is_said_no_longer_once_one_starts() {
+    // Each takes 120 MiB by its profile.
+    let controller = "controller: {policy: static, standby_memory: 200Mi}";
+    let config = |first: &str, second: &str| {
+        let model = |name: &str, standby: &str| {
+            format!("  - {}\n", echo(name, &format!("profile: profile.yaml, standby: {standby}")))
+        };
+        let head = EMULATED.replace("controller: {policy: static}", controller);
+        format!("{head}models:\n{}{}", model("first", first), model("second", second))
+    };
+    let home = Home::with_config(&config("always", "\"off\"")).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let has_one = |model: &Model| model.workers.iter().any(|worker| worker.role == "standby");
+    server.wait_status("first", "a standing worker", has_one).await.unwrap();
+    server.home().write("config.yaml", config("always", "always")).unwrap();
+    server.reload().await.unwrap();
+    let lacks_one = |model: &Model| model.more.get("no_standby").is_some_and(|why| !why.is_null());
+    server.wait_status("second", "why none stands ready", lacks_one).await.unwrap();
+    server.home().write("config.yaml", config("\"off\"", "always")).unwrap();
+    server.reload().await.unwrap();
+    let model = server.wait_status("second", "a standing worker", has_one).await.unwrap();
+    assert!(!lacks_one(&model), "{model:?}");
     server.stop().await.unwrap();
 }
 
