@@ -7,13 +7,16 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::Status;
 
 use crate::pipeline::Pieces;
 
 /// How long a peer may be silent in the middle of a body.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// How many bytes a second come of a body at least, beside one silence: who sends one now and then would have his place for ever.
+const SLOWEST: f64 = 1024.0;
 
 /// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
 const SMALL: usize = 4096;
@@ -23,10 +26,32 @@ const SMALL: usize = 4096;
 pub(super) enum Unread {
     /// It is longer than the limit.
     TooLarge,
-    /// Nothing came for [`SILENCE`].
+    /// Nothing came for [`SILENCE`], or all of it too slowly.
     Stalled,
     /// It is malformed, or the connection is gone.
     Broken(String),
+}
+
+/// How long the rest of a body is waited for.
+struct Patience {
+    begun: Instant,
+    bytes: f64,
+    /// When it is given up if nothing comes.
+    until: Instant,
+}
+
+impl Patience {
+    fn new() -> Self {
+        let begun = Instant::now();
+        Self { begun, bytes: 0.0, until: begun + SILENCE }
+    }
+
+    /// So many bytes came now.
+    fn came(&mut self, bytes: usize) {
+        self.bytes += bytes as f64;
+        let at_pace = self.begun + SILENCE + Duration::from_secs_f64(self.bytes / SLOWEST);
+        self.until = at_pace.min(Instant::now() + SILENCE);
+    }
 }
 
 /// Reads a whole body of at most `limit` bytes; one that announces more is not read at all.
@@ -38,9 +63,10 @@ where
     if announced > limit {
         return Err(Unread::TooLarge);
     }
-    let (mut whole, mut small) = (Pieces::default(), BytesMut::new());
-    while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| Unread::Stalled)? {
+    let (mut whole, mut small, mut patience) = (Pieces::default(), BytesMut::new(), Patience::new());
+    while let Some(frame) = timeout_at(patience.until, body.frame()).await.map_err(|_| Unread::Stalled)? {
         let Ok(data) = frame.map_err(|why| Unread::Broken(why.to_string()))?.into_data() else { continue };
+        patience.came(data.len());
         if data.len() > limit - whole.len() - small.len() {
             return Err(Unread::TooLarge);
         }
@@ -56,15 +82,17 @@ where
     Ok(whole)
 }
 
-/// A gRPC body that fails when its peer falls silent.
+/// A gRPC body that fails when its peer falls silent, or is too slow.
 pub(super) struct Impatient<B> {
     body: B,
-    silence: Pin<Box<Sleep>>,
+    patience: Patience,
+    given_up: Pin<Box<Sleep>>,
 }
 
 impl<B> Impatient<B> {
     pub(super) fn new(body: B) -> Self {
-        Self { body, silence: Box::pin(sleep(SILENCE)) }
+        let patience = Patience::new();
+        Self { body, given_up: Box::pin(sleep_until(patience.until)), patience }
     }
 }
 
@@ -76,17 +104,16 @@ where
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.silence.as_mut().reset(Instant::now() + SILENCE);
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Self { body, patience, given_up } = self.get_mut();
+        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+            let came = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+            patience.came(came.map_or(0, Bytes::len));
+            given_up.as_mut().reset(patience.until);
             return Poll::Ready(frame.map(|frame| frame.map_err(|why| Status::from_error(why.into()))));
         }
-        ready!(self.silence.as_mut().poll(cx));
-        let message = format!("the request did not go on for {} s", SILENCE.as_secs());
-        Poll::Ready(Some(Err(Status::deadline_exceeded(message))))
+        ready!(given_up.as_mut().poll(cx));
+        Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -104,6 +131,8 @@ mod tests {
     use std::convert::Infallible;
 
     use http_body_util::{Full, StreamBody};
+    use tokio::time::sleep;
+    use tokio_stream::StreamExt;
 
     use super::*;
 
@@ -132,5 +161,36 @@ mod tests {
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
         let status = Impatient::new(silent).frame().await.unwrap().unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+    }
+
+    /// A body of which so many bytes come every 20 s, for an hour.
+    fn slow(bytes: usize) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
+        let pieces = (0..180).map(move |_| Ok(Frame::data(vec![0; bytes].into())));
+        let piece = |piece| async move {
+            sleep(Duration::from_secs(20)).await;
+            piece
+        };
+        StreamBody::new(Box::pin(tokio_stream::iter(pieces).then(piece)))
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_sends_a_byte_now_and_then_is_given_up() {
+        tokio::time::pause();
+        let begun = Instant::now();
+        assert_eq!(read(slow(1), 1 << 20).await, Err(Unread::Stalled));
+        let mut body = Impatient::new(slow(1));
+        while body.frame().await.unwrap().is_ok() {}
+        assert!(begun.elapsed() < Duration::from_secs(2 * 32), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_slow_peer_is_not() {
+        tokio::time::pause();
+        let bytes = 20 << 10;
+        assert_eq!(read(slow(bytes), 180 * bytes).await.unwrap().len(), 180 * bytes);
+        let mut body = Impatient::new(slow(bytes));
+        while let Some(frame) = body.frame().await {
+            frame.unwrap();
+        }
     }
 }
