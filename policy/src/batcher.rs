@@ -110,7 +110,8 @@ pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Mo
 /// who comes meanwhile joins the second.
 pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
-        Some((predictor.predict(first)? + predictor.predict(rows - first)?, predictor.predict(rows)?))
+        let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
+        Some((parts, predictor.predict(rows)?))
     };
     let worth_it = |first: &u32| times(*first).is_some_and(|(parts, whole)| parts <= whole);
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)

@@ -269,3 +269,10 @@ fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
     }
     assert_eq!(first_part(12, &Predictor::new(None, Sms(132))), 12, "nothing is known");
 }
+
+#[test]
+fn a_worker_that_claims_to_take_for_ever_breaks_nothing() {
+    let mut predictor = Predictor::new(None, Sms(132)).padded_to(vec![1, 2, 4, 8]);
+    [1, 2, 4, 8].into_iter().for_each(|rows| predictor.expect(rows, Duration::MAX));
+    assert_eq!((first_part(6, &predictor), first_part(8, &predictor)), (4, 8));
+}
