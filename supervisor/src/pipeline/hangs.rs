@@ -12,26 +12,35 @@ use super::state::State;
 /// a while, answers lie unread, and their readers must get their turn first.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
-impl State {
-    /// When to look whether a worker hangs: as soon as one may, and once more if one then seems to.
-    pub(crate) fn next_look(&mut self, now: Moment) -> Option<Moment> {
-        let first = self.lanes.iter().filter_map(Lane::hangs_at).min();
-        let seems_to = first.is_some_and(|due| due <= now);
+impl Lane {
+    /// When to look whether its worker hangs: as soon as it may, and once more if it then seems to.
+    fn next_look(&mut self, now: Moment) -> Option<Moment> {
+        let due = self.hangs_at();
+        let seems_to = due.is_some_and(|due| due <= now);
         self.second_look = seems_to.then(|| self.second_look.unwrap_or(now + SECOND_LOOK));
-        self.second_look.or(first)
+        self.second_look.or(due)
     }
 
-    /// At a second look, reports the lanes whose workers hang. Each is reported once: it is told to stop executing.
-    pub(crate) fn report_hangs(&mut self, now: Moment) {
-        if self.second_look.is_none_or(|due| due > now) {
-            return;
+    /// Whether it hangs at a second look. That is said once: it is told to stop executing.
+    fn hangs(&mut self, now: Moment) -> bool {
+        let seen_twice = self.second_look.is_some_and(|due| due <= now);
+        let hangs = seen_twice && self.hangs_at().is_some_and(|due| due <= now);
+        if let Some(front) = self.in_flight.front_mut().filter(|_| hangs) {
+            front.executing_since = None;
         }
-        let hung = |lane: &Lane| lane.hangs_at().is_some_and(|due| due <= now);
-        let hung: Vec<_> = self.lanes.iter().filter(|lane| hung(lane)).map(|lane| lane.worker).collect();
-        for worker in hung {
-            if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
-                front.executing_since = None;
-            }
+        hangs
+    }
+}
+
+impl State {
+    /// When to look whether a worker hangs.
+    pub(crate) fn next_look(&mut self, now: Moment) -> Option<Moment> {
+        self.lanes.iter_mut().filter_map(|lane| lane.next_look(now)).min()
+    }
+
+    /// Reports the lanes whose workers hang.
+    pub(crate) fn report_hangs(&mut self, now: Moment) {
+        for worker in self.lanes.iter_mut().filter_map(|lane| lane.hangs(now).then_some(lane.worker)) {
             self.reporter.report(LaneFact::Hung(worker));
         }
     }

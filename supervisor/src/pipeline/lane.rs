@@ -127,6 +127,8 @@ pub(crate) struct Lane {
     crowding: Crowding,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
+    /// When its worker, which seems to hang, is looked at again.
+    pub(crate) second_look: Option<Moment>,
     /// Whether it has answered a batch since it was routed to.
     pub(crate) proven: bool,
     socket: Arc<BatchSocket>,
@@ -137,7 +139,7 @@ pub(crate) struct Lane {
 /// Why a batch could not be sent.
 #[derive(Debug)]
 pub(crate) enum SendFailure {
-    /// The worker takes nothing now; its reader will find out why.
+    /// The worker takes nothing now. If it is gone, its reader will find out.
     Blocked(Vec<Waiting>),
     /// No message can hold this batch.
     TooLarge(Vec<Waiting>, String),
@@ -158,6 +160,7 @@ impl Lane {
             crowding: arrival.crowding,
             duty: Duty::Standing,
             in_flight: VecDeque::with_capacity(IN_FLIGHT),
+            second_look: None,
             proven: false,
             socket,
             free_slots: (0..IN_FLIGHT).rev().map(|slot| u8::try_from(slot).expect("two slots")).collect(),

@@ -144,7 +144,6 @@ impl Pipeline {
             reporter: Reporter::new(facts),
             alarm: None,
             armed: None,
-            second_look: None,
             next_batch: 0,
             routed: None,
             went_idle: VecDeque::new(),

@@ -29,6 +29,10 @@ use crate::trace::{Handover, Lost};
 /// Workers that went and are remembered: more than a model has at a time, as several may go at once.
 const WENT: usize = 8;
 
+/// A batch that a lane did not take, though it had room, is sent again after this: an idle one has no answer coming that
+/// would say so. What has no memory for a message now may have it then, and who is gone is missed before.
+const SEND_AGAIN: Duration = Duration::from_millis(5);
+
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Gate {
@@ -45,8 +49,10 @@ enum Left {
     Nothing,
     /// What waits until then for company, or for its turn.
     Until(Moment),
-    /// A batch that was ready, and no lane took it.
+    /// A batch that was ready, as no lane serves.
     Ready,
+    /// A batch that was ready, and its lane did not take it.
+    Blocked,
 }
 
 /// The state of a pipeline.
@@ -70,8 +76,6 @@ pub(crate) struct State {
     pub(crate) alarm: Option<Moment>,
     /// When somebody looks next, in vain perhaps.
     pub(crate) armed: Option<Moment>,
-    /// When a worker that seems to hang is looked at again.
-    pub(crate) second_look: Option<Moment>,
     pub(crate) next_batch: u64,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
@@ -150,10 +154,14 @@ impl State {
             None if self.queue.is_empty() => Left::Nothing,
             None => Left::Ready,
         };
-        self.stall.note(left == Left::Ready, now);
+        self.stall.note(matches!(left, Left::Ready | Left::Blocked), now);
         self.note_queue(now);
         self.note_busy(now);
-        let wait = if let Left::Until(wait) = left { Some(wait) } else { None };
+        let wait = match left {
+            Left::Until(wait) => Some(wait),
+            Left::Blocked => Some(now + SEND_AGAIN),
+            Left::Nothing | Left::Ready => None,
+        };
         self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
@@ -168,7 +176,7 @@ impl State {
                     let idle_since = self.stats.recent.idle_since();
                     self.stats.recent.waited(Waits::of(&batch, &limits, idle_since, now));
                     if !self.send(lane, batch, now) {
-                        return Left::Ready;
+                        return Left::Blocked;
                     }
                 }
                 Next::WaitUntil(until) => return Left::Until(until),

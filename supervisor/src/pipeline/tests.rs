@@ -1,5 +1,6 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
+mod blocked;
 mod doors;
 mod hangs;
 mod journal;
@@ -119,10 +120,10 @@ impl Stage {
     }
 
     fn enter_with(&self, worker: u64, sms: Sms) -> Actor {
-        self.enter_as(worker, sms, |_| ())
+        self.enter_as(worker, sms, |_, _| ())
     }
 
-    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut Arrival)) -> Actor {
+    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut Arrival, &BatchSocket)) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
@@ -136,7 +137,7 @@ impl Stage {
             pads: false,
             crowding: Crowding::default(),
         };
-        change(&mut arrival);
+        change(&mut arrival, &socket);
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
         tokio::spawn(reader.run());

@@ -5,19 +5,57 @@ use super::*;
 /// How long the request behind the hung one waits for company: well below the time between two looks.
 const DELAY: Duration = Duration::from_millis(10);
 
+/// A worker whose batches should take a millisecond, and the request that it executes.
+async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Output>, Failure>>) {
+    let times = vec![WarmTime { rows: 1, took: Duration::from_millis(1), error: 0.0 }];
+    let actor = stage.enter_as(worker, Sms(10), |arrival, _| arrival.times = times);
+    let asked = stage.ask();
+    let _unanswered = actor.batch().await;
+    (actor, asked)
+}
+
+fn executes_since(stage: &Stage, worker: u64, span: Duration) {
+    let since = stage.pipeline.now() - span;
+    stage.pipeline.state.lock().lane_mut(WorkerId(worker)).unwrap().in_flight[0].executing_since =
+        Some(since);
+}
+
+#[tokio::test]
+async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
+    let mut stage = Stage::new();
+    let (_first, one) = stuck(&stage, 1).await;
+    let (_second, two) = stuck(&stage, 2).await;
+    let look = |at: Moment| {
+        let mut state = stage.pipeline.state.lock();
+        state.report_hangs(at);
+        state.dispatch(at);
+    };
+    let now = stage.pipeline.now();
+    let ms = Duration::from_millis;
+    executes_since(&stage, 1, Duration::from_secs(10));
+    look(now);
+    executes_since(&stage, 2, Duration::from_secs(10));
+    look(now + ms(99));
+    look(now + ms(101));
+    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(1))));
+    assert!(stage.facts.try_recv().is_err(), "the other was seen once");
+    look(now + ms(201));
+    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(2))));
+    look(now + ms(400));
+    assert!(stage.facts.try_recv().is_err(), "they were reported once");
+    one.abort();
+    two.abort();
+}
+
 #[tokio::test]
 async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_again() {
     let mut stage = Stage::new();
-    let times = vec![WarmTime { rows: 1, took: Duration::from_millis(1), error: 0.0 }];
-    let old = stage.enter_as(1, Sms(10), |arrival| arrival.times = times);
-    let stuck = stage.ask();
-    let _unanswered = old.batch().await;
+    let (_old, stuck) = stuck(&stage, 1).await;
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
     let slo = Slo { latency: Duration::from_secs(1), percentile: 99.0 };
     stage.pipeline.set_rules(Rules { slo, max_delay: DELAY, reject_late: false });
-    stage.pipeline.state.lock().lane_mut(WorkerId(1)).unwrap().in_flight[0].executing_since =
-        Some(stage.pipeline.now() - Duration::from_secs(10));
+    executes_since(&stage, 1, Duration::from_secs(10));
     let waits = stage.ask();
     stage.until((1, 1)).await;
     watch(&stage);

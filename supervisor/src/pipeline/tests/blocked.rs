@@ -1,0 +1,23 @@
+//! Workers whose sockets take nothing for a while.
+
+use super::*;
+
+#[tokio::test]
+async fn what_an_idle_worker_could_not_take_is_sent_once_it_can_though_nobody_asks_again() {
+    let stage = Stage::new();
+    let mut stuffed = 0;
+    let worker = stage.enter_as(1, Sms(10), |_, socket| {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        while send(socket.as_raw_fd(), &[0], flags).is_ok() {
+            stuffed += 1;
+        }
+    });
+    watch(&stage);
+    let asked = stage.ask();
+    stage.until((1, 0)).await;
+    for _ in 0..stuffed {
+        recv(worker.socket.as_raw_fd(), &mut [0], MsgFlags::empty()).unwrap();
+    }
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(asked.await.unwrap(), Ok(good()));
+}
