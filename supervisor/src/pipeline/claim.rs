@@ -56,7 +56,9 @@ impl Wait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> Failure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().stats.timed_out(now.since(self.arrived), now);
+        let mut state = self.pipeline.state.lock();
+        state.stats.timed_out(now.since(self.arrived), now);
+        state.give_up();
         let us = timeout.as_micros();
         Failure::TimedOut(format!("the request was not answered within its timeout of {us} us"))
     }
@@ -66,7 +68,9 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            self.pipeline.state.lock().stats.cancelled(now.since(self.arrived), now);
+            let mut state = self.pipeline.state.lock();
+            state.stats.cancelled(now.since(self.arrived), now);
+            state.give_up();
         }
     }
 }

@@ -136,6 +136,7 @@ impl Pipeline {
             gate: Gate::Shut("the model is being loaded".to_owned()),
             door: Doorkeeper::new(most, !settings.reject_late),
             queue: Queues::new(settings.max_requests),
+            given_up: 0,
             lanes: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),

@@ -33,6 +33,10 @@ const WENT: usize = 8;
 /// would say so. What has no memory for a message now may have it then, and who is gone is missed before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
+/// Requests that were given up are taken out of the queue once they may be one in so many of those in it: for each, about as many are
+/// looked at.
+const GIVEN_UP_ONE_IN: usize = 8;
+
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Gate {
@@ -65,6 +69,8 @@ pub(crate) struct State {
     pub(crate) gate: Gate,
     pub(crate) door: Doorkeeper,
     pub(crate) queue: Queues,
+    /// How many in it may have been given up by their clients; some of those may execute.
+    pub(crate) given_up: usize,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
@@ -186,6 +192,14 @@ impl State {
         Left::Nothing
     }
 
+    /// A client gave a request up that had no answer. It must not keep others out for long.
+    pub(crate) fn give_up(&mut self) {
+        self.given_up += 1;
+        if self.given_up * GIVEN_UP_ONE_IN >= self.queue.len() {
+            self.forget_gone();
+        }
+    }
+
     /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
     pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Box<Waiting>> {
         self.queue.push(request).or_else(|request| {
@@ -196,6 +210,7 @@ impl State {
 
     /// Takes the requests that nobody waits for any more out of the queue.
     pub(crate) fn forget_gone(&mut self) {
+        self.given_up = 0;
         self.queue.take_if(|ticket| ticket.claim.is_taken());
     }
 

@@ -148,6 +148,26 @@ async fn who_goes_away_is_counted_at_once_and_not_run() {
 }
 
 #[tokio::test]
+async fn those_who_go_away_make_room_and_the_last_few_are_left_out_when_their_turn_comes() {
+    let stage = Stage::with(|settings| settings.max_requests = 32);
+    let (worker, first) = busy(&stage).await;
+    let mut asked = Vec::new();
+    for waiting in 1..=18 {
+        asked.push(ask(&stage, 1, Terms::default()));
+        stage.until((waiting, 2)).await;
+    }
+    for (leaves, waiting) in [(17, 18), (16, 18), (15, 15), (0, 15)] {
+        let gone = stage.pipeline.report().counts.cancelled + 1;
+        asked[leaves].abort();
+        cancelled(&stage, gone).await;
+        assert_eq!(stage.pipeline.report().pending, (waiting, 2));
+    }
+    worker.answer_well(&first);
+    worker.answer_well(&worker.batch().await);
+    assert_eq!(worker.batch().await.requests.len(), 7, "of eight, less the first");
+}
+
+#[tokio::test]
 async fn who_goes_away_while_he_is_served_is_no_success() {
     let stage = Stage::new();
     let worker = stage.enter(1);
