@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bound;
-use crate::ideal;
+use crate::ideal::{self, Ideal};
 use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
 use crate::world::{Outcome, Tally};
@@ -49,6 +49,8 @@ pub struct ModelRun {
     pub offered_rps: f64,
     /// Requests answered within the SLO per second.
     pub goodput_rps: f64,
+    /// What it has of [`Run::ideal_goodput_rps`].
+    pub ideal_goodput_rps: f64,
     /// Requests answered within the SLO, of those offered; 1 when nothing was.
     pub attainment: f64,
     /// Mean latency of the answers; 0 without any.
@@ -83,7 +85,7 @@ pub struct Trial {
     /// How long it came.
     pub seconds: f64,
     /// See [`Run::ideal_goodput_rps`].
-    pub ideal_goodput_rps: f64,
+    pub ideal: Ideal,
     /// See [`Run::bound_goodput_rps`].
     pub bound_goodput_rps: f64,
 }
@@ -96,7 +98,7 @@ impl Trial {
             load: load.to_owned(),
             seed,
             seconds,
-            ideal_goodput_rps: ideal::run(scenario, arrivals, span).total.goodput_rps,
+            ideal: ideal::run(scenario, arrivals, span),
             bound_goodput_rps: Bound::new(scenario, arrivals, span).goodput_rps(),
         }
     }
@@ -108,7 +110,7 @@ impl Run {
         let seconds = trial.seconds;
         let mut all = Tally::new();
         let mut per_model = BTreeMap::new();
-        for (served, model) in scenario.models.iter().zip(&outcome.models) {
+        for ((served, model), ideal) in scenario.models.iter().zip(&outcome.models).zip(&trial.ideal.models) {
             let tally = &model.tally;
             all.add(tally);
             let run = ModelRun {
@@ -116,6 +118,7 @@ impl Run {
                 slo_ms: ms(ns(served.terms.slo)),
                 offered_rps: tally.arrived as f64 / seconds,
                 goodput_rps: tally.in_time as f64 / seconds,
+                ideal_goodput_rps: ideal.goodput_rps,
                 attainment: attainment(tally),
                 mean_ms: ms(tally.mean_ns()),
                 p99_ms: ms(tally.latency.quantile(0.99)),
@@ -134,7 +137,7 @@ impl Run {
             policy: policy.to_owned(),
             load: trial.load.clone(),
             seed: trial.seed,
-            ideal_goodput_rps: trial.ideal_goodput_rps,
+            ideal_goodput_rps: trial.ideal.total.goodput_rps,
             bound_goodput_rps: trial.bound_goodput_rps,
             offered_rps: all.arrived as f64 / seconds,
             goodput_rps: all.in_time as f64 / seconds,

@@ -23,6 +23,7 @@ pub(super) fn of(runs: &[Run]) -> String {
             "PRIORITY",
             "OFFERED/S",
             "GOODPUT/S",
+            "IDEAL/S",
             "MET",
             "P99 MS",
             "SLO MS",
@@ -51,12 +52,13 @@ fn row(run: &Run) -> [String; 10] {
     ]
 }
 
-fn model_row((name, model): (&String, &ModelRun)) -> [String; 10] {
+fn model_row((name, model): (&String, &ModelRun)) -> [String; 11] {
     [
         name.clone(),
         model.priority.to_string(),
         format!("{:.1}", model.offered_rps),
         format!("{:.1}", model.goodput_rps),
+        format!("{:.1}", model.ideal_goodput_rps),
         format!("{:.2}%", model.attainment * 100.0),
         format!("{:.1}", model.p99_ms),
         format!("{:.1}", model.slo_ms),

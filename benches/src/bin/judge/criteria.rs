@@ -40,11 +40,19 @@ pub(crate) struct Case {
     pub(crate) part: Part,
     /// What is left to the limit, as a part of what was offered.
     pub(crate) margin: Estimate,
+    /// What would be left to the ideal, beside a baseline.
+    pub(crate) ideal: Option<Estimate>,
 }
 
 impl Case {
     pub(crate) fn verdict(&self) -> Verdict {
         Verdict::of(self.margin)
+    }
+
+    /// Whether the criterion fails, and clearly would for the ideal, too, which has the same objective and knows what comes.
+    pub(crate) fn is_beyond_the_ideal(&self) -> bool {
+        let fails = matches!(self.verdict(), Verdict::NotMet | Verdict::NotMetPerhaps);
+        fails && self.ideal.is_some_and(|ideal| Verdict::of(ideal) == Verdict::NotMet)
     }
 
     pub(crate) fn is_of_priority(&self) -> bool {
@@ -87,15 +95,19 @@ pub(crate) fn beside_ideal(evidence: &Evidence, load: &str) -> BesideIdeal {
     }
 }
 
-/// Goodput not below this baseline's, all in all and in each priority: how far adaptive is ahead.
+/// Goodput not below this baseline's, all in all and in each priority: how far adaptive is ahead, and how far the ideal is.
 pub(crate) fn beside_baseline(evidence: &Evidence, load: &str, baseline: &str) -> Vec<Case> {
     let ours = evidence.of(load, JUDGED);
     let theirs = evidence.of(load, baseline);
-    let ahead = |part: Part| {
+    let ahead = |part: Part, goodput: fn(Part, &Run) -> f64| {
         let pairs = ours.iter().zip(theirs).filter(|(own, _)| part.is_in(own));
-        Estimate::of(pairs.map(|(own, its)| (part.goodput(own) - part.goodput(its)) / part.offered(own)))
+        Estimate::of(pairs.map(|(own, its)| (goodput(part, own) - part.goodput(its)) / part.offered(own)))
     };
-    Part::of(ours).into_iter().map(|part| case(load, Some(baseline), part, ahead(part))).collect()
+    let judged = |part: Part| Case {
+        ideal: Some(ahead(part, Part::ideal_goodput)),
+        ..case(load, Some(baseline), part, ahead(part, Part::goodput))
+    };
+    Part::of(ours).into_iter().map(judged).collect()
 }
 
 /// The first priority in which adaptive clearly differs, and whether it is ahead there: what the
@@ -193,5 +205,5 @@ impl Moves {
 }
 
 fn case(load: &str, against: Option<&str>, part: Part, margin: Estimate) -> Case {
-    Case { load: load.to_owned(), against: against.map(str::to_owned), part, margin }
+    Case { load: load.to_owned(), against: against.map(str::to_owned), part, margin, ideal: None }
 }

@@ -95,6 +95,11 @@ impl Part {
         self.sum(run, |model| model.goodput_rps)
     }
 
+    /// The ideal's, under the same load.
+    pub(crate) fn ideal_goodput(self, run: &Run) -> f64 {
+        self.sum(run, |model| model.ideal_goodput_rps)
+    }
+
     pub(crate) fn text(self) -> String {
         match self {
             Self::All => "all".to_owned(),

@@ -76,6 +76,7 @@ fn summary(judgement: &Judgement) -> String {
             met_perhaps.to_string(),
             missed_perhaps.to_string(),
             missed.to_string(),
+            beyond_the_ideal(&cases),
             by,
         ]
     });
@@ -86,16 +87,23 @@ fn summary(judgement: &Judgement) -> String {
     let exact = exact.map(|(criterion, met)| {
         let verdict = verdict(if met { Verdict::Met } else { Verdict::NotMet });
         let mut row = vec![criterion.to_owned(), verdict];
-        row.resize(8, String::new());
+        row.resize(9, String::new());
         row
     });
-    let heads = ["criterion", "", "cases", "met", "met?", "not met?", "not met", "worst case"];
+    let heads =
+        ["criterion", "", "cases", "met", "met?", "not met?", "not met", "nor by the ideal", "worst case"];
     let text = table(&heads, rows.chain(exact));
     let [ahead, alike, behind] = by_objective_all(judgement);
     format!(
-        "## In short\n\nA criterion is as good as its worst case.\n\n{text}\nBy the lexicographic objective (the first priority in which they clearly differ) adaptive \
+        "## In short\n\nA criterion is as good as its worst case. *Nor by the ideal*: of the cases that are not met, or perhaps not, those in which the ideal is clearly
+below the baseline, too; who serves higher priorities first has less for lower ones than who does not.\n\n{text}\nBy the lexicographic objective (the first priority in which they clearly differ) adaptive \
 is ahead of a baseline in {ahead}, alike in {alike},\nand behind in {behind} pairs of a load and a baseline.\n"
     )
+}
+
+fn beyond_the_ideal(cases: &[&Case]) -> String {
+    let beyond = cases.iter().filter(|case| case.is_beyond_the_ideal()).count();
+    if cases.iter().any(|case| case.ideal.is_some()) { beyond.to_string() } else { String::new() }
 }
 
 /// In how many pairs of load and baseline adaptive is ahead, alike, behind.
@@ -205,7 +213,8 @@ The gap is that before a hand-over of the slow loop: the fast path, under pressu
 fn baselines(judgement: &Judgement) -> String {
     let mut text = "## Beside the baselines\n\nAdaptive's goodput less the baseline's, in % of what is offered (to the models of that priority), ± half of the interval.
 Bold is not met; a question mark as above. *Objective* is what the lexicographic objective would look at: the first priority in which they clearly
-differ, and who is ahead there. So a baseline that is ahead only in lower priorities has taken it from higher ones.\n"
+differ, and who is ahead there. So a baseline that is ahead only in lower priorities has taken it from higher ones; where the ideal is clearly behind
+it there, too, that is said.\n"
         .to_owned();
     for (load, by_baseline) in LOADS.iter().zip(&judgement.baselines) {
         let rows = by_baseline.iter().map(|cases| baseline_row(cases));
@@ -225,7 +234,12 @@ fn baseline_row(cases: &[Case]) -> Vec<String> {
     let name = cases.first().and_then(|case| case.against.clone()).unwrap_or_default();
     let short = worst(cases).map_or_else(String::new, |case| match case.verdict() {
         met @ (Verdict::Met | Verdict::MetPerhaps) => verdict(met),
-        missed => format!("{} by {:.2} ({})", verdict(missed), -case.margin.mean * 100.0, case.part.text()),
+        missed => {
+            let by = |estimate: Estimate| format!("by {:.2}", -estimate.mean * 100.0);
+            let ideal = case.ideal.filter(|_| case.is_beyond_the_ideal());
+            let ideal = ideal.map_or_else(String::new, |its| format!("; the ideal {}", by(its)));
+            format!("{} {} ({}{ideal})", verdict(missed), by(case.margin), case.part.text())
+        }
     });
     let cell = |case: &Case| match case.verdict() {
         Verdict::NotMet => format!("**{}**", margin(case.margin)),

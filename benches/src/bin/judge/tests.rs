@@ -20,6 +20,7 @@ fn run(load: &str, policy: &str, seed: u64, ideal: f64, goodput: [f64; 2]) -> Ru
             slo_ms: 10.0,
             offered_rps: 100.0,
             goodput_rps,
+            ideal_goodput_rps: ideal / 2.0,
             attainment: goodput_rps / 100.0,
             mean_ms: 1.0,
             p99_ms: 2.0,
@@ -124,6 +125,17 @@ fn a_baseline_ahead_in_one_priority_is_seen_there() {
     assert!((cases[0].margin.mean - 0.045).abs() < 1e-12, "of all that is offered");
     assert!((cases[1].margin.mean - 0.1).abs() < 1e-12, "of what is offered to that priority");
     assert_eq!(by_objective(&cases), Some((Part::Class(1), true)));
+}
+
+#[test]
+fn a_baseline_ahead_of_the_ideal_too_is_told_apart() {
+    let beyond = |ideal: f64, own: f64| {
+        let evidence = two(ideal, [[90.0, own]; 3], [[90.0, 96.0]; 3]);
+        beside_baseline(&evidence, "step", "static")[2].is_beyond_the_ideal()
+    };
+    assert!(beyond(190.0, 95.0));
+    assert!(!beyond(190.0, 96.0), "not below");
+    assert!(!beyond(192.0, 95.0), "the ideal is not below");
 }
 
 #[test]
