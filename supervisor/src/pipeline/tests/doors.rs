@@ -241,7 +241,7 @@ async fn a_batch_waits_for_company_as_long_as_the_door_says() {
 #[tokio::test]
 async fn waits_for_company_are_seen_and_that_the_lane_stood_idle_for_them() {
     // So long that a late timer is not taken for a lane that kept the batch.
-    const WAIT: Duration = Duration::from_millis(800);
+    const WAIT: Duration = Duration::from_secs(2);
     let stage = stage(EASY);
     let watch = watch(&stage);
     let worker = enter(&stage, 1);
