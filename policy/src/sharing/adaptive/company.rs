@@ -38,7 +38,9 @@ impl Company {
     /// Learns from an interval, while so many requests a second came.
     pub(super) fn observe(&mut self, seen: &Seen, rate: f64) {
         let Waits { batches, total, in_vain, .. } = seen.waits;
-        self.off_s = (self.off_s - seen.span.as_secs_f64()).max(0.0);
+        let span_s = seen.span.as_secs_f64();
+        self.lasting.age(span_s);
+        self.off_s = (self.off_s - span_s).max(0.0);
         self.batches = self.batches * MEMORY + batches as f64;
         self.waited = self.waited * MEMORY + total.as_secs_f64();
         self.in_vain = self.in_vain * MEMORY + in_vain.as_secs_f64();
@@ -101,5 +103,13 @@ mod tests {
         assert_eq!(waits(150.0, 20, 0.5, 10), 10, "in bursts");
         assert_eq!(waits(150.0, 3, 0.95, 10), 10, "too few to tell");
         assert_eq!(waits(0.0, 0, 0.0, 10), 10);
+    }
+
+    #[test]
+    fn a_day_later_it_begins_anew() {
+        let mut company = Company::default();
+        (0..7).for_each(|_| _ = company.lasting.again());
+        company.observe(&Seen { span: Duration::from_secs(86_400), ..Seen::default() }, 0.0);
+        assert_eq!(company.lasting.again(), 120.0);
     }
 }

@@ -73,6 +73,7 @@ impl Idling {
     /// Learns from an interval, whose arrivals have this dispersion.
     pub(super) fn observe(&mut self, live: &Live, dispersion: f64) {
         let span_s = live.seen.span.as_secs_f64();
+        self.lasting.age(span_s);
         let share = Some((live.share, live.since));
         let changed = self.share != share;
         self.share = share;
@@ -183,5 +184,14 @@ mod tests {
         assert!(idling.lets_wait(), "the share may have made the difference");
         (0..7).for_each(|_| idling.observe(&with, 1.0));
         assert!(idling.lets_wait());
+    }
+
+    #[test]
+    fn a_day_later_it_begins_anew() {
+        let mut idling = Idling::default();
+        (0..7).for_each(|_| _ = idling.lasting.again());
+        let seen = Seen { span: Duration::from_secs(86_400), ..Seen::default() };
+        idling.observe(&Live { seen, ..live(Sms(100)) }, 1.0);
+        assert_eq!(idling.lasting.again(), 120.0);
     }
 }

@@ -36,7 +36,9 @@ impl Default for Patience {
 impl Patience {
     /// Learns from an interval, where this part of the answers may miss the SLO.
     pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64) {
-        self.stays_s = (self.stays_s - seen.span.as_secs_f64()).max(0.0);
+        let span_s = seen.span.as_secs_f64();
+        self.lasting.age(span_s);
+        self.stays_s = (self.stays_s - span_s).max(0.0);
         if is_to_blame(seen, may_miss) {
             self.part = if self.part > LEAST { self.part / 2.0 } else { 0.0 };
             self.stays_s = self.lasting.again();
@@ -120,5 +122,15 @@ mod tests {
             patience.observe(&interval(0, 60), 0.01);
             assert_eq!(patience.of(WAIT), WAIT, "after {quiet} intervals");
         }
+    }
+
+    #[test]
+    fn a_bad_hour_is_not_held_against_it_for_ever() {
+        let mut patience = Patience::default();
+        (0..2).for_each(|_| patience.observe(&interval(20, 50), 0.01));
+        assert_eq!(patience.stays_s, 240.0);
+        patience.observe(&Seen { span: Duration::from_secs(86_400), ..Seen::default() }, 0.01);
+        patience.observe(&interval(20, 50), 0.01);
+        assert_eq!(patience.stays_s, 120.0);
     }
 }

@@ -1,6 +1,6 @@
 //! That less than the level was too little for a demand: while as much comes the level is kept, and for a while whatever comes.
 
-use super::lasting::Lasting;
+use super::lasting::{FORGOTTEN_S, Lasting};
 
 /// Intervals in which it shows how large a demand is.
 const SHOWN_IN: u32 = 4;
@@ -25,7 +25,8 @@ impl Pressed {
     /// `before`. It is known for as long as it was before if that is not over yet: an order that cannot be carried out is given again and
     /// again.
     pub(super) fn again(before: Option<Self>, rate: f64, now: f64) -> Self {
-        let mut lasting = before.map_or_else(Lasting::default, |pressed| pressed.lasting);
+        let recent = before.filter(|pressed| now < pressed.until + FORGOTTEN_S);
+        let mut lasting = recent.map_or_else(Lasting::default, |pressed| pressed.lasting);
         let last = before.map(|pressed| pressed.until).filter(|&until| now < until);
         let until = last.unwrap_or_else(|| now + lasting.again());
         Self { rate, intervals: 0, lasting, until }
@@ -42,5 +43,22 @@ impl Pressed {
     /// Whether the level is kept where so many rows a second come, after so many seconds of observation.
     pub(super) fn keeps(&self, rate: f64, now: f64) -> bool {
         rate >= AS_LARGE * self.rate || now < self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_lasts_longer_each_time_unless_a_day_is_over() {
+        let first = Pressed::again(None, 10.0, 0.0);
+        let lasts = |pressed: Pressed, from: f64| {
+            (1..=40).map(|n| 60.0 * f64::from(n)).find(|span| !pressed.keeps(0.0, from + span))
+        };
+        assert_eq!(lasts(first, 0.0), Some(120.0));
+        let [soon, next_day] = [200.0, 120.0 + FORGOTTEN_S];
+        assert_eq!(lasts(Pressed::again(Some(first), 10.0, soon), soon), Some(240.0));
+        assert_eq!(lasts(Pressed::again(Some(first), 10.0, next_day), next_day), Some(120.0));
     }
 }

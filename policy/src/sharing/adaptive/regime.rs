@@ -97,6 +97,7 @@ impl Regime {
 
     /// So many seconds are over, whether or not all have the shares that they should. Caps that fit may be over then.
     pub(super) fn age(&mut self, seconds: f64) {
+        self.lasting.age(seconds);
         let Some(left_s) = &mut self.fitting_s else { return };
         *left_s -= seconds;
         if *left_s <= 0.0 {
@@ -253,5 +254,15 @@ mod tests {
         observe(&mut regime, 40, 0.5, 4);
         (0..4).for_each(|_| _ = interval(&mut regime, 90));
         assert_eq!(regime.caps(), Caps::Generous, "they miss more now");
+    }
+
+    #[test]
+    fn a_day_later_it_begins_anew() {
+        let mut regime = begun();
+        observe(&mut regime, 30, 0.5, 4);
+        regime.age(1_000.0);
+        assert_eq!((regime.caps(), regime.lasting.again()), (Caps::Generous, 240.0));
+        regime.age(86_400.0);
+        assert_eq!(regime.lasting.again(), 120.0);
     }
 }
