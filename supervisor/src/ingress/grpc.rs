@@ -75,7 +75,7 @@ where
 {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
-        inference: GrpcInferenceServiceServer::new(Service(front.clone())).max_decoding_message_size(limit),
+        inference: GrpcInferenceServiceServer::new(Service(front.clone())),
         health: HealthServer::new(Health::new(front.clone(), stop.clone())),
         limit,
     };
@@ -123,7 +123,7 @@ async fn over(called: &AtomicBool, stop: Stop) {
     }
 }
 
-/// What a compressed message may come to that is no inference, in bytes.
+/// What a message may come to that is no inference, in bytes: whoever sends one is not admitted first.
 const SHORT: usize = 256 << 10;
 
 /// What a connection may call.
@@ -169,28 +169,27 @@ fn unknown(response: &HttpResponse<tonic::body::Body>) -> bool {
 }
 
 impl Servers {
-    async fn call(
-        mut self,
-        request: HttpRequest<Incoming>,
-    ) -> Result<HttpResponse<tonic::body::Body>, Status> {
-        let health = request.uri().path().starts_with(HEALTH);
+    async fn call(self, request: HttpRequest<Incoming>) -> Result<HttpResponse<tonic::body::Body>, Status> {
+        let is_health = request.uri().path().starts_with(HEALTH);
         // Only inferences are admitted one by one; what else there is to call has short messages.
         let limit = if request.uri().path() == INFER { self.limit } else { self.limit.min(SHORT) };
+        let mut inference = self.inference.max_decoding_message_size(limit);
+        let mut health = self.health.max_decoding_message_size(limit);
         let Some(encoding) = envelope::encoding(request.headers())? else {
-            let Ok(response) = match health {
-                true => self.health.call(request.map(Impatient::new)).await,
-                false => self.inference.call(request.map(Impatient::new)).await,
+            let Ok(response) = match is_health {
+                true => health.call(request.map(Impatient::new)).await,
+                false => inference.call(request.map(Impatient::new)).await,
             };
             return Ok(response);
         };
         let accepted = envelope::accepts(request.headers(), encoding);
         let request = envelope::decompressed(request, encoding, limit).await?;
-        if health {
+        if is_health {
             // It may be a stream, so that it has no end to wait for.
-            let Ok(response) = self.health.call(request).await;
+            let Ok(response) = health.call(request).await;
             return Ok(response);
         }
-        let Ok(response) = self.inference.call(request).await;
+        let Ok(response) = inference.call(request).await;
         if accepted { envelope::compressed(response, encoding).await } else { Ok(response) }
     }
 }

@@ -26,14 +26,14 @@ struct Server {
 
 impl Server {
     async fn start(connections: usize) -> Self {
+        Self::taking(connections, LIMIT).await
+    }
+
+    /// One that takes requests of so many bytes.
+    async fn taking(connections: usize, request_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let limits = Limits {
-            request_bytes: LIMIT,
-            response_bytes: LIMIT,
-            in_flight: 1,
-            connections,
-            shared_memory: false,
-        };
+        let limits =
+            Limits { request_bytes, response_bytes: LIMIT, in_flight: 1, connections, shared_memory: false };
         let listener =
             |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();

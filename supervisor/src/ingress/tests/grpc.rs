@@ -96,6 +96,21 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     server.stop().await;
 }
 
+/// They are read without being admitted, so that large ones would be memory without a bound.
+#[tokio::test]
+async fn only_inferences_are_large() {
+    let server = Server::taking(9, 8 << 20).await;
+    let mut client = Client::connect(&server).await;
+    let large = "m".repeat(5 << 20);
+    let infer = ModelInferRequest { model_name: large.clone(), ..Default::default() };
+    assert_eq!(client.call("ModelInfer", message(&infer)).await.0, Code::NotFound);
+    let ready = ModelReadyRequest { name: large, version: String::new() };
+    for method in ["ServerLive", "ModelReady", "ModelConfig", "RepositoryModelLoad"] {
+        assert_eq!(client.call(method, message(&ready)).await.0, Code::OutOfRange, "{method}");
+    }
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn calls_that_are_not_served_are_refused_in_words() {
     let server = Server::start(9).await;
