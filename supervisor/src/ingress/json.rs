@@ -1,6 +1,9 @@
 //! Inference requests as HTTP carries them: a JSON header, and after it the binary tensors.
 
-use serde::Deserialize;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
@@ -37,16 +40,50 @@ impl Form {
     }
 }
 
-#[derive(Deserialize)]
+/// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
+const MAX_TENSORS: usize = 8192;
+
+#[derive(serde::Deserialize)]
 struct Header<'a> {
     id: Option<String>,
-    parameters: Option<RequestParameters>,
     #[serde(borrow)]
-    inputs: Vec<InputHeader<'a>>,
-    outputs: Option<Vec<OutputHeader>>,
+    parameters: Option<RequestParameters<'a>>,
+    #[serde(borrow)]
+    inputs: Few<InputHeader<'a>>,
+    outputs: Option<Few<OutputHeader>>,
 }
 
-#[derive(Deserialize)]
+/// At most [`MAX_TENSORS`] of something.
+struct Few<T>(Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(OneByOne(PhantomData))
+    }
+}
+
+struct OneByOne<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OneByOne<T> {
+    type Value = Few<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX_TENSORS} tensors")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Few<T>, A::Error> {
+        let mut few = Vec::new();
+        while let Some(value) = values.next_element()? {
+            if few.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+            }
+            few.push(value);
+        }
+        Ok(Few(few))
+    }
+}
+
+#[derive(serde::Deserialize)]
 struct InputHeader<'a> {
     name: String,
     datatype: String,
@@ -56,32 +93,35 @@ struct InputHeader<'a> {
     data: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct OutputHeader {
     name: String,
     parameters: Option<OutputParameters>,
 }
 
-/// Parameters that ask for what is not served here are named, to be refused; others are hints.
-#[derive(Deserialize, Default)]
-struct RequestParameters {
+/// Parameters that ask for what is not served here are named, to be refused; others are hints. What should be a number is
+/// not read as anything else: a list would take many times its text.
+#[derive(serde::Deserialize, Default)]
+struct RequestParameters<'a> {
     binary_data_output: Option<bool>,
-    priority: Option<serde_json::Value>,
-    timeout: Option<serde_json::Value>,
+    #[serde(borrow)]
+    priority: Option<&'a RawValue>,
+    #[serde(borrow)]
+    timeout: Option<&'a RawValue>,
 }
 
-impl RequestParameters {
+impl RequestParameters<'_> {
     fn terms(&self) -> Result<Terms, Failure> {
-        let number = |name: &str, value: &Option<serde_json::Value>| match value {
+        let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
             None => Ok(0),
-            Some(value) => value.as_u64().ok_or_else(|| tensors::no_number(name, &value.to_string())),
+            Some(text) => text.parse().map_err(|_| tensors::no_number(name, text)),
         };
-        let (priority, timeout) = (number("priority", &self.priority)?, number("timeout", &self.timeout)?);
+        let (priority, timeout) = (number("priority", self.priority)?, number("timeout", self.timeout)?);
         Ok(tensors::terms(priority, timeout))
     }
 }
 
-#[derive(Deserialize, Default)]
+#[derive(serde::Deserialize, Default)]
 struct InputParameters {
     binary_data_size: Option<u64>,
     shared_memory_region: Option<String>,
@@ -89,7 +129,7 @@ struct InputParameters {
     shared_memory_offset: Option<u64>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(serde::Deserialize, Default)]
 struct OutputParameters {
     binary_data: Option<bool>,
     classification: Option<u64>,
@@ -121,7 +161,7 @@ pub(super) fn parse(
     let header: Header<'_> = serde_json::from_slice(&header)
         .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
-    for input in header.inputs {
+    for input in header.inputs.0 {
         inputs.push(tensor(input, &mut binary)?);
     }
     if !binary.is_empty() {
@@ -133,7 +173,7 @@ pub(super) fn parse(
     let parameters = header.parameters.unwrap_or_default();
     let default = parameters.binary_data_output.unwrap_or_default();
     let terms = parameters.terms()?;
-    let (outputs, form) = outputs(header.outputs.unwrap_or_default(), default)?;
+    let (outputs, form) = outputs(header.outputs.map_or_else(Vec::new, |Few(outputs)| outputs), default)?;
     let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
     Ok(HttpRequest { request, form })
 }

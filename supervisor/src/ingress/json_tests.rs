@@ -85,6 +85,24 @@ fn garbage_is_refused_with_its_place() {
     assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model()).is_err());
 }
 
+/// What a request may name is bounded before it is made: some bytes of text are hundreds in memory.
+#[test]
+fn there_are_few_tensors_and_only_numbers_are_read_as_numbers() {
+    let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;
+    let request = |inputs: usize, outputs: usize| {
+        let (inputs, outputs) = (vec![input; inputs].join(","), vec![r#"{"name":"y"}"#; outputs].join(","));
+        parsed(&format!(r#"{{"inputs":[{inputs}],"outputs":[{outputs}]}}"#), &[])
+    };
+    assert_eq!(request(MAX_TENSORS, MAX_TENSORS).unwrap().request.inputs.len(), MAX_TENSORS);
+    for (inputs, outputs) in [(MAX_TENSORS + 1, 0), (0, MAX_TENSORS + 1)] {
+        let why = request(inputs, outputs).map(drop).unwrap_err();
+        assert!(why.contains("more than 8192 tensors"), "{why}");
+    }
+    let (deep, end) = ("[".repeat(1000), "]".repeat(1000));
+    let why = parsed(&format!(r#"{{"parameters":{{"timeout":{deep}{end}}},"inputs":[]}}"#), &[]).unwrap_err();
+    assert!(why.contains("whole number of microseconds") && why.len() < 300, "{why}");
+}
+
 #[test]
 fn data_comes_once_and_in_a_known_form() {
     let input = |rest: &str| parsed(&format!(r#"{{"inputs":[{{"name":"x","shape":[1],{rest}}}]}}"#), &[1]);
