@@ -52,12 +52,13 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// A share alone is the initial one, and sizes of batches go by a largest one that is no more.
+/// A share alone is the initial one, an SLO alone its latency, and sizes of batches go by a largest one that is no more.
 fn merged(model: &Rc<Node>, changes: &Rc<Node>) -> Rc<Node> {
-    let changes = match changes.get("share") {
-        Some(share) if share.is_scalar() => &changes.with("share", |share| Node::map_of("initial", share)),
-        _ => changes,
+    let alone = |changes: &Rc<Node>, key, within| match changes.get(key) {
+        Some(value) if value.is_scalar() => changes.with(key, |value| Node::map_of(within, value)),
+        _ => Rc::clone(changes),
     };
+    let changes = &alone(&alone(changes, "share", "initial"), "slo", "latency");
     let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
     if said("max") && !said("sizes") {
         return model.with("batch", |batch| batch.without("sizes")).merged(changes);
@@ -107,6 +108,19 @@ mod tests {
         assert_eq!((changed.batch.max, changed.handover), (Some(8), HandoverMode::Restart));
         assert_eq!(changed.slo.latency, std::time::Duration::from_millis(5));
         assert_eq!(changed.queue, config.models[0].queue);
+    }
+
+    #[test]
+    fn a_latency_alone_leaves_the_percentile() {
+        let (_dir, mut config) = config();
+        config.models[0].slo.percentile = 99.9;
+        let slo = |json| changed_model(&config, "a", json).unwrap().slo;
+        let latency = std::time::Duration::from_millis(5);
+        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::config::Slo { latency, percentile: 99.9 });
+        assert_eq!(
+            slo(r#"{"slo": {"percentile": 90}}"#),
+            crate::config::Slo { percentile: 90.0, ..config.models[0].slo }
+        );
     }
 
     #[test]
