@@ -131,6 +131,15 @@ impl Keeper {
         entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
     }
 
+    /// Whether it runs and has been given up.
+    pub(super) fn is_unready(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name);
+        entry.is_some_and(|entry| match &entry.state {
+            State::Loaded { now, .. } => matches!(now.standing.borrow().state, ModelState::Unready(_)),
+            State::Unloaded { .. } => false,
+        })
+    }
+
     fn entry(&mut self, name: &str) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.model.name == name)
     }

@@ -43,8 +43,7 @@ impl Keeper {
         let change = plan::change(&old, &new);
         let (kind, begun) = if loaded {
             // Without anything that differs it is still to read its files again.
-            let again = || Change { model: new.clone(), in_place: Vec::new(), anew: vec!["its files"] };
-            self.change(&change.unwrap_or_else(again), 0, &mut waits).await
+            self.change(&change.unwrap_or_else(|| Change::again(&new)), 0, &mut waits).await
         } else {
             (Kind::Added, self.load(new, 0, &mut waits).await)
         };

@@ -31,6 +31,11 @@ pub(super) struct Change {
 }
 
 impl Change {
+    /// None in the configuration: the model's files are read again.
+    pub(super) fn again(model: &Model) -> Self {
+        Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
+    }
+
     /// All keys that differ.
     pub(super) fn keys(&self) -> Vec<&'static str> {
         self.in_place.iter().chain(&self.anew).copied().collect()

@@ -1,7 +1,9 @@
 //! A reload: the file is read and checked whole, compared with what is in force, and carried out.
 
+use std::collections::HashSet;
+
 use super::keeper::{Keeper, Waits};
-use super::plan::{self, Plan};
+use super::plan::{self, Change, Plan};
 use super::{Kind, ModelChange, ReloadRefused, Report};
 use crate::config::{self, Config, ConfigError, Listing};
 use crate::errors;
@@ -26,8 +28,12 @@ impl Keeper {
         if !config.file_faults.is_empty() {
             return Err(ReloadRefused::Faulty(Listing(&config.file_faults).to_string()));
         }
-        let plan = plan::plan(&self.config(), &config)
+        let mut plan = plan::plan(&self.config(), &config)
             .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
+        // What keeps a model from serving need not stand in the file: it may be mended though nothing there differs.
+        let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
+        let unready = config.models.iter().filter(|model| self.is_unready(&model.name));
+        plan.changed.extend(unready.filter(|model| !differs.contains(&model.name)).map(Change::again));
         self.workshop.learn_library(&config).map_err(ReloadRefused::Impossible)?;
         Ok((config, plan))
     }

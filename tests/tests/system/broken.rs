@@ -49,6 +49,25 @@ async fn others_serve_beside_broken_models_and_status_says_why() {
 }
 
 #[tokio::test]
+async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_faulty_again() {
+    let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
+    let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
+    home.write("m.onnx", "this is no model").unwrap();
+    let mut server = Server::start(home, None).unwrap();
+    server.wait_model_ready("echo").await.unwrap();
+    server.wait_status("m", "unready", |model| model.state == "unready").await.unwrap();
+    let output = server.home().run(&["reload"]).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("m: replaced (its files), but not in force"), "{said}");
+    std::fs::copy(models_folder().join("digits.onnx"), server.home().path().join("m.onnx")).unwrap();
+    assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);
+    assert_eq!(server.model("m").await.unwrap().state, "ready");
+    assert_eq!(server.reload().await.unwrap().changes(), []);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn strict_start_refuses_broken_models() {
     let home = with_a_broken_one().unwrap();
     let yaml = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();
