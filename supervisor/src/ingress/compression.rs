@@ -96,21 +96,30 @@ impl Encoding {
 
 /// The format that `Accept-Encoding` prefers to all others; nothing if that is none at all.
 pub(super) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
+    let items: Vec<_> = values.flat_map(|value| value.split(',')).map(weighed).collect();
+    // A star stands for what is not named, be it with no weight at all.
+    let is_named =
+        |encoding: &Encoding| items.iter().any(|(name, _)| Encoding::named(name) == Some(*encoding));
+    let of_star = || [Encoding::Gzip, Encoding::Deflate].into_iter().find(|encoding| !is_named(encoding));
     let (mut best, mut plain): (Option<(Encoding, f32)>, f32) = (None, 0.0);
-    for item in values.flat_map(|value| value.split(',')) {
-        let mut parts = item.split(';').map(str::trim);
-        let name = parts.next().unwrap_or_default();
-        let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(Some(1.0), |q| q.parse().ok());
-        let Some(weight) = weight.filter(|weight: &f32| *weight > 0.0) else { continue };
+    for &(name, weight) in items.iter().filter(|(_, weight)| *weight > 0.0) {
         if name.eq_ignore_ascii_case("identity") {
             plain = weight;
-        } else if let Some(encoding) = Encoding::named(if name == "*" { "gzip" } else { name })
+        } else if let Some(encoding) = if name == "*" { of_star() } else { Encoding::named(name) }
             && best.is_none_or(|(_, best)| weight > best)
         {
             best = Some((encoding, weight));
         }
     }
     best.filter(|(_, weight)| *weight >= plain).map(|(encoding, _)| encoding)
+}
+
+/// A format's name and weight; none is 1, and what is no number 0.
+fn weighed(item: &str) -> (&str, f32) {
+    let mut parts = item.split(';').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(1.0, |q| q.parse().unwrap_or(0.0));
+    (name, weight)
 }
 
 #[cfg(test)]
@@ -170,6 +179,9 @@ mod tests {
             ("gzip;q=0, deflate;q=0.1", Some(Encoding::Deflate)),
             ("gzip;q=0.3, identity", None),
             ("br, *;q=0.1", Some(Encoding::Gzip)),
+            ("gzip;q=0, *", Some(Encoding::Deflate)),
+            ("gzip;q=0, *;q=0.5, deflate;q=0", None),
+            ("*, gzip;q=0.5", Some(Encoding::Deflate)),
             ("gzip;q=x", None),
             (";;,,q=", None),
         ] {
