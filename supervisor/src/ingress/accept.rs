@@ -30,7 +30,7 @@ pub(super) enum Service {
 }
 
 /// How long a peer may read nothing of an answer.
-const UNREAD: Duration = Duration::from_secs(30);
+pub(super) const UNREAD: Duration = Duration::from_secs(30);
 
 /// An accepted connection.
 enum Stream {

@@ -16,7 +16,7 @@ use crate::pipeline::Pieces;
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// How many bytes a second come of a body at least, beside one silence: who sends one now and then would have his place for ever.
-const SLOWEST: f64 = 1024.0;
+pub(super) const SLOWEST: f64 = 1024.0;
 
 /// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
 const SMALL: usize = 4096;

@@ -41,6 +41,7 @@ use super::proto::{
 use super::refusal::Refusal;
 use super::shared_memory::Registered;
 use super::stop::Stop;
+use super::untaken::{self, Untaken};
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
 use crate::pipeline::{Coming, Metadata};
 use crate::router::Guest;
@@ -79,10 +80,11 @@ where
         health: HealthServer::new(Health::new(front.clone(), stop.clone())),
         limit,
     };
-    let called = AtomicBool::new(false);
+    let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let service = service_fn(|request| {
         called.store(true, Ordering::Relaxed);
-        call(front.clone(), servers.clone(), request)
+        let (answered, untaken) = (call(front.clone(), servers.clone(), request), untaken.clone());
+        async move { Ok::<_, Infallible>(answered.await.map(|body| untaken::Answer::new(body, untaken))) }
     });
     let mut connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -92,8 +94,13 @@ where
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(io), service);
     let mut over = std::pin::pin!(over(&called, stop));
+    let mut overdue = std::pin::pin!(untaken.overdue());
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
+        if overdue.as_mut().poll(cx).is_ready() {
+            tracing::debug!("cut a gRPC connection whose peer does not take its answers");
+            return Poll::Ready(Ok(()));
+        }
         if !told && over.as_mut().poll(cx).is_ready() {
             told = true;
             if !called.load(Ordering::Relaxed) {
@@ -140,15 +147,15 @@ async fn call(
     front: Arc<Frontend>,
     servers: Servers,
     mut request: HttpRequest<Incoming>,
-) -> Result<HttpResponse<tonic::body::Body>, Infallible> {
+) -> HttpResponse<tonic::body::Body> {
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
         let response = servers.call(request).await.unwrap_or_else(Status::into_http);
-        return Ok(if unknown(&response) {
+        return if unknown(&response) {
             Status::from(absent::call(uri.path())).into_http()
         } else {
             response
-        });
+        };
     }
     let span = front.begin_grpc(&mut request);
     let response = match front.admit() {
@@ -158,7 +165,7 @@ async fn call(
     if let Some(span) = span {
         traced::end_grpc(span, &response);
     }
-    Ok(response)
+    response
 }
 
 /// Whether no service knew the call; tonic refuses such calls without a word.

@@ -37,6 +37,7 @@ mod statistics;
 mod stop;
 mod tensors;
 mod traced;
+mod untaken;
 mod values;
 
 use std::sync::Arc;

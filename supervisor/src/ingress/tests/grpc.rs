@@ -248,6 +248,22 @@ async fn what_is_not_http2_is_refused_and_harms_nobody_else() {
     server.stop().await;
 }
 
+/// Of HTTP/2, a peer's settings: nothing of an answer may go to it.
+const NO_ROOM: [u8; 15] = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0];
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_has_no_room_for_its_answer_is_given_up_before_it_is_pinged() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("grpc").await;
+    let call = c_core("x", "ServerLive");
+    let (preface, rest) = call.split_at(24);
+    stream.write_all(&[preface, &NO_ROOM, &rest[9..]].concat()).await.unwrap();
+    let mut got = Vec::new();
+    let ended = timeout(Duration::from_secs(50), stream.read_to_end(&mut got)).await;
+    assert!(ended.is_ok(), "it is still open");
+    server.stop().await;
+}
+
 /// The clock leaps where there is nothing to do, so nobody waits for that.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_answers_no_ping_is_given_up() {

@@ -1,0 +1,155 @@
+//! Answers over gRPC that their peer does not take. What flow control holds back is not written, so that the time
+//! limit on writing, which is the stream's, does not see it; the peer goes on answering pings meanwhile.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::accept::UNREAD;
+use super::body::SLOWEST;
+
+/// Answers go on in pieces of at most so many bytes, for each of which the peer must make room in time. Of the last one
+/// hyper does not wait until it has gone, so that as much may stay.
+const PIECE: usize = 256 << 10;
+
+/// The answers of a connection that wait for their peer.
+#[derive(Debug, Default)]
+pub(super) struct Untaken {
+    answers: AtomicU64,
+    /// Until when each that waits may do so.
+    until: Mutex<HashMap<u64, Instant>>,
+    /// One began to wait.
+    begun: Notify,
+}
+
+impl Untaken {
+    /// Waits until a peer has not taken an answer in time.
+    pub(super) async fn overdue(&self) {
+        loop {
+            let first = self.until.lock().values().min().copied();
+            match first {
+                None => self.begun.notified().await,
+                Some(until) if until <= Instant::now() => return,
+                // One that began to wait later may be due sooner.
+                Some(until) => sleep_until(until.min(Instant::now() + UNREAD)).await,
+            }
+        }
+    }
+}
+
+/// An answer that says so when it waits for its peer: hyper asks for the next piece when the last one may go.
+#[derive(Debug)]
+pub(super) struct Answer<B> {
+    body: B,
+    /// What of a frame is left.
+    rest: Bytes,
+    number: u64,
+    waits: bool,
+    untaken: Arc<Untaken>,
+}
+
+impl<B> Answer<B> {
+    pub(super) fn new(body: B, untaken: Arc<Untaken>) -> Self {
+        let number = untaken.answers.fetch_add(1, Ordering::Relaxed);
+        Self { body, rest: Bytes::new(), number, waits: false, untaken }
+    }
+
+    fn piece(&mut self) -> Frame<Bytes> {
+        let piece = self.rest.split_to(self.rest.len().min(PIECE));
+        self.untaken.until.lock().insert(self.number, Instant::now() + patience(piece.len()));
+        self.untaken.begun.notify_one();
+        self.waits = true;
+        Frame::data(piece)
+    }
+
+    fn goes_on(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            self.untaken.until.lock().remove(&self.number);
+        }
+    }
+}
+
+/// How long so many bytes may wait: a peer may be as slow as one that sends.
+fn patience(bytes: usize) -> Duration {
+    UNREAD + Duration::from_secs_f64(bytes as f64 / SLOWEST)
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        this.goes_on();
+        if this.rest.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)).transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => this.rest = data,
+                Some(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                None => return Poll::Ready(None),
+            }
+        }
+        Poll::Ready(Some(Ok(this.piece())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+}
+
+impl<B> Drop for Answer<B> {
+    fn drop(&mut self) {
+        self.goes_on();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::{BodyExt, Full, StreamBody};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_a_piece_now_and_then_is_not_overdue_but_who_takes_no_more_is() {
+        let untaken = Arc::new(Untaken::default());
+        let long = Bytes::from(vec![7; 2 * PIECE + 1]);
+        let mut answer = Answer::new(Full::new(long.clone()), Arc::clone(&untaken));
+        let mut got = Vec::new();
+        while let Some(frame) = answer.frame().await {
+            let piece = frame.unwrap().into_data().unwrap();
+            got.extend_from_slice(&piece);
+            let almost = patience(piece.len()) - Duration::from_secs(1);
+            let overdue = timeout(almost, untaken.overdue()).await;
+            assert!(overdue.is_err(), "after {} bytes", got.len());
+        }
+        assert_eq!(got, long);
+        let mut answer = Answer::new(Full::new(long), Arc::clone(&untaken));
+        answer.frame().await.unwrap().unwrap();
+        assert!(timeout(patience(PIECE + 1), untaken.overdue()).await.is_ok());
+        drop(answer);
+        assert!(timeout(2 * patience(PIECE), untaken.overdue()).await.is_err(), "it has gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_nothing_to_take_is_not_overdue() {
+        let untaken = Arc::new(Untaken::default());
+        let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        let mut answer = Answer::new(silent, Arc::clone(&untaken));
+        assert!(timeout(2 * UNREAD, answer.frame()).await.is_err());
+        assert!(timeout(2 * UNREAD, untaken.overdue()).await.is_err());
+    }
+}
