@@ -205,11 +205,16 @@ async fn answer(ask: Ask, reach: &Reach) -> Answer {
     }
 }
 
-/// The model of that name; else which there are.
+/// The model of that name; else why it does not run, or which there are.
 fn named(name: &str, reach: &Reach) -> Result<Served, String> {
     let roster = reach.roster();
+    if let Some(model) = roster.unloaded.iter().find(|model| model.model.name == name) {
+        return Err(format!("model '{name}' does not run: {}", model.why));
+    }
     roster.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
-        let names: Vec<_> = roster.served.iter().map(|model| model.model.name.as_str()).collect();
+        let unloaded = roster.unloaded.iter().map(|model| &model.model);
+        let all = roster.served.iter().map(|model| &model.model).chain(unloaded);
+        let names: Vec<_> = all.map(|model| model.name.as_str()).collect();
         format!("there is no model '{name}'; there are: {}", names.join(", "))
     })
 }
