@@ -43,6 +43,16 @@ pub enum HostError {
         /// How many are meant.
         found: usize,
     },
+    /// One GPU, named twice.
+    #[error(
+        "GPU {device} is the same as GPU {other} of this configuration; name it once and let models share it"
+    )]
+    SameGpu {
+        /// As the configuration names it.
+        device: String,
+        /// As it does before.
+        other: String,
+    },
     /// A GPU without MPS that does not work.
     #[error(
         "GPU {device} cannot be used; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
@@ -112,11 +122,13 @@ pub fn init_logging() {
 /// The GPUs. Real ones are looked for, and those under MPS get a daemon in `private`, which is ended
 /// when they are dropped. `probe` tells what a CUDA process finds.
 pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
+    let mut known = Vec::new();
     let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn Partition>, HostError> {
         Ok(match gpu {
             Gpu::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
             Gpu::Cuda { device, partition } => {
                 let (name, uuid) = identify(device)?;
+                only_once(&mut known, &name, &uuid)?;
                 match partition {
                     Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
                     Partitioning::Mps => Arc::new(mps_gpu(index, name, uuid, private, probe)?),
@@ -125,6 +137,15 @@ pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostErro
         })
     };
     gpus.iter().enumerate().map(make).collect()
+}
+
+/// An index and a UUID, or two ways of writing one, may mean the same GPU, whose shares would be given away twice.
+fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Result<(), HostError> {
+    if let Some((other, _)) = known.iter().find(|(_, known)| known.eq_ignore_ascii_case(uuid)) {
+        return Err(HostError::SameGpu { device: device.to_owned(), other: other.clone() });
+    }
+    known.push((device.to_owned(), uuid.to_owned()));
+    Ok(())
 }
 
 /// The length of a whole UUID: `GPU-` and 36 characters.
@@ -296,6 +317,17 @@ fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_is_taken_once_whatever_it_is_called() {
+        let mut known = Vec::new();
+        assert!(only_once(&mut known, "0", "GPU-5a7c").is_ok());
+        assert!(only_once(&mut known, "1", "GPU-5a7d").is_ok());
+        for device in ["GPU-5a7c", "GPU-5A7C"] {
+            let fault = only_once(&mut known, device, device).unwrap_err();
+            assert!(fault.to_string().contains("the same as GPU 0"), "{fault}");
+        }
+    }
 
     #[test]
     fn connections_leave_descriptors_for_workers_and_commands() {
