@@ -84,6 +84,12 @@ async fn follow(
         for model in &mut readiness {
             ready &= *model.borrow_and_update();
         }
+        // One that is taken off the router stops after that, and is nobody's concern any more.
+        if others.has_changed().is_ok_and(|other| other) {
+            others.mark_unchanged();
+            readiness = readinesses(&front);
+            continue;
+        }
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
         if last != Some(now) {
             last = Some(now);
@@ -127,4 +133,72 @@ fn status(ready: bool) -> ServingStatus {
 
 fn said(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use tokio::sync::Semaphore;
+    use tokio::task::yield_now;
+
+    use super::super::shared_memory::Regions;
+    use super::*;
+    use crate::clock::Clock;
+    use crate::pipeline::{Pipeline, Settings, Slo};
+    use crate::repository::Repository;
+    use crate::router::Route;
+
+    fn front() -> Arc<Frontend> {
+        Arc::new(Frontend {
+            router: Arc::default(),
+            repository: Arc::new(Repository::new(Vec::new, None)),
+            tracer: None,
+            in_flight: Semaphore::new(1),
+            watchers: Arc::new(Semaphore::new(1)),
+            regions: Regions::new(false),
+            request_bytes: 1,
+        })
+    }
+
+    /// The only model from now on, ready.
+    fn serve(front: &Frontend) -> Arc<Pipeline> {
+        let settings = Settings {
+            name: "m".to_owned(),
+            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            max_requests: 1,
+            memory: 4096,
+            max_delay: Duration::ZERO,
+            reject_late: false,
+            profile: None,
+            bell: None,
+        };
+        let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());
+        pipeline.open();
+        front.router.set(HashMap::from([("m".to_owned(), Route::to(Arc::clone(&pipeline)).0)]));
+        pipeline
+    }
+
+    #[tokio::test]
+    async fn that_a_replaced_model_stops_is_no_news() {
+        let front = front();
+        let (stop, stopped) = watch::channel(false);
+        let (tell, mut told) = mpsc::channel(1);
+        let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
+        let mut serving = serve(&front);
+        tokio::spawn(follow(Arc::clone(&front), true, tell, Stop::new(stopped, Duration::ZERO), room));
+        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
+        for round in 0..64 {
+            let before = std::mem::replace(&mut serving, serve(&front));
+            before.shut("it is replaced");
+            // The watcher's turn, twice: it may look at either first.
+            yield_now().await;
+            yield_now().await;
+            assert!(told.try_recv().is_err(), "in round {round}");
+        }
+        serving.shut("it is broken");
+        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::NotServing));
+        stop.send_replace(true);
+    }
 }
