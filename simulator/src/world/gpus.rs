@@ -189,7 +189,8 @@ impl Seat<'_> {
             Some(gpu) => Occupant::of(&self.profile.execution, rows, self.sms, gpu),
             None => Occupant::with_cap(self.sms),
         };
-        let (done, whole, demand) = (0.0, 1.0, 0.0);
+        // As slow as can be, so that whatever speed comes next sets its timer.
+        let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
     }
@@ -306,6 +307,14 @@ mod tests {
         gpus.finish(0, due, &mut timers);
         gpus.leave(0, due, &mut timers);
         assert!(timers.due() > 15 * MS && timers.due() < 20 * MS, "{}", timers.due());
+    }
+
+    #[test]
+    fn a_batch_of_a_nanosecond_is_through_after_it() {
+        let profile = profile(1e-6);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50)], true);
+        gpus.start(0, 1, 1.0, MS, &mut timers);
+        assert_eq!(timers.due(), MS + 1);
     }
 
     #[test]
