@@ -115,6 +115,9 @@ pub enum BadTable {
 /// The longest execution time a table may hold, in milliseconds.
 const MAX_MS: f64 = 1e6;
 
+/// No batch takes longer, in milliseconds: some eleven days, which still leave room for sums and products in nanoseconds.
+const LONGEST_MS: f64 = 1e9;
+
 impl Execution {
     /// A table with these columns and rows; rows may come in any order.
     pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
@@ -145,9 +148,9 @@ impl Execution {
     /// The time that a batch of `batch` rows executes on `sms` SMs (which may be a fraction, under
     /// contention). Linear between the table's points; with fewer SMs than its first column in
     /// inverse proportion, with more than its last flat; smaller batches as its first row, larger
-    /// ones in proportion.
+    /// ones in proportion, up to some eleven days.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
-        Duration::from_secs_f64(self.ms(batch, sms) / 1e3)
+        Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
 
     fn ms(&self, batch: u32, sms: f64) -> f64 {
@@ -222,6 +225,13 @@ mod tests {
         assert_eq!(ms(16, 20.0), 40.0, "larger batches: in proportion");
         assert!((ms(4, 10.0) - (10.0 + 30.0 * 3.0 / 7.0)).abs() < 1e-9, "between two batch sizes");
         assert!(ms(1, 0.0).is_finite());
+    }
+
+    #[test]
+    fn times_far_from_the_table_can_still_be_added_up() {
+        let slow = Row { batch: 1, ms: vec![999_999.0] };
+        let table = Execution::new(vec![Sms(1_000_000)], vec![slow]).unwrap();
+        assert!(table.time(u32::MAX, 0.0).as_nanos() < u128::from(u64::MAX / 10_000));
     }
 
     #[test]

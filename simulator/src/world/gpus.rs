@@ -205,7 +205,8 @@ impl Seat<'_> {
             batch.done += (now - batch.at) as f64 / batch.whole;
             batch.at = now;
             batch.whole = whole;
-            timers.set(self.timer, now + ((1.0 - batch.done).max(0.0) * whole).round() as u64);
+            let left = ((1.0 - batch.done).max(0.0) * whole).round() as u64;
+            timers.set(self.timer, now.saturating_add(left));
         }
     }
 }
@@ -315,6 +316,14 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50)], true);
         gpus.start(0, 1, 1.0, MS, &mut timers);
         assert_eq!(timers.due(), MS + 1);
+    }
+
+    #[test]
+    fn a_batch_that_takes_for_ever_is_never_through() {
+        let profile = profile(999_999.0);
+        let (mut gpus, mut timers) = seats(&[(&profile, 50)], true);
+        gpus.start(0, u32::MAX, f64::MAX, MS, &mut timers);
+        assert_eq!(timers.due(), u64::MAX);
     }
 
     #[test]
