@@ -27,10 +27,13 @@ impl DeviceBuffer {
         let failed = fault("give memory");
         // SAFETY: a new allocation disturbs no other; it is freed with the value.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
+        let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
+        let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };
         // SAFETY: it was allocated with this size, and nobody knows it yet.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
-        let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
-        Ok(Self { start, bytes, context: Arc::clone(&gpu.context) })
+        // For memory on the GPU that returns before it is done, and our streams do not wait for it.
+        gpu.synchronize()?;
+        Ok(buffer)
     }
 
     /// Where it starts, on the GPU.
