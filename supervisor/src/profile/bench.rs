@@ -16,6 +16,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 
+use super::options::advice;
 use crate::clock::monotonic_ns;
 use crate::config::{Model, Timeouts};
 use crate::control::{engine_spec, warm_up};
@@ -113,8 +114,7 @@ impl Bench<'_> {
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
         let (mut worker, mut events) = self.spawn(Purpose::Serve, share)?;
         let Booted { loaded, activations } = self.boot(&mut worker, &mut events).await?;
-        let plan =
-            warm_up(self.model, &loaded).map_err(|refusal| BenchError::Refused(refusal.to_string()))?;
+        let plan = warm_up(self.model, &loaded).map_err(|refusal| refused(&refusal))?;
         let (socket, _answers) =
             worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))?;
         let mut ms = Vec::with_capacity(plan.sizes.len());
@@ -245,12 +245,17 @@ async fn converse(
                 let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
                 return found.map(|loaded| Booted { loaded, activations }).ok_or_else(early);
             }
-            WorkerSaid::Refused(refusal) => return Err(BenchError::Refused(refusal.to_string())),
+            WorkerSaid::Refused(refusal) => return Err(refused(&refusal)),
             WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
             WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
         }
     }
     Err(BenchError::Ended("nothing is known of it".to_owned()))
+}
+
+/// A worker's no, whose advice is for those who have a configuration.
+fn refused(why: &impl std::fmt::Display) -> BenchError {
+    BenchError::Refused(advice(&why.to_string()))
 }
 
 /// Lets a worker finish, and waits for its exit.
@@ -270,7 +275,7 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send)?;
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     let answer: Answer = decode(message.get(..len).unwrap_or_default())?;
-    answer.result.map_err(|failure| BenchError::Refused(failure.to_string()))?;
+    answer.result.map_err(|failure| refused(&failure))?;
     Ok(answer.execution_us)
 }
 

@@ -17,6 +17,16 @@ const OPTIONS: [(&str, &str); 7] = [
     ("onnxruntime.library", "--library"),
 ];
 
+/// What a worker advises about a configuration, and what that comes to on the command line.
+const ADVICE: [(&str, &str); 6] = [
+    ("raise limits.response_bytes", "give a smaller --max-batch"),
+    ("use a smaller batch.max", "give a smaller --max-batch"),
+    ("set batch.max: 0 for this model", "give --max-batch 0"),
+    ("set `batch: {max: 0}`", "give --max-batch 0"),
+    ("batch.max is", "--max-batch is"),
+    ("warmup.", "--shape "),
+];
+
 /// What is measured, and how.
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -83,6 +93,11 @@ pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
     said.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// A worker's words, told of the options.
+pub(super) fn advice(said: &str) -> String {
+    ADVICE.iter().fold(said.to_owned(), |said, (key, option)| said.replace(key, option))
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || "give a number of seconds from 0 to 86400".to_owned();
     let seconds = text.parse().ok().filter(|seconds| (0.0..=86400.0).contains(seconds));
@@ -98,9 +113,13 @@ fn shape(text: &str) -> Result<(String, Vec<i64>), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use clap::Parser;
+    use shadowslice_shared::batch::RunFailure;
 
     use super::*;
+    use crate::process::plan_warm_up;
 
     #[derive(Debug, clap::Parser)]
     struct Command {
@@ -158,6 +177,19 @@ mod tests {
         assert_eq!(
             instead_of_keys(said, made_up),
             "MODEL: gone\n--shape.x: odd\nmodels[0].queue: odd\ngiven.yaml:5:6: execution_ms.1: short"
+        );
+    }
+
+    #[test]
+    fn a_workers_advice_names_options() {
+        let too_large = RunFailure::AnswerTooLarge { needed: 9, room: 8 };
+        let advised = advice(&too_large.to_string());
+        assert_eq!(advised, "the answer has 9 bytes and only 8 fit; give a smaller --max-batch");
+        let given = BTreeMap::from([("x".to_owned(), vec![5])]);
+        let unknown = plan_warm_up(&[], true, vec![1], &given).unwrap_err();
+        assert_eq!(
+            advice(&unknown.to_string()),
+            "the model cannot be loaded: --shape x: the model has no such input"
         );
     }
 }
