@@ -274,6 +274,9 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
     let bytes = encode(batch, &mut message)?;
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send)?;
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
+    if len == 0 {
+        return Err(BenchError::Ended("in the middle of a batch".to_owned()));
+    }
     let answer: Answer = decode(message.get(..len).unwrap_or_default())?;
     answer.result.map_err(|failure| refused(&failure))?;
     Ok(answer.execution_us)
@@ -295,5 +298,23 @@ fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
             one[0] = 1;
             one.repeat(count)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::recv;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_dies_of_a_batch_is_said_to_have_ended() {
+        let (ours, theirs) = BatchSocket::pair().unwrap();
+        let dying =
+            std::thread::spawn(move || recv(theirs.as_raw_fd(), &mut [0; 64], MsgFlags::empty()).unwrap());
+        let batch = Batch { id: 0, slot: 0, sent_ns: 0, shapes: Vec::new(), requests: Vec::new() };
+        let ended = execute(&ours, &batch).await.unwrap_err();
+        assert!(matches!(ended, BenchError::Ended(_)), "{ended}");
+        dying.join().unwrap();
     }
 }
