@@ -21,4 +21,4 @@ mod policy;
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms};
 pub use plan::{Change, Decision, Door, Plan, Relief, Verdict, Waiting};
-pub use policy::{Kind, Policy, UnknownPolicy};
+pub use policy::{DOORS_EVERY, Kind, Policy, UnknownPolicy};

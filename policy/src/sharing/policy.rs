@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -9,6 +10,9 @@ use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
 use super::{Decision, Door, Facts, Relief, Terms};
+
+/// How often doors follow what has come since the last decision, where that is longer ago: a load that comes at once is there within less.
+pub const DOORS_EVERY: Duration = Duration::from_millis(100);
 
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -195,6 +199,19 @@ impl Policy {
             }
         }
         towards(&targets, &self.terms, facts)
+    }
+
+    /// Doors between two decisions, by what has come since the last one; none where the policy has none of its own. To be asked every
+    /// [`DOORS_EVERY`].
+    pub fn doors_meanwhile(&self, facts: &Facts) -> Vec<Door> {
+        match (&self.rule, &self.our_doors) {
+            (Rule::Adaptive(adaptive), _) => {
+                let shares = facts.least_shares();
+                adaptive.watched(adaptive.doors_meanwhile(&self.terms, facts, &shares), &shares)
+            }
+            (_, Some(ours)) => ours.doors_meanwhile(&self.terms, facts, &facts.shares()),
+            (_, None) => Vec::new(),
+        }
     }
 
     /// What `model` should have at once, or as soon as can be, which shows a sign of pressure since `onset`; nothing if

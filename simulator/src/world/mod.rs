@@ -20,7 +20,7 @@ mod tests;
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Decision, Facts, Plan, Policy};
+use shadowslice_policy::sharing::{DOORS_EVERY, Decision, Facts, Plan, Policy};
 
 pub(crate) use observe::Tally;
 
@@ -114,6 +114,8 @@ pub enum Ask {
     Start,
     /// An interval is over.
     Interval,
+    /// A part of one is.
+    Meanwhile,
     /// This model should have more SMs at once, and they may be had.
     Pressure(usize),
 }
@@ -126,6 +128,7 @@ pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
     |ask, facts| match ask {
         Ask::Start => Decision { doors: policy.first_doors(&facts.shares()), ..Decision::default() },
         Ask::Interval => policy.decide(facts),
+        Ask::Meanwhile => Decision { doors: policy.doors_meanwhile(facts), ..Decision::default() },
         Ask::Pressure(model) => {
             let Some(relief) = policy.pressure(model, facts.now, facts) else { return Decision::default() };
             let plan = Plan { changes: vec![relief.change] };
@@ -174,7 +177,7 @@ impl<'a> World<'a> {
                 &scenario.gpus,
                 Rules { turns: settings.turns, interference: settings.interference },
             ),
-            timers: Timers::new(count * TIMERS.len() + 1),
+            timers: Timers::new(count * TIMERS.len() + 2),
             dwell: settings.dwell,
             deviation: settings.noise,
             random: Random::new(settings.seed, Purpose::Noise, 0),
@@ -183,6 +186,9 @@ impl<'a> World<'a> {
         let models = served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
         let interval = ns(settings.interval).max(1);
         stage.timers.set(count * TIMERS.len(), interval);
+        if settings.interval > DOORS_EVERY {
+            stage.timers.set(count * TIMERS.len() + 1, ns(DOORS_EVERY));
+        }
         Self { scenario, models, stage, now: 0, interval }
     }
 
@@ -195,8 +201,13 @@ impl<'a> World<'a> {
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.stage),
                 None => {
-                    self.stage.timers.set(due, self.now.saturating_add(self.interval));
-                    self.ask(Ask::Interval, decide);
+                    let is_interval = due == self.models.len() * TIMERS.len();
+                    let (ask, span) = match is_interval {
+                        true => (Ask::Interval, self.interval),
+                        false => (Ask::Meanwhile, ns(DOORS_EVERY)),
+                    };
+                    self.stage.timers.set(due, self.now.saturating_add(span));
+                    self.ask(ask, decide);
                 }
             }
         }

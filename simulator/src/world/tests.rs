@@ -19,6 +19,19 @@ const SETTINGS: Settings = Settings {
     seed: 1,
 };
 
+/// A run in which nothing is decided between two intervals.
+fn run(
+    scenario: &Scenario,
+    settings: &Settings,
+    arrivals: impl IntoIterator<Item = Arrival>,
+    decide: &mut Decide<'_>,
+) -> Outcome {
+    super::run(scenario, settings, arrivals, &mut |ask, facts| match ask {
+        Ask::Meanwhile => Decision::default(),
+        ask => decide(ask, facts),
+    })
+}
+
 fn at(ms: u64) -> Arrival {
     Arrival { at: moment(ms * MS), model: 0 }
 }
@@ -241,6 +254,27 @@ fn who_is_let_in_is_asked_before_the_first_request_comes() {
 }
 
 #[test]
+fn doors_are_asked_for_between_two_intervals_and_see_what_came_since() {
+    let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
+    let asked = |settings: &Settings, wanted: Ask| {
+        let mut seen = Vec::new();
+        super::run(&scenario, settings, [at(50), at(250), at(720)], &mut |ask, facts| {
+            if ask == wanted {
+                seen.push((facts.now, facts.models[0].seen.arrived));
+            }
+            Decision::default()
+        });
+        seen
+    };
+    let meanwhile: Vec<_> = asked(&SETTINGS, Ask::Meanwhile);
+    let at_ms = |ms: u64| meanwhile.iter().find(|(now, _)| *now == moment(ms * MS)).map(|seen| seen.1);
+    assert_eq!([100, 200, 300, 400, 600, 700].map(at_ms), [1, 1, 2, 2, 0, 0].map(Some));
+    assert_eq!(asked(&SETTINGS, Ask::Interval)[0], (moment(500 * MS), 2), "as if nobody had looked");
+    let often = Settings { interval: DOORS_EVERY, ..SETTINGS };
+    assert_eq!(asked(&often, Ask::Meanwhile), [], "it is decided as often");
+}
+
+#[test]
 fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     let mut served = model("a", 100.0);
     served.terms.slo = Duration::from_millis(350);
@@ -248,7 +282,7 @@ fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
     let mut heard = Vec::new();
     let mut decide = |ask, facts: &Facts| {
         let change = match ask {
-            Ask::Start | Ask::Interval => change(25, false),
+            Ask::Start | Ask::Interval | Ask::Meanwhile => change(25, false),
             Ask::Pressure(0) => change(50, true),
             Ask::Pressure(other) => panic!("there is no model {other}"),
         };

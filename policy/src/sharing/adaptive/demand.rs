@@ -133,6 +133,15 @@ impl Demand {
         }
     }
 
+    /// What it would be if as much came on as since the last interval, where that differs for certain. Bursts of late are no news.
+    pub(super) fn foreseen(&self, seen: &Seen) -> Self {
+        let (came, seconds) = (seen.arrived as f64, seen.span.as_secs_f64());
+        let before = sum(self.window.iter());
+        let chance = self.safe_dispersion.max(self.peak_dispersion) * CHANCE.powi(2);
+        let changed = seconds > 0.0 && before.1 > 0.0 && difference((came, seconds), before) > chance;
+        Self { rate: if changed { came / seconds } else { self.rate }, ..self.clone() }
+    }
+
     /// Drops the intervals that the newest ones disagree with.
     fn forget(&mut self) {
         for recent in RECENT {
@@ -140,11 +149,8 @@ impl Demand {
             if older == 0 {
                 return;
             }
-            let (came, seconds) = sum(self.window.iter().skip(older));
-            let (came_before, seconds_before) = sum(self.window.iter().take(older));
-            let rate = (came + came_before) / (seconds + seconds_before);
-            let deviance = deviance(came, rate * seconds) + deviance(came_before, rate * seconds_before);
-            if deviance > self.safe_dispersion * CHANCE.powi(2) {
+            let (newest, before) = (sum(self.window.iter().skip(older)), sum(self.window.iter().take(older)));
+            if difference(newest, before) > self.safe_dispersion * CHANCE.powi(2) {
                 self.window.drain(..older);
                 return;
             }
@@ -280,6 +286,12 @@ fn sum<'a>(intervals: impl Iterator<Item = &'a Interval>) -> (f64, f64) {
 /// What is remembered of a largest value that is now this: all of it at first, and a part `1/e` of the excess after an `age` of 1.
 fn slowly(largest: f64, now: f64, age: f64) -> f64 {
     now + (largest - now).max(0.0) * (-age).exp()
+}
+
+/// How much likelier requests and seconds are, and those before them, at two rates than at one: a [`deviance`].
+fn difference((came, seconds): (f64, f64), (came_before, seconds_before): (f64, f64)) -> f64 {
+    let rate = (came + came_before) / (seconds + seconds_before);
+    deviance(came, rate * seconds) + deviance(came_before, rate * seconds_before)
 }
 
 /// Twice the logarithm of how much likelier so many requests were at the rate at which they came than at one at which so many are

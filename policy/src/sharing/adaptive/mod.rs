@@ -277,30 +277,33 @@ impl Adaptive {
 
     /// Our batching and admission for whatever shares are in force, and what there is to say about each model.
     pub(super) fn doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
-        let mut doors: Vec<Door> = terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect();
-        let mut report = vec![Verdict::Keep; terms.len()];
-        for (gpu, &sms) in gpus.iter().enumerate() {
-            let outlook = Outlook::of(&self.models, terms, shares, gpu, sms);
-            for (model, door) in outlook.doors() {
-                report[model] = outlook.verdict(model, &door);
-                doors[model] = door;
-            }
-        }
-        (doors, report)
+        doors_of(&self.models, terms, gpus, shares)
     }
 
-    /// The same, with doors that notice when more comes than our shares are for.
+    /// Our batching and admission between two decisions, by what has come since the last one.
+    pub(super) fn doors_meanwhile(&self, terms: &[Terms], facts: &Facts, shares: &[Sms]) -> Vec<Door> {
+        let foreseen = |(model, live): (&Model, &Live)| model.foreseen(live);
+        let models: Vec<Model> = self.models.iter().zip(&facts.models).map(foreseen).collect();
+        doors_of(&models, terms, &facts.gpus, shares).0
+    }
+
+    /// Doors that notice when more comes than our shares are for, which is known since the last decision.
+    pub(super) fn watched(&self, mut doors: Vec<Door>, shares: &[Sms]) -> Vec<Door> {
+        for ((door, model), &share) in doors.iter_mut().zip(&self.models).zip(shares) {
+            door.watch = Sizing::watch(model, share);
+        }
+        doors
+    }
+
+    /// The same, with doors that are watched.
     pub(super) fn watched_doors(
         &self,
         terms: &[Terms],
         gpus: &[Sms],
         shares: &[Sms],
     ) -> (Vec<Door>, Vec<Verdict>) {
-        let (mut doors, report) = self.doors(terms, gpus, shares);
-        for ((door, model), &share) in doors.iter_mut().zip(&self.models).zip(shares) {
-            door.watch = Sizing::watch(model, share);
-        }
-        (doors, report)
+        let (doors, report) = self.doors(terms, gpus, shares);
+        (self.watched(doors, shares), report)
     }
 
     /// All that the model may have, or what the standing worker has of that: at once where one stands, else as fast as a shadow
@@ -326,10 +329,24 @@ impl Adaptive {
         if standing.is_some() {
             shares[model] = to;
         }
-        let (doors, _) = self.watched_doors(terms, &facts.gpus, &shares);
+        let doors = self.watched(self.doors_meanwhile(terms, facts, &shares), &shares);
         let change = Change { model, from: live.share, to, at_once: standing.is_some(), onset };
         Some(Relief { change, doors })
     }
+}
+
+/// Batching and admission for models with these shares.
+fn doors_of(models: &[Model], terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
+    let mut doors: Vec<Door> = terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect();
+    let mut report = vec![Verdict::Keep; terms.len()];
+    for (gpu, &sms) in gpus.iter().enumerate() {
+        let outlook = Outlook::of(models, terms, shares, gpu, sms);
+        for (model, door) in outlook.doors() {
+            report[model] = outlook.verdict(model, &door);
+            doors[model] = door;
+        }
+    }
+    (doors, report)
 }
 
 /// The models, the highest priorities first: who is to wait for others waits for those above him.

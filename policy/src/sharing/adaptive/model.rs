@@ -105,6 +105,11 @@ impl Model {
         self.work_out_capacity(terms);
     }
 
+    /// What it would be if as much came on as since the last interval.
+    pub(super) fn foreseen(&self, live: &Live) -> Self {
+        Self { demand: self.demand.foreseen(&live.seen), ..self.clone() }
+    }
+
     fn work_out_capacity(&mut self, terms: &Terms) {
         if !self.curve.known() {
             return;

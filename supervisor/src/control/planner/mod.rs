@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{
-    Change, Choice, Decision, Door, Facts, Kind, Live, Policy, Relief, Seen, Terms,
+    Change, Choice, DOORS_EVERY, Decision, Door, Facts, Kind, Live, Policy, Relief, Seen, Terms,
 };
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
@@ -178,10 +178,14 @@ impl Planner {
         // Before that nothing has been seen that a policy could go by.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut meanwhile = interval_at(Instant::now() + DOORS_EVERY, DOORS_EVERY);
+        meanwhile.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let looks_meanwhile = self.act && self.interval > DOORS_EVERY;
         loop {
             tokio::select! {
                 Ok(()) = self.sharers.changed() => self.meet(),
                 _ = tick.tick() => self.decide(),
+                _ = meanwhile.tick(), if looks_meanwhile => self.look_meanwhile(),
                 Some(first) = self.pressed.recv() => self.relieve(first),
             }
         }
@@ -219,6 +223,12 @@ impl Planner {
             planned.report.decisions += 1;
             planned.report.models = models;
         });
+    }
+
+    /// Has doors follow what comes between two decisions.
+    fn look_meanwhile(&mut self) {
+        let facts = self.facts(self.clock.now(), Pipeline::peek);
+        self.set_doors(&self.policy.doors_meanwhile(&facts));
     }
 
     fn set_doors(&self, doors: &[Door]) {
