@@ -14,6 +14,9 @@ use tokio::io::unix::AsyncFd;
 
 use crate::clock::Clock;
 
+/// It rings after this at the latest, in vain perhaps: kernel timers know no longer times than some, and who hears it sets it anew.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
 /// Rings at moments of its clock, one at a time.
 #[derive(Debug)]
 pub(crate) struct Alarm {
@@ -33,6 +36,7 @@ impl Alarm {
 
     /// Returns at `due`, or at once when that is past. Giving the wait up is no matter.
     pub(crate) async fn wait(&self, due: Moment) {
+        let due = due.min(self.clock.now() + LONGEST);
         let rung = match &self.timer {
             Some(timer) => ring(timer, due.since(self.clock.now())).await,
             None => Err(io::ErrorKind::Unsupported.into()),
@@ -103,6 +107,8 @@ mod tests {
             assert!(clock.now() >= due);
         }
         alarm.wait(Moment::default()).await;
+        let never = alarm.wait(Moment::after_origin(Duration::MAX));
+        tokio::time::timeout(Duration::from_millis(1), never).await.unwrap_err();
     }
 
     #[tokio::test]

@@ -138,7 +138,7 @@ impl Demand {
         let (came, seconds) = (seen.arrived as f64, seen.span.as_secs_f64());
         let before = sum(self.window.iter());
         let chance = self.safe_dispersion.max(self.peak_dispersion) * CHANCE.powi(2);
-        let changed = seconds > 0.0 && before.1 > 0.0 && difference((came, seconds), before) > chance;
+        let changed = seconds > 0.0 && difference((came, seconds), before) > chance;
         Self { rate: if changed { came / seconds } else { self.rate }, ..self.clone() }
     }
 
@@ -424,6 +424,34 @@ mod tests {
         let once: Vec<u64> = (0..100).collect();
         let changes = [&even[..], &even, &once, &even, &even, &even];
         assert_eq!(slotted(changes).within_intervals(), 0.0, "one interval is no burst");
+    }
+
+    #[test]
+    fn what_comes_between_two_intervals_counts_where_it_differs_for_certain() {
+        let foreseen = |demand: &Demand, arrived: u64, ms: u64| {
+            let seen = Seen { span: Duration::from_millis(ms), arrived, ..Seen::default() };
+            let foreseen = demand.foreseen(&seen);
+            assert_eq!(Demand { rate: demand.rate, ..foreseen.clone() }, *demand, "all else is as it was");
+            foreseen.rate()
+        };
+        let steady = after(&[50; 20]);
+        assert_eq!(
+            [2, 10, 20, 40].map(|arrived| foreseen(&steady, arrived, 100)),
+            [100.0, 100.0, 100.0, 400.0]
+        );
+        assert_eq!(
+            [50, 100].map(|ms| foreseen(&steady, 0, ms)),
+            [100.0, 0.0],
+            "as soon as that is no chance"
+        );
+        assert_eq!(foreseen(&steady, 40, 0), 100.0);
+        assert_eq!(foreseen(&after(&[0; 10]), 20, 100), 200.0);
+        assert_eq!(foreseen(&Demand::default(), 40, 100), 0.0, "nothing was seen that it could differ from");
+        let bursty = after(&[20, 2, 30, 5, 18, 3].repeat(8));
+        assert_eq!(foreseen(&after(&[13; 48]), 14, 100), 140.0);
+        assert_eq!(foreseen(&bursty, 14, 100), bursty.rate(), "a burst like others");
+        let calm = after(&[&[20, 2, 30, 5, 18, 3].repeat(8)[..], &[13; 64]].concat());
+        assert_eq!(foreseen(&calm, 13, 100), calm.rate(), "or like those of not long ago");
     }
 
     #[test]

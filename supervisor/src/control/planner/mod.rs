@@ -1,4 +1,4 @@
-//! The planner: asks the policy once an interval, and orders what it says.
+//! The planner: asks the policy once an interval, and orders what it says; in between it has doors follow what comes.
 //!
 //! ```text
 //! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines

@@ -316,6 +316,26 @@ fn a_model_that_runs_out_of_slack_has_its_larger_standing_worker_without_a_decis
     assert!(rig.ordered[0].try_recv().is_err());
 }
 
+/// Whether doors are looked at between two decisions, of which there is one an hour.
+async fn looks_meanwhile(controller: &str) -> bool {
+    let rig = Rig::new(controller);
+    let pipelines: Vec<_> =
+        rig.planner.models.iter().map(|(sharer, _)| Arc::clone(&sharer.pipeline)).collect();
+    pipelines.iter().for_each(|pipeline| pipeline.set_door(Door::open(1)));
+    let planner = tokio::spawn(rig.planner.run());
+    tokio::time::sleep(DOORS_EVERY + Duration::from_millis(1)).await;
+    planner.abort();
+    pipelines.iter().all(|pipeline| pipeline.refuses_late())
+}
+
+#[tokio::test]
+async fn doors_follow_between_two_decisions_where_the_policy_acts() {
+    tokio::time::pause();
+    assert!(looks_meanwhile("policy: adaptive, interval: 1h").await);
+    assert!(looks_meanwhile("policy: adaptive, interval: 101ms").await);
+    assert!(!looks_meanwhile("policy: adaptive, interval: 1h, act: false").await);
+}
+
 #[test]
 fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
     let mut rig = Rig::new("policy: equal, act: false");
