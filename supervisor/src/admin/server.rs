@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
@@ -24,6 +24,9 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Conversations at a time.
 const MAX_CONVERSATIONS: usize = 64;
+
+/// Conversations that the kernel keeps until they are accepted; as many as may be held.
+const BACKLOG: u32 = MAX_CONVERSATIONS as u32;
 
 /// How long a conversation may take to ask.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -140,10 +143,13 @@ impl Admin {
             }
             _ => {}
         }
-        let listener =
-            UnixListener::bind(&path).map_err(|source| BindError::Bind { path: path.clone(), source })?;
+        let failed = |source| BindError::Bind { path: path.clone(), source };
+        let socket = UnixSocket::new_stream().map_err(failed)?;
+        socket.bind(&path).map_err(failed)?;
+        // Nobody can connect before `listen`, when it is protected.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
             .map_err(|source| BindError::Protect { path: path.clone(), source })?;
+        let listener = socket.listen(BACKLOG).map_err(failed)?;
         Ok(Self { listener, path })
     }
 
