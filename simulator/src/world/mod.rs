@@ -184,12 +184,22 @@ impl<'a> World<'a> {
         };
         let served = scenario.models.iter().enumerate();
         let models = served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
-        let interval = ns(settings.interval).max(1);
-        stage.timers.set(count * TIMERS.len(), interval);
-        if settings.interval > DOORS_EVERY {
-            stage.timers.set(count * TIMERS.len() + 1, ns(DOORS_EVERY));
+        let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
+        new.set_interval();
+        new.set_meanwhile();
+        new
+    }
+
+    fn set_interval(&mut self) {
+        self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
+    }
+
+    /// The next look between two decisions, where they are further apart.
+    fn set_meanwhile(&mut self) {
+        if self.interval > ns(DOORS_EVERY) {
+            let timer = self.models.len() * TIMERS.len() + 1;
+            self.stage.timers.set(timer, self.now.saturating_add(ns(DOORS_EVERY)));
         }
-        Self { scenario, models, stage, now: 0, interval }
     }
 
     /// Lets everything happen up to then.
@@ -200,18 +210,20 @@ impl<'a> World<'a> {
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.stage),
-                None => {
-                    let is_interval = due == self.models.len() * TIMERS.len();
-                    let (ask, span) = match is_interval {
-                        true => (Ask::Interval, self.interval),
-                        false => (Ask::Meanwhile, ns(DOORS_EVERY)),
-                    };
-                    self.stage.timers.set(due, self.now.saturating_add(span));
-                    self.ask(ask, decide);
-                }
+                None => self.look(due, decide),
             }
         }
         self.now = until;
+    }
+
+    /// Asks the policy because this timer is due, which is no model's.
+    fn look(&mut self, due: usize, decide: &mut Decide<'_>) {
+        let is_interval = due == self.models.len() * TIMERS.len();
+        if is_interval {
+            self.set_interval();
+        }
+        self.set_meanwhile();
+        self.ask(if is_interval { Ask::Interval } else { Ask::Meanwhile }, decide);
     }
 
     /// Asks the policy, and does as it says.

@@ -270,6 +270,9 @@ fn doors_are_asked_for_between_two_intervals_and_see_what_came_since() {
     let at_ms = |ms: u64| meanwhile.iter().find(|(now, _)| *now == moment(ms * MS)).map(|seen| seen.1);
     assert_eq!([100, 200, 300, 400, 600, 700].map(at_ms), [1, 1, 2, 2, 0, 0].map(Some));
     assert_eq!(asked(&SETTINGS, Ask::Interval)[0], (moment(500 * MS), 2), "as if nobody had looked");
+    let uneven = asked(&Settings { interval: Duration::from_millis(250), ..SETTINGS }, Ask::Meanwhile);
+    let times = uneven.iter().map(|seen| seen.0).take(4).collect::<Vec<_>>();
+    assert_eq!(times, [100, 200, 350, 450].map(|ms| moment(ms * MS)), "none right after a decision");
     let often = Settings { interval: DOORS_EVERY, ..SETTINGS };
     assert_eq!(asked(&often, Ask::Meanwhile), [], "it is decided as often");
 }

@@ -53,6 +53,9 @@ const UNSURE: f64 = 2.0;
 /// A rate is another if it differs for certain by this factor.
 const CHANGED: f64 = 1.3;
 
+/// What came in less time than this, in seconds, is no rate: who waited for the same batch asks again at the same moment.
+const TELLING_S: f64 = 0.05;
+
 /// This part of a peak may come again without being news.
 const OF_PEAK: f64 = 0.8;
 
@@ -138,7 +141,7 @@ impl Demand {
         let (came, seconds) = (seen.arrived as f64, seen.span.as_secs_f64());
         let before = sum(self.window.iter());
         let chance = self.safe_dispersion.max(self.peak_dispersion) * CHANCE.powi(2);
-        let changed = seconds > 0.0 && difference((came, seconds), before) > chance;
+        let changed = seconds >= TELLING_S && difference((came, seconds), before) > chance;
         Self { rate: if changed { came / seconds } else { self.rate }, ..self.clone() }
     }
 
@@ -444,7 +447,7 @@ mod tests {
             [100.0, 0.0],
             "as soon as that is no chance"
         );
-        assert_eq!(foreseen(&steady, 40, 0), 100.0);
+        assert_eq!([0, 1, 49, 50].map(|ms| foreseen(&steady, 40, ms)), [100.0, 100.0, 100.0, 800.0]);
         assert_eq!(foreseen(&after(&[0; 10]), 20, 100), 200.0);
         assert_eq!(foreseen(&Demand::default(), 40, 100), 0.0, "nothing was seen that it could differ from");
         let bursty = after(&[20, 2, 30, 5, 18, 3].repeat(8));

@@ -184,7 +184,11 @@ impl Planner {
         loop {
             tokio::select! {
                 Ok(()) = self.sharers.changed() => self.meet(),
-                _ = tick.tick() => self.decide(),
+                _ = tick.tick() => {
+                    self.decide();
+                    // Nothing that comes right after a decision says how much comes.
+                    meanwhile.reset();
+                }
                 _ = meanwhile.tick(), if looks_meanwhile => self.look_meanwhile(),
                 Some(first) = self.pressed.recv() => self.relieve(first),
             }

@@ -336,6 +336,24 @@ async fn doors_follow_between_two_decisions_where_the_policy_acts() {
     assert!(!looks_meanwhile("policy: adaptive, interval: 1h, act: false").await);
 }
 
+#[tokio::test]
+async fn nobody_looks_right_after_a_decision() {
+    tokio::time::pause();
+    let rig = Rig::new("policy: adaptive, interval: 250ms");
+    let (pipeline, planned) = (Arc::clone(&rig.planner.models[0].0.pipeline), rig.planned.clone());
+    let started = tokio::time::Instant::now();
+    let planner = tokio::spawn(rig.planner.run());
+    let until = |ms: u64| tokio::time::sleep_until(started + Duration::from_millis(ms));
+    until(260).await;
+    assert_eq!(planned.borrow().report.decisions, 1);
+    pipeline.set_door(Door::open(1));
+    until(345).await;
+    assert!(!pipeline.refuses_late(), "a tenth of a second is not over");
+    until(360).await;
+    assert!(pipeline.refuses_late());
+    planner.abort();
+}
+
 #[test]
 fn a_policy_without_standing_workers_wants_none_and_is_pressed_in_vain() {
     let mut rig = Rig::new("policy: equal, act: false");
