@@ -196,13 +196,26 @@ impl Model {
     /// The SMs that it is to find free: half-way between what its demand takes at least and what at the smallest share that carries it. The more
     /// requests come, the more each of them costs there; but beside others that rest now and then, fewer of them at a time are soon through.
     pub(super) fn needs(&self, terms: &Terms) -> Needs {
-        let asked = self.demand.row_rate();
-        let executed = self.capacity.limit().map_or(asked, |limit| asked.min(limit));
         let least = self.cheapest.unwrap_or(0.0);
         let cost_at = |share: Sms| self.batching(terms, f64::from(share.0), 1.0).cost();
-        let there = self.capacity.share_for(executed).and_then(cost_at).unwrap_or(least);
-        let cost = least.midpoint(there.max(least));
-        Needs { asked: asked * cost, executed: executed * cost }
+        let there = self.capacity.share_for(self.executed()).and_then(cost_at).unwrap_or(least);
+        self.needs_at(least.midpoint(there.max(least)))
+    }
+
+    /// The SMs that it takes at least.
+    pub(super) fn needs_at_least(&self) -> Needs {
+        self.needs_at(self.cheapest.unwrap_or(0.0))
+    }
+
+    /// What it needs if a row takes so many SM·s.
+    fn needs_at(&self, cost: f64) -> Needs {
+        Needs { asked: self.demand.row_rate() * cost, executed: self.executed() * cost }
+    }
+
+    /// The rows a second of its demand that the whole GPU would execute.
+    fn executed(&self) -> f64 {
+        let asked = self.demand.row_rate();
+        self.capacity.limit().map_or(asked, |limit| asked.min(limit))
     }
 
     /// The seconds for which a request alone executes on so many SMs; nothing while nothing is known.

@@ -52,7 +52,7 @@ impl<'a> Outlook<'a> {
         let here = on(gpu, terms);
         let caps = here.iter().map(|&model| f64::from(shares[model].0)).collect();
         let gpu = f64::from(sms.0);
-        let admits = admitted(&here, models, terms, gpu * FULL);
+        let admits = admitted(&here, models, terms, gpu);
         Self { models, terms, gpu, here, caps, admits }
     }
 
@@ -97,16 +97,29 @@ impl<'a> Outlook<'a> {
     }
 }
 
-/// The part of everybody's demand that there is room for beside what higher ones need, the same within a priority but for floods. The
+/// The part of everybody's demand that is let in: what there is room for beside what higher ones need, as far as that is forecast, where one of
+/// them misses its SLO; else what there is room for at best. A forecast that errs would refuse requests that nobody has to make room for.
+fn admitted(here: &[usize], models: &[Model], terms: &[Terms], gpu: f64) -> Vec<f64> {
+    let misses =
+        |&&model: &&usize| models[model].shortage.is_missing() && !models[model].hopeless(&terms[model]);
+    let highest = here.iter().filter(misses).map(|&model| terms[model].priority).min();
+    let at_best = fitting(here, terms, gpu, |model| models[model].needs_at_least());
+    let forecast = fitting(here, terms, gpu * FULL, |model| models[model].needs(&terms[model]));
+    let gives_way = |&model: &usize| highest.is_some_and(|highest| terms[model].priority > highest);
+    let parts = at_best.into_iter().zip(forecast).zip(here.iter().map(gives_way));
+    parts.map(|((at_best, forecast), gives_way)| if gives_way { forecast } else { at_best }).collect()
+}
+
+/// The part of everybody's needs that there is room for beside those of higher ones, the same within a priority but for floods. The
 /// first is let in whole: what it cannot carry is too late by itself.
-fn admitted(here: &[usize], models: &[Model], terms: &[Terms], mut room: f64) -> Vec<f64> {
+fn fitting(here: &[usize], terms: &[Terms], mut room: f64, needs: impl Fn(usize) -> Needs) -> Vec<f64> {
     let first = here.iter().map(|&model| terms[model].priority).min();
     if here.iter().all(|&model| Some(terms[model].priority) == first) {
         return vec![1.0; here.len()];
     }
     let mut classes: BTreeMap<u32, Vec<(usize, Needs)>> = BTreeMap::new();
     for (place, &model) in here.iter().enumerate() {
-        classes.entry(terms[model].priority).or_default().push((place, models[model].needs(&terms[model])));
+        classes.entry(terms[model].priority).or_default().push((place, needs(model)));
     }
     let mut admits = vec![1.0; here.len()];
     for (priority, class) in classes {

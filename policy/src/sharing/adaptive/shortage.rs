@@ -1,4 +1,4 @@
-//! Whether a model is short of SMs, so that the others' batches wait for company.
+//! Whether a model is short of SMs, so that the others' batches wait for company, and lower priorities are refused for its sake.
 //!
 //! A larger batch takes less of the GPU for each request, and somebody has to wait for it. That is worth it where others lack what it saves;
 //! where nobody does, all are answered sooner without. So batches wait while another model on the GPU misses its SLO, or executes all the time
@@ -45,9 +45,14 @@ impl Shortage {
         };
     }
 
+    /// Whether it misses its SLO, or did not long ago.
+    pub(super) fn is_missing(self) -> bool {
+        self.missing_s > 0.0
+    }
+
     /// Whether another model's batches should wait for its sake, who may have the higher priority.
     pub(super) fn asks(self, of_higher: bool) -> bool {
-        self.missing_s > 0.0 || !of_higher && self.filling_s > 0.0
+        self.is_missing() || !of_higher && self.filling_s > 0.0
     }
 }
 

@@ -324,7 +324,9 @@ fn a_crowded_gpu_keeps_the_lowest_priority_out_first() {
     let admitted = |knee: u32, arrived: &[u64]| {
         let mut terms = models(&[1, 2, 3]);
         terms[0].profile = Some(profile(2.0, 70.0, knee));
-        let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts(arrived, &shares));
+        let mut facts = facts(arrived, &shares);
+        facts.models[..2].iter_mut().for_each(miss);
+        let decision = Policy::new(Kind::Adaptive, &[GPU], &terms).decide(&facts);
         (decision.doors.iter().map(|door| door.admit).collect::<Vec<_>>(), decision.report)
     };
     assert_eq!(admitted(66, &[100, 100, 100]).0, [1.0, 1.0, 1.0]);
