@@ -1,4 +1,4 @@
-//! What a decision of the adaptive policy costs: a hundred models on ten GPUs, ten on each.
+//! What a decision of the adaptive policy costs, and a look between two: a hundred models on ten GPUs, ten on each.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -63,22 +63,31 @@ fn live(share: Sms, arrived: u64) -> Live {
     Live { share, since: Moment::default(), coming: None, standing: None, starting: None, held: false, seen }
 }
 
+/// What was seen in this round. Loads move, so that nothing of the last decision can stand.
+fn facts(round: u64, shares: &[Sms]) -> Facts {
+    let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
+    Facts {
+        now: Moment::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX)),
+        gpus: vec![GPU; GPUS],
+        models: shares.iter().enumerate().map(model).collect(),
+    }
+}
+
 fn decide(criterion: &mut Criterion) {
     let terms: Vec<Terms> = (0..MODELS).map(terms).collect();
-    let gpus = vec![GPU; GPUS];
-    let mut policy = Policy::new(Kind::Adaptive, &gpus, &terms);
+    let mut policy = Policy::new(Kind::Adaptive, &[GPU; GPUS], &terms);
     let shares = policy.initial();
     let mut round = 0_u64;
     criterion.bench_function("decide/100 models on 10 GPUs", |bencher| {
         bencher.iter(|| {
             round += 1;
-            // Loads that move, so that nothing of the last decision can stand.
-            let models = shares
-                .iter()
-                .enumerate()
-                .map(|(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90));
-            let now = Moment::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX));
-            black_box(policy.decide(&Facts { now, gpus: gpus.clone(), models: models.collect() }))
+            black_box(policy.decide(&facts(round, &shares)))
+        });
+    });
+    criterion.bench_function("doors_meanwhile/100 models on 10 GPUs", |bencher| {
+        bencher.iter(|| {
+            round += 1;
+            black_box(policy.doors_meanwhile(&facts(round, &shares)))
         });
     });
 }
