@@ -22,7 +22,8 @@ Unix socket that send at random times, or *evenly* spaced, whether or not earlie
 {cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
 
 A case is run {rounds} times (seed {seed}), each time with a model and a GPU of its own. Its SLO is {slo} ms, its worker starts in 1.6 s by its profile. The base rate lasts \
-until the share has shrunk and, with `standby: auto`, a worker stands ready with all that the model may have; then the rate steps up at once.
+until the share has shrunk and, with `standby: auto`, a worker stands ready with all that the model may have; then the rate steps up at once. A model that has come to rest \
+with all that it may have is left out, so a case may have fewer rounds.
 
 * **times**: the rate after the step / what the share in force carries, as the policy counts it: batches that take two thirds of the SLO at most, nine tenths of the time.
 * **detect**: from the step, on the client's clock, to the policy's order in the supervisor's log. *By itself* is what the supervisor takes it for, which counts from when the change showed.

