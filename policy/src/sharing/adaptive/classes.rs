@@ -86,7 +86,7 @@ impl<'a> There<'a> {
 
     /// What came to these, and what of it missed SLOs.
     fn class(&self, priority: u32, counts: impl Fn(usize) -> bool) -> Class {
-        let mut class = Class { priority, ..Class::default() };
+        let mut class = Class { priority, seconds: self.span_s(), ..Class::default() };
         for &model in self.here.iter().filter(|&&model| counts(model)) {
             let seen = &self.facts.models[model].seen;
             class.arrived += seen.arrived as f64;

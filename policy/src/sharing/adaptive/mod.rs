@@ -29,6 +29,7 @@ mod company;
 mod contention;
 mod curve;
 mod demand;
+mod gathering;
 mod gpu;
 mod hindsight;
 mod idling;

@@ -20,9 +20,17 @@ const AGAIN_S: f64 = 10.0;
 /// Who executes for this part of the time, times the part of the largest batch that a batch has, has much to do.
 const MUCH: f64 = 0.7;
 
+/// So many requests without more misses than chance explains say that there are none; of fewer, those of the intervals before count, too,
+const REQUESTS: f64 = 20.0;
+
+/// for so many seconds.
+const WITHIN_S: f64 = 60.0;
+
 /// Watches one model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Shortage {
+    /// What came of late, as long as it says nothing.
+    few: Few,
     /// For how many seconds more it counts as one that misses its SLO,
     missing_s: f64,
     /// and as one that fills its batches.
@@ -36,7 +44,7 @@ impl Shortage {
     pub(super) fn observe(&mut self, seen: &Seen, may_miss: f64, max_batch: u32) {
         let later = |left_s: f64| (left_s - seen.span.as_secs_f64()).max(0.0);
         self.filling_s = if fills(seen, max_batch) { STAYS_S } else { later(self.filling_s) };
-        (self.missing_s, self.warned_s) = if !misses(seen, may_miss) {
+        (self.missing_s, self.warned_s) = if !self.few.misses_with(seen, may_miss) {
             (later(self.missing_s), later(self.warned_s))
         } else if self.warned_s > 0.0 {
             (STAYS_S, AGAIN_S)
@@ -56,10 +64,27 @@ impl Shortage {
     }
 }
 
-/// Whether more requests missed the SLO than may, and than chance explains.
-fn misses(seen: &Seen, may_miss: f64) -> bool {
-    let allowed = seen.arrived as f64 * may_miss;
-    seen.missed() as f64 > allowed + surplus(allowed)
+/// Requests of which nothing can be said yet.
+#[derive(Debug, Clone, Copy, Default)]
+struct Few {
+    seconds: f64,
+    arrived: f64,
+    missed: f64,
+}
+
+impl Few {
+    /// Whether with those of an interval more missed the SLO than may, and than chance explains.
+    fn misses_with(&mut self, seen: &Seen, may_miss: f64) -> bool {
+        self.seconds += seen.span.as_secs_f64();
+        self.arrived += seen.arrived as f64;
+        self.missed += seen.missed() as f64;
+        let allowed = self.arrived * may_miss;
+        let misses = self.missed > allowed + surplus(allowed);
+        if misses || self.arrived >= REQUESTS || self.seconds >= WITHIN_S {
+            *self = Self::default();
+        }
+        misses
+    }
 }
 
 /// Whether there was little time left and little room in batches.
@@ -140,5 +165,29 @@ mod tests {
             Some(50),
             "the first is not forgotten for it"
         );
+    }
+
+    #[test]
+    fn who_is_seldom_asked_is_seen_to_miss_all_the_same() {
+        let one = |missed: u64| Seen { arrived: 1, answered: 1, in_time: 1 - missed, ..seen(0, 1, 0.01) };
+        // The intervals until it is seen, where every so-manieth request misses.
+        let seen_after = |every: u32| {
+            let mut shortage = Shortage::default();
+            (1..1_000).find(|interval| {
+                shortage.observe(&one(u64::from(interval % every == 0)), 0.01, 16);
+                shortage.is_missing()
+            })
+        };
+        assert_eq!([1, 5, 7].map(seen_after), [Some(4), Some(20), None]);
+        let mut shortage = Shortage::default();
+        let mut missed = |quiet: usize| {
+            shortage.observe(&one(1), 0.01, 16);
+            (0..quiet).for_each(|_| {
+                shortage.observe(&Seen { arrived: 0, answered: 0, in_time: 0, ..seen(0, 1, 0.0) }, 0.01, 16)
+            });
+            shortage.is_missing()
+        };
+        assert_eq!([29, 29, 29].map(&mut missed), [false; 3]);
+        assert!(!missed(30), "the first was a minute ago");
     }
 }

@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use super::gathering::Gathering;
 use super::lasting::Finding;
 use super::loads::{Loads, Steady};
 
-/// Nothing is said of fewer requests in an interval.
+/// Nothing is said of fewer requests.
 const REQUESTS: f64 = 20.0;
 
 /// So many intervals tell whether it helps. Waits for company that are to blame for misses have been cut by then.
 const INTERVALS: u32 = 8;
 
-/// Where loads have been the same for longer than so many seconds, it takes more to begin one. Who misses about as much as may be misses more now
-/// and less then, and what that adds up to by chance grows as the root of the time (a random walk): in time it would be enough of anybody.
-const SURE_S: f64 = 10.0;
+/// Where loads have been the same for longer than so many intervals, it takes more to begin one. Who misses about as much as may be misses more now
+/// and less then, and what that adds up to by chance grows as the root of their number (a random walk): in time it would be enough of anybody.
+const SURE: f64 = 20.0;
 
-/// No longer time makes it more: who comes to suffer one day is helped within the minute.
-const SURE_UP_TO_S: f64 = 1_000.0;
+/// No more of them make it more: who comes to suffer one day is helped within the minute.
+const SURE_UP_TO: f64 = 2_000.0;
 
 /// Seconds within which it must have been done and shown what it is worth; models take minutes to start at most.
 const TRIAL_S: f64 = 300.0;
@@ -30,10 +31,12 @@ pub(super) struct Rules {
     pub(super) better: f64,
 }
 
-/// What was seen of a priority on one GPU, in an interval.
-#[derive(Debug, Clone, Copy, Default)]
+/// What was seen of a priority on one GPU, in an interval, or in several of few requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Class {
     pub(super) priority: u32,
+    /// How long that was.
+    pub(super) seconds: f64,
     /// The part of the GPU that its demand takes at least.
     pub(super) load: f64,
     /// Requests that came.
@@ -47,12 +50,29 @@ pub(super) struct Class {
 }
 
 impl Class {
+    /// Whether there are enough requests to say something of it.
+    pub(super) fn tells(&self) -> bool {
+        self.arrived >= REQUESTS
+    }
+
     /// What this interval says for a trial, from -1 to 1: how many more missed their SLOs than may, by those that may.
     fn suffers(&self) -> f64 {
-        if self.arrived < REQUESTS || !self.can_be_helped {
+        if !self.can_be_helped {
             return -1.0;
         }
         (self.missed / self.allowed.max(f64::MIN_POSITIVE) - 1.0).clamp(-1.0, 1.0)
+    }
+
+    /// Both, one after the other.
+    pub(super) fn after(self, before: Self) -> Self {
+        Self {
+            seconds: before.seconds + self.seconds,
+            arrived: before.arrived + self.arrived,
+            missed: before.missed + self.missed,
+            allowed: before.allowed + self.allowed,
+            can_be_helped: before.can_be_helped && self.can_be_helped,
+            ..self
+        }
     }
 }
 
@@ -62,14 +82,21 @@ struct Record {
     intervals: u32,
     /// What they say together, and never less than nothing.
     score: f64,
+    seconds: f64,
     arrived: f64,
     missed: f64,
 }
 
 impl Record {
+    /// Who is asked too seldom to say something of it begins anew.
     fn add(&mut self, class: &Class) {
+        if !class.tells() {
+            *self = Self::default();
+            return;
+        }
         self.intervals += 1;
         self.score = (self.score + class.suffers()).max(0.0);
+        self.seconds += class.seconds;
         self.arrived += class.arrived;
         self.missed += class.missed;
     }
@@ -77,10 +104,20 @@ impl Record {
     fn part(&self) -> f64 {
         self.missed / self.arrived.max(1.0)
     }
+
+    /// The seconds of an interval, on average.
+    fn span(&self) -> f64 {
+        (self.seconds / f64::from(self.intervals.max(1))).max(f64::MIN_POSITIVE)
+    }
+
+    /// Requests a second.
+    fn rate(&self) -> f64 {
+        self.arrived / self.seconds.max(f64::MIN_POSITIVE)
+    }
 }
 
 /// The priorities that have suffered for some intervals, but for those for whose sake it is known what a trial is worth.
-type Suffered = Vec<(u32, Record)>;
+type Suffered = BTreeMap<u32, Record>;
 
 /// For whose sake something is done on one GPU.
 #[derive(Debug, Clone)]
@@ -89,8 +126,8 @@ enum State {
     Nobody { suffered: Suffered },
     /// This priority's, which missed that part before, for so many seconds more at most.
     Tried { priority: u32, before: f64, since: Record, left_s: f64 },
-    /// This one's, unless it is asked for nothing in so many intervals, or one above it suffers.
-    Helps { priority: u32, quiet: u32, suffered: Suffered },
+    /// This one's, which was asked for so many requests a second, unless it is asked for nothing in so many intervals, or one above it suffers.
+    Helps { priority: u32, rate: f64, quiet: u32, suffered: Suffered },
 }
 
 /// The trials of one kind on one GPU, one at a time.
@@ -98,6 +135,8 @@ enum State {
 pub(super) struct Trials {
     rules: Rules,
     state: State,
+    /// Intervals of which nothing can be said yet.
+    gathering: Gathering,
     /// What they found out, by the priority for whose sake they were.
     findings: BTreeMap<u32, Finding>,
     loads: Loads,
@@ -109,6 +148,7 @@ impl Trials {
         Self {
             rules,
             state: State::nobody(),
+            gathering: Gathering::default(),
             findings: BTreeMap::new(),
             loads: Loads::default(),
             steady: Steady::default(),
@@ -126,7 +166,7 @@ impl Trials {
     /// The lowest priority that suffers, or for whose sake something is done.
     pub(super) fn lowest(&self) -> Option<u32> {
         match &self.state {
-            State::Nobody { suffered } => suffered.iter().map(|&(priority, _)| priority).max(),
+            State::Nobody { suffered } => suffered.keys().copied().max(),
             State::Tried { priority, .. } | State::Helps { priority, .. } => Some(*priority),
         }
     }
@@ -144,35 +184,39 @@ impl Trials {
         self.loads.observe(classes.iter().map(|class| (class.priority, class.load)), span_s);
         self.steady.observe(&self.loads, span_s);
         self.findings.values_mut().for_each(|finding| finding.age(span_s));
-        let class = |of: u32| classes.iter().find(|class| class.priority == of);
+        // What is seen while shares change does not say what a trial is worth.
+        let is_tried = matches!(self.state, State::Tried { .. });
+        let telling = if settled || !is_tried { self.gathering.add(classes) } else { Vec::new() };
+        let class = |of: u32| move |class: &&Class| class.priority == of;
         self.state = match &self.state {
             State::Nobody { suffered } => {
-                let suffered = self.suffering(suffered, classes.iter());
+                let suffered = self.suffering(suffered, classes, &telling);
                 self.tried(&suffered).unwrap_or(State::Nobody { suffered })
             }
             &State::Tried { priority, before, mut since, left_s } => {
-                if let Some(class) = class(priority).filter(|_| settled) {
-                    since.add(class);
-                }
+                telling.iter().filter(class(priority)).for_each(|class| since.add(class));
                 let left_s = left_s - span_s;
-                if since.intervals < INTERVALS && left_s > 0.0 {
+                let stays = telling.iter().filter(class(priority)).all(Class::tells);
+                if since.intervals < INTERVALS && left_s > 0.0 && stays {
                     State::Tried { priority, before, since, left_s }
                 } else {
                     self.judged(priority, before, since)
                 }
             }
-            State::Helps { priority, quiet, suffered } => {
-                let (priority, above) = (*priority, |class: &&Class| class.priority < *priority);
-                let asked = class(priority).is_some_and(|class| class.arrived > 0.0);
+            State::Helps { priority, rate, quiet, suffered } => {
+                let (priority, rate) = (*priority, *rate);
+                let asked = classes.iter().find(class(priority)).is_some_and(|class| class.arrived > 0.0);
                 let quiet = if asked { 0 } else { quiet + 1 };
-                let suffered = self.suffering(suffered, classes.iter().filter(above));
+                let gone = quiet >= INTERVALS && f64::from(quiet) * span_s * rate >= REQUESTS;
+                let above = classes.partition_point(|class| class.priority < priority);
+                let suffered = self.suffering(suffered, &classes[..above], &telling);
                 let tried = self.tried(&suffered);
-                if quiet == INTERVALS || tried.is_some() {
+                if gone || tried.is_some() {
                     self.findings.entry(priority).or_default().forget();
                 }
                 let known = self.is_known(priority);
                 tried.unwrap_or(if known {
-                    State::Helps { priority, quiet, suffered }
+                    State::Helps { priority, rate, quiet, suffered }
                 } else {
                     State::nobody()
                 })
@@ -189,7 +233,7 @@ impl Trials {
         }
         finding.again(&self.loads);
         if since.part() < self.rules.better * before {
-            State::Helps { priority, quiet: 0, suffered: Vec::new() }
+            State::Helps { priority, rate: since.rate(), quiet: 0, suffered: Suffered::new() }
         } else {
             State::nobody()
         }
@@ -200,22 +244,23 @@ impl Trials {
         self.findings.get(&priority).is_some_and(|finding| finding.holds(&self.loads))
     }
 
-    /// Who suffers after an interval, of these.
-    fn suffering<'c>(&self, before: &Suffered, classes: impl Iterator<Item = &'c Class>) -> Suffered {
-        let after = |class: &Class| {
-            let before = before.iter().find(|(priority, _)| *priority == class.priority);
-            let mut record = before.map(|(_, record)| *record).unwrap_or_default();
-            record.add(class);
-            (record.score > 0.0).then_some((class.priority, record))
+    /// Who suffers after an interval, of these, of some of which something can be said.
+    fn suffering(&self, before: &Suffered, classes: &[Class], telling: &[Class]) -> Suffered {
+        let after = |&Class { priority, .. }: &Class| {
+            let mut record = before.get(&priority).copied().unwrap_or_default();
+            telling.iter().filter(|class| class.priority == priority).for_each(|class| record.add(class));
+            (record.score > 0.0 && !self.is_known(priority)).then_some((priority, record))
         };
-        classes.filter(|class| !self.is_known(class.priority)).filter_map(after).collect()
+        classes.iter().filter_map(after).collect()
     }
 
     /// A trial for the sake of the highest priority that has suffered for long enough.
     fn tried(&self, suffered: &Suffered) -> Option<State> {
-        let steady_s = self.steady.seconds().clamp(SURE_S, SURE_UP_TO_S);
-        let long_enough = self.rules.after * (steady_s / SURE_S).sqrt();
-        let &(priority, record) = suffered.iter().find(|(_, record)| record.score >= long_enough)?;
+        let long_enough = |record: &Record| {
+            let steady = (self.steady.seconds() / record.span()).clamp(SURE, SURE_UP_TO);
+            self.rules.after * (steady / SURE).sqrt()
+        };
+        let (&priority, record) = suffered.iter().find(|(_, record)| record.score >= long_enough(record))?;
         let (before, since) = (record.part(), Record::default());
         Some(State::Tried { priority, before, since, left_s: TRIAL_S })
     }
@@ -223,6 +268,6 @@ impl Trials {
 
 impl State {
     fn nobody() -> Self {
-        Self::Nobody { suffered: Vec::new() }
+        Self::Nobody { suffered: Suffered::new() }
     }
 }

@@ -57,7 +57,8 @@ mod tests {
 
     /// A hundred requests of the first priority, of which so many miss and five may, beside one that executes all the time.
     fn first(missed: f64) -> Class {
-        Class { priority: 1, load: 0.1, arrived: 100.0, missed, allowed: 5.0, can_be_helped: true }
+        let seconds = SPAN_S;
+        Class { priority: 1, seconds, load: 0.1, arrived: 100.0, missed, allowed: 5.0, can_be_helped: true }
     }
 
     /// Whether the third priority makes room after so many such intervals.
@@ -98,7 +99,7 @@ mod tests {
         let fine = [
             first(5.0),
             Class { can_be_helped: false, ..first(50.0) },
-            Class { arrived: 19.0, ..first(19.0) },
+            Class { arrived: 0.15, missed: 0.15, allowed: 0.0, ..first(0.0) },
         ];
         for class in fine {
             assert!(!observe(&mut Yielding::new(), class, 100), "{class:?}");
@@ -214,5 +215,43 @@ mod tests {
         let gone = Class { arrived: 0.0, ..first(0.0) };
         assert!(observe(&mut yielding, gone, 7));
         assert!(!observe(&mut yielding, gone, 1));
+    }
+
+    /// So many requests in an interval, of which that part missed the SLO and one in twenty may.
+    fn few(requests: f64, missed: f64) -> Class {
+        Class { arrived: requests, allowed: requests / 20.0, ..first(requests * missed) }
+    }
+
+    #[test]
+    fn who_is_seldom_asked_is_made_room_for_too() {
+        let mut yielding = Yielding::new();
+        assert!(!observe(&mut yielding, few(2.0, 0.5), 79));
+        assert!(
+            observe(&mut yielding, few(2.0, 0.5), 1),
+            "a hundred and sixty requests, as of who is often asked"
+        );
+        assert!(observe(&mut yielding, few(2.0, 0.01), 80 + 5_000), "it helps");
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, few(2.0, 0.5), 80);
+        assert!(observe(&mut yielding, few(2.0, 0.5), 79));
+        assert!(!observe(&mut yielding, few(2.0, 0.5), 1), "it does not");
+    }
+
+    #[test]
+    fn a_while_without_requests_is_no_end_of_who_is_seldom_asked() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, few(2.0, 0.5), 80);
+        assert!(observe(&mut yielding, few(2.0, 0.0), 80));
+        assert!(observe(&mut yielding, few(0.0, 0.0), 9), "twenty should have come in ten intervals");
+        assert!(!observe(&mut yielding, few(0.0, 0.0), 1));
+    }
+
+    #[test]
+    fn a_trial_for_who_is_asked_no_more_is_over_within_a_minute() {
+        let mut yielding = Yielding::new();
+        observe(&mut yielding, few(2.0, 0.5), 80);
+        assert!(observe(&mut yielding, few(2.0, 0.5), 70));
+        assert!(observe(&mut yielding, few(0.0, 0.0), 119));
+        assert!(!observe(&mut yielding, few(0.0, 0.0), 1));
     }
 }
