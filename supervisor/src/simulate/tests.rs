@@ -201,3 +201,46 @@ fn nonsense_on_the_command_line_is_refused() {
     }
     assert_eq!(parsed(&format!("{MIX} --load poisson")).unwrap().policy[0].to_string(), "adaptive");
 }
+
+#[test]
+fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
+    let dir = tempfile::tempdir().unwrap();
+    let configs = std::env::current_dir().unwrap().join("../configs/profiles");
+    let model = |name: &str, profile: &str, slo: &str, batch: u32, priority: u32| {
+        let tensors = "[{input: x, output: y, datatype: FP32, shape: [64]}]";
+        let profile = configs.join(profile);
+        let profile = profile.display();
+        format!(
+            "  - {{name: {name}, engine: emulated, tensors: {tensors}, profile: '{profile}', slo: {slo}, batch: {{max: {batch}}}, priority: {priority}}}\n"
+        )
+    };
+    let config = dir.path().join("config.yaml");
+    let urgent = model("urgent", "bert-base.yaml", "5ms", 8, 1);
+    let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
+    fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
+    // Thirty a second beside 2,300, at random times.
+    let mut random = 1_u64;
+    let mut within_a_minute = |_| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % 60_000_000
+    };
+    let mut arrivals: Vec<(u64, &str)> = (0..60 * 30).map(|nth| (within_a_minute(nth), "urgent")).collect();
+    arrivals.extend((0..60 * 2_300).map(|nth| (within_a_minute(nth), "hog")));
+    arrivals.sort_unstable();
+    let lines: String =
+        arrivals.iter().map(|(us, name)| format!("{:.6},{name}\n", *us as f64 / 1e6)).collect();
+    let load = dir.path().join("load.csv");
+    fs::write(&load, lines).unwrap();
+    let (config, load) = (config.display(), load.display());
+    let options =
+        format!("{config} --load {load} --seconds 60 --policy unpartitioned+doors adaptive --truth turns");
+    let report = simulated(&options).unwrap();
+    let kept = |run: usize, model: &str| {
+        let model = &report.runs[run].per_model[model];
+        model.goodput_rps / model.offered_rps
+    };
+    let urgent = [0, 1].map(|run| kept(run, "urgent"));
+    assert!(urgent[0] < 0.9, "their kernels take turns: {urgent:?}");
+    assert!(urgent[1] > 0.92, "{urgent:?}");
+    assert!(kept(1, "hog") > 0.99);
+}

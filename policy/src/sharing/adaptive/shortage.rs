@@ -179,15 +179,16 @@ mod tests {
             })
         };
         assert_eq!([1, 5, 7].map(seen_after), [Some(4), Some(20), None]);
-        let mut shortage = Shortage::default();
-        let mut missed = |quiet: usize| {
-            shortage.observe(&one(1), 0.01, 16);
-            (0..quiet).for_each(|_| {
-                shortage.observe(&Seen { arrived: 0, answered: 0, in_time: 0, ..seen(0, 1, 0.0) }, 0.01, 16)
-            });
+        // Whether it is seen after the last of four that miss, so many intervals apart.
+        let seen_if = |apart: u32| {
+            let mut shortage = Shortage::default();
+            let none = Seen { arrived: 0, answered: 0, in_time: 0, ..seen(0, 1, 0.0) };
+            for interval in 0..=3 * apart {
+                let seen = if interval % apart == 0 { one(1) } else { none.clone() };
+                shortage.observe(&seen, 0.01, 16);
+            }
             shortage.is_missing()
         };
-        assert_eq!([29, 29, 29].map(&mut missed), [false; 3]);
-        assert!(!missed(30), "the first was a minute ago");
+        assert_eq!([39, 40].map(seen_if), [true, false], "within a minute");
     }
 }

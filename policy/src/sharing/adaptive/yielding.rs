@@ -254,4 +254,18 @@ mod tests {
         assert!(observe(&mut yielding, few(0.0, 0.0), 119));
         assert!(!observe(&mut yielding, few(0.0, 0.0), 1));
     }
+
+    #[test]
+    fn what_was_suffered_before_a_minute_without_requests_is_over() {
+        let mut yielding = Yielding::new();
+        assert!(!observe(&mut yielding, few(2.0, 0.5), 70));
+        assert!(yielding.spares(1));
+        observe(&mut yielding, few(0.0, 0.0), 120);
+        assert!(!yielding.spares(1));
+        assert!(!observe(&mut yielding, few(2.0, 0.5), 99));
+        assert!(
+            observe(&mut yielding, few(2.0, 0.5), 1),
+            "ten times twenty requests: loads have been the same for long"
+        );
+    }
 }
