@@ -21,6 +21,20 @@ const DEVIATION: f64 = 0.3;
 /// Deviations that chance explains.
 const CHANCE: f64 = 3.0;
 
+/// More that come in a wait on average make no difference.
+const MOST_OTHERS: f64 = 500.0;
+
+/// What comes to a model's batches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Coming {
+    /// Requests a second,
+    pub(super) rate: f64,
+    /// in bunches of so many on average, 1 or more.
+    pub(super) bunch: f64,
+    /// Requests that join a batch that waits to the end at most: with one more it would be full, and go.
+    pub(super) most: u32,
+}
+
 /// Watches one model's waits.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Company {
@@ -35,8 +49,8 @@ pub(super) struct Company {
 }
 
 impl Company {
-    /// Learns from an interval, while so many requests a second came.
-    pub(super) fn observe(&mut self, seen: &Seen, rate: f64) {
+    /// Learns from an interval in which that came.
+    pub(super) fn observe(&mut self, seen: &Seen, coming: Coming) {
         let Waits { batches, total, in_vain, .. } = seen.waits;
         let span_s = seen.span.as_secs_f64();
         self.lasting.age(span_s);
@@ -44,7 +58,7 @@ impl Company {
         self.batches = self.batches * MEMORY + batches as f64;
         self.waited = self.waited * MEMORY + total.as_secs_f64();
         self.in_vain = self.in_vain * MEMORY + in_vain.as_secs_f64();
-        if self.batches >= BATCHES && self.is_in_vain(rate) {
+        if self.batches >= BATCHES && self.is_in_vain(coming) {
             let off_s = self.lasting.again();
             *self = Self { lasting: self.lasting, off_s, ..Self::default() };
         }
@@ -56,12 +70,26 @@ impl Company {
     }
 
     /// Whether much more of the waits is in vain than if as many came at random, nearer to all than to that.
-    fn is_in_vain(&self, rate: f64) -> bool {
-        let others = rate * self.waited / self.batches;
-        // From the last of a Poisson process's arrivals in a span to its end; the whole span if there is none.
-        let by_chance = if others > 0.0 { -(-others).exp_m1() / others } else { 1.0 };
+    fn is_in_vain(&self, coming: Coming) -> bool {
+        let by_chance = coming.in_vain_by_chance(self.waited / self.batches);
         let more = self.in_vain / self.waited - by_chance;
         more > ((1.0 - by_chance) / 2.0).max(CHANCE * DEVIATION / self.batches.sqrt())
+    }
+}
+
+impl Coming {
+    /// The part of a wait of so many seconds that is in vain if bunches come at random (Poisson), and no more than may: after the last of n
+    /// that is one in n + 1 on average.
+    fn in_vain_by_chance(self, wait: f64) -> f64 {
+        let others = (self.rate * wait / self.bunch).min(MOST_OTHERS);
+        let (mut chance, mut all, mut in_vain) = (1.0, 0.0, 0.0);
+        for bunches in 0..=(f64::from(self.most) / self.bunch) as u32 {
+            let next = f64::from(bunches) + 1.0;
+            all += chance;
+            in_vain += chance / next;
+            chance *= others / next;
+        }
+        in_vain / all
     }
 }
 
@@ -71,8 +99,16 @@ mod tests {
 
     const WAIT: Duration = Duration::from_millis(20);
 
+    fn coming(rate: f64) -> Coming {
+        Coming { rate, bunch: 1.0, most: 30 }
+    }
+
     /// How many of some intervals have a wait, with so many requests a second and such batches in each, that wait 20 ms.
     fn waits(rate: f64, batches: u64, in_vain: f64, intervals: u32) -> u32 {
+        waits_for(coming(rate), batches, in_vain, intervals)
+    }
+
+    fn waits_for(coming: Coming, batches: u64, in_vain: f64, intervals: u32) -> u32 {
         let mut company = Company::default();
         let total = WAIT * batches as u32;
         let waits = Waits { batches, total, in_vain: total.mul_f64(in_vain), ..Waits::default() };
@@ -80,7 +116,7 @@ mod tests {
         let mut waiting = 0;
         for _ in 0..intervals {
             let waits = if company.worth(WAIT).is_zero() { Waits::default() } else { waits };
-            company.observe(&Seen { span, waits, ..Seen::default() }, rate);
+            company.observe(&Seen { span, waits, ..Seen::default() }, coming);
             waiting += u32::from(!company.worth(WAIT).is_zero());
         }
         waiting
@@ -106,10 +142,35 @@ mod tests {
     }
 
     #[test]
+    fn by_chance_as_much_is_in_vain_as_where_arrivals_are_drawn() {
+        // Of a Poisson process's arrivals in a span, the time from the last to the end: (1 - e^-m) / m.
+        for others in [0.1, 1.0, 3.0] {
+            let all = (1.0 - f64::exp(-others)) / others;
+            assert!((coming(others).in_vain_by_chance(1.0) - all).abs() < 1e-9);
+        }
+        let of_at_most = |most: u32, rate: f64| Coming { most, ..coming(rate) }.in_vain_by_chance(1.0);
+        assert_eq!([0.0, 3.0, 1e9].map(|rate| of_at_most(0, rate)), [1.0; 3], "nobody may come");
+        // None or one, one three times as often: a quarter of the waits in vain, three quarters half of it.
+        assert!((of_at_most(1, 3.0) - (0.25 + 0.75 / 2.0)).abs() < 1e-9);
+        assert!((of_at_most(1_000, 1e9) - 1.0 / 501.0).abs() < 1e-3, "bounded, and a number");
+        let in_bunches = Coming { bunch: 3.0, ..coming(9.0) }.in_vain_by_chance(1.0);
+        assert!((in_bunches - of_at_most(10, 3.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn waits_that_end_without_a_full_batch_are_those_to_which_few_came() {
+        // Three come in 20 ms on average, but of four rows only the batches to which two came at most wait to the end.
+        let small = Coming { most: 2, ..coming(150.0) };
+        assert_eq!(waits_for(small, 400, 0.6, 10), 10);
+        assert_eq!(waits_for(coming(150.0), 400, 0.7, 10), 0, "as many as want may come");
+        assert_eq!(waits_for(small, 400, 0.9, 10), 0);
+    }
+
+    #[test]
     fn a_day_later_it_begins_anew() {
         let mut company = Company::default();
         (0..7).for_each(|_| _ = company.lasting.again());
-        company.observe(&Seen { span: Duration::from_secs(86_400), ..Seen::default() }, 0.0);
+        company.observe(&Seen { span: Duration::from_secs(86_400), ..Seen::default() }, coming(0.0));
         assert_eq!(company.lasting.again(), 120.0);
     }
 }

@@ -254,7 +254,7 @@ impl Adaptive {
             outlook::observe(&mut self.models, terms, facts, gpu);
             let largest = Outlook::of(&self.models, terms, &facts.shares(), gpu, sms).largest_batches();
             for (model, rows) in largest {
-                self.models[model].shortage.observe(&facts.models[model].seen, terms[model].may_miss(), rows);
+                self.models[model].observe_batches(&terms[model], &facts.models[model], rows);
             }
             self.mark_tight(terms, facts, gpu);
             let overloaded = self.is_overloaded(gpu, terms, sms);

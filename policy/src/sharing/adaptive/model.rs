@@ -9,7 +9,7 @@ use crate::pressure::Watch;
 use super::super::{Door, Executed, Live, Terms};
 use super::batching::Batching;
 use super::capacity::Capacity;
-use super::company::Company;
+use super::company::{Coming, Company};
 use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::hindsight::Hindsight;
@@ -39,7 +39,7 @@ pub(super) struct Needs {
 pub(super) struct Model {
     curve: Curve,
     pub(super) demand: Demand,
-    pub(super) shortage: Shortage,
+    shortage: Shortage,
     hindsight: Hindsight,
     company: Company,
     patience: Patience,
@@ -83,7 +83,6 @@ impl Model {
             return;
         }
         self.demand.observe(&live.seen);
-        self.company.observe(&live.seen, self.demand.rate());
         self.patience.observe(&live.seen, terms.may_miss());
         self.idling.observe(live, self.demand.safe_dispersion());
         if self.hindsight.observe(live, self.demand.safe_dispersion(), terms.may_miss()) {
@@ -103,6 +102,20 @@ impl Model {
             self.curve.observe(&samples, live.share.0, sms);
         }
         self.work_out_capacity(terms);
+    }
+
+    /// Learns from the batches of an interval, where the largest may have so many rows.
+    pub(super) fn observe_batches(&mut self, terms: &Terms, live: &Live, largest: u32) {
+        self.shortage.observe(&live.seen, terms.may_miss(), largest);
+        let requests = (f64::from(largest) / self.demand.rows(1.0)) as u32;
+        let (rate, bunch) = (self.demand.rate(), self.demand.safe_dispersion());
+        // The first is there, and the last would make it full.
+        self.company.observe(&live.seen, Coming { rate, bunch, most: requests.saturating_sub(2) });
+    }
+
+    /// How short of SMs it is.
+    pub(super) fn shortage(&self) -> Shortage {
+        self.shortage
     }
 
     /// What it would be if as much came on as since the last interval.

@@ -63,7 +63,7 @@ impl<'a> Outlook<'a> {
             let asks = |&other: &usize| {
                 let of_higher = self.terms[model].priority < self.terms[other].priority;
                 let (asking, terms) = (&self.models[other], &self.terms[other]);
-                other != model && asking.shortage.asks(of_higher) && !asking.hopeless(terms)
+                other != model && asking.shortage().asks(of_higher) && !asking.hopeless(terms)
             };
             (model, self.models[model].door(&batching, admit, self.here.iter().any(asks)))
         })
@@ -101,7 +101,7 @@ impl<'a> Outlook<'a> {
 /// them misses its SLO; else what there is room for at best. A forecast that errs would refuse requests that nobody has to make room for.
 fn admitted(here: &[usize], models: &[Model], terms: &[Terms], gpu: f64) -> Vec<f64> {
     let misses =
-        |&&model: &&usize| models[model].shortage.is_missing() && !models[model].hopeless(&terms[model]);
+        |&&model: &&usize| models[model].shortage().is_missing() && !models[model].hopeless(&terms[model]);
     let highest = here.iter().filter(misses).map(|&model| terms[model].priority).min();
     let at_best = fitting(here, terms, gpu, |model| models[model].needs_at_least());
     let forecast = fitting(here, terms, gpu * FULL, |model| models[model].needs(&terms[model]));
