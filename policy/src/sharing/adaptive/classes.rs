@@ -60,7 +60,8 @@ impl<'a> There<'a> {
         self.priorities().into_iter().map(class).collect()
     }
 
-    /// Each priority alone, the highest first. Its models can help each other if they are several, of a demand that stays.
+    /// Each priority alone, the highest first. Its models can help each other if they are several, of a demand that stays, and if enough
+    /// come in one interval: a few are enough to begin a trial, and of few requests some miss by chance.
     pub(super) fn alone(&self) -> Vec<Class> {
         let class = |priority: u32| {
             let of = |model: usize| self.terms[model].priority == priority;
@@ -72,7 +73,8 @@ impl<'a> There<'a> {
                 demand.is_steady() && !demand.is_bursty()
             };
             let several = asked().filter(|&&model| !self.is_hopeless(model)).count() > 1;
-            Class { load: self.load(members()), can_be_helped: several && asked().all(stays), ..class }
+            let can_be_helped = class.tells() && several && asked().all(stays);
+            Class { load: self.load(members()), can_be_helped, ..class }
         };
         self.priorities().into_iter().map(class).collect()
     }
@@ -177,6 +179,12 @@ mod tests {
             [false, false],
             "idle"
         );
+        assert_eq!(
+            helped(&two, &steady(&[came(9, 0.2), came(10, 0.6), came(20, 0.4)])),
+            [false, false],
+            "few"
+        );
+        assert_eq!(helped(&two, &steady(&[came(10, 0.2), came(10, 0.6), came(20, 0.4)])), [true, false]);
         let hopeless = Terms { slo: Duration::from_millis(1), ..of(1) };
         let with_hopeless = [of(1), hopeless.clone(), of(2)];
         assert_eq!(helped(&with_hopeless, &steady(&lives)), [false, false]);
