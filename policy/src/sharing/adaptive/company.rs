@@ -78,6 +78,13 @@ impl Company {
 }
 
 impl Coming {
+    /// So much, where batches have so many rows at most and requests so many on average, at least one. The first of a batch is there, and the
+    /// last would make it full.
+    pub(super) fn to(rate: f64, bunch: f64, largest: u32, each: f64) -> Self {
+        let requests = (f64::from(largest) / each) as u32;
+        Self { rate, bunch, most: requests.saturating_sub(2) }
+    }
+
     /// The part of a wait of so many seconds that is in vain if bunches come at random (Poisson), and no more than may: after the last of n
     /// that is one in n + 1 on average.
     fn in_vain_by_chance(self, wait: f64) -> f64 {
@@ -155,6 +162,13 @@ mod tests {
         assert!((of_at_most(1_000, 1e9) - 1.0 / 501.0).abs() < 1e-3, "bounded, and a number");
         let in_bunches = Coming { bunch: 3.0, ..coming(9.0) }.in_vain_by_chance(1.0);
         assert!((in_bunches - of_at_most(10, 3.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_batch_that_waits_to_the_end_is_neither_empty_nor_full() {
+        let most = |largest, each| Coming::to(150.0, 1.0, largest, each).most;
+        assert_eq!([1, 2, 3, 16].map(|largest| most(largest, 1.0)), [0, 0, 1, 14]);
+        assert_eq!([4.0, 3.0].map(|each| most(16, each)), [2, 3]);
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! 2. [`layout`] gives every model a level: as much as it may have, the same for all. Where [`regime`] has seen that
 //!    generous caps do not pay, the levels fit onto the GPU together, and are less the lower the priority; where [`yielding`] has seen
 //!    that a higher priority misses its SLO beside lower ones, those have less, and where [`proportion`] has seen that one does beside itself, those
-//!    of it have less that need less. What these found out is kept by [`gpu`].
+//!    of it have less that need less. What these found out is kept by [`gpu`];
+//!    of who is seldom asked several intervals are taken together for it ([`gathering`]).
 //! 3. [`sizing`] gives it as much of that as carries its demand with head-room, and moves it only when that is off by much; who would
 //!    have no slack with less keeps what he has ([`tightness`]), and gets it back if that turns out later ([`hindsight`]), which is remembered ([`pressed`]); who has come to
 //!    [`rest`] shrinks no more. At its level a second worker should stand ready: when slack runs out or more comes than the share is for,

@@ -107,10 +107,8 @@ impl Model {
     /// Learns from the batches of an interval, where the largest may have so many rows.
     pub(super) fn observe_batches(&mut self, terms: &Terms, live: &Live, largest: u32) {
         self.shortage.observe(&live.seen, terms.may_miss(), largest);
-        let requests = (f64::from(largest) / self.demand.rows(1.0)) as u32;
         let (rate, bunch) = (self.demand.rate(), self.demand.safe_dispersion());
-        // The first is there, and the last would make it full.
-        self.company.observe(&live.seen, Coming { rate, bunch, most: requests.saturating_sub(2) });
+        self.company.observe(&live.seen, Coming::to(rate, bunch, largest, self.demand.rows(1.0)));
     }
 
     /// How short of SMs it is.
