@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
@@ -66,6 +67,9 @@ struct Arguments {
     /// Only these models.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Only this scenario of the stages `policies` and `mixes`; may be given several times.
+    #[arg(long = "scenario", value_parser = PossibleValuesParser::new(policies::scenarios()))]
+    scenarios: Vec<String>,
     /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
     seconds: u64,

@@ -29,6 +29,9 @@ const FEW: [Named; 4] = [
     ("adaptive, again", "adaptive"),
 ];
 
+/// With the shares that a scenario gives its models by hand.
+const BY_HAND: Named = ("by hand+doors", "static+doors");
+
 /// The best of the others have `adaptive`'s batching and admission.
 const MANY: [Named; 9] = [
     ("adaptive", "adaptive"),
@@ -73,6 +76,8 @@ struct Scenario {
     guests: &'static [Guest],
     /// The parts that it is measured in, one after the other, in seconds.
     spans_s: &'static [u64],
+    /// Shares in percent that fit onto the GPU together, if it is also measured with such.
+    by_hand: &'static [u32],
 }
 
 const fn guest(model: &'static str, slo_ms: u64, priority: u32, asked: Asked) -> Guest {
@@ -83,7 +88,7 @@ const HOG: Guest = guest("vgg19", 100, 3, Asked::InTurn(24));
 
 const BESIDE_HOG: Asked = Asked::AtRandom(&[300.0; 3]);
 
-const SCENARIOS: [Scenario; 5] = [
+const SCENARIOS: [Scenario; 6] = [
     Scenario {
         name: "crowd",
         guests: &[
@@ -92,34 +97,49 @@ const SCENARIOS: [Scenario; 5] = [
             guest("vgg19", 100, 3, Asked::InTurn(4)),
         ],
         spans_s: &[8; 3],
+        by_hand: &[],
     },
     Scenario {
         name: "hog, 6 ms",
         guests: &[guest("resnet50", 6, 1, BESIDE_HOG), HOG],
         spans_s: &[10, 14, 12],
+        by_hand: &[],
     },
     Scenario {
         name: "hog, 5 ms",
         guests: &[guest("resnet50", 5, 1, BESIDE_HOG), HOG],
         spans_s: &[10, 14, 12],
+        by_hand: &[],
     },
     Scenario {
         name: "hog, seldom",
         guests: &[guest("resnet50", 5, 1, Asked::AtRandom(&[20.0; 3])), HOG],
         spans_s: &[10, 14, 12],
+        by_hand: &[],
+    },
+    Scenario {
+        name: "peers",
+        guests: &[
+            guest("bert-base", 8, 1, Asked::AtRandom(&[40.0; 3])),
+            guest("resnet50", 15, 1, Asked::AtRandom(&[800.0; 3])),
+            HOG,
+        ],
+        spans_s: &[10, 14, 12],
+        by_hand: &[40, 20, 40],
     },
     Scenario {
         name: "step",
         guests: &[guest("resnet50", 15, 1, Asked::AtRandom(&[30.0, 800.0]))],
         spans_s: &[14, 6],
+        by_hand: &[],
     },
 ];
 
 /// Five models of different sizes and priorities, as far as a host's cores can ask for and carry them: ten seconds to learn, six of the same,
 /// eight in which more than twice as much is asked of the first, and eight in which four times as much is asked of BERT.
 const MIXES: [Scenario; 2] = [
-    Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8] },
-    Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8] },
+    Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
+    Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
 ];
 
 /// With these SLOs in ms.
@@ -131,6 +151,11 @@ const fn mix([resnet50, mobilenet, bert, alexnet, vgg19]: [u64; 5]) -> [Guest; 5
         guest("alexnet", alexnet, 2, Asked::AtRandom(&[300.0; 4])),
         guest("vgg19", vgg19, 3, Asked::AtRandom(&[500.0; 4])),
     ]
+}
+
+/// What all scenarios are called.
+pub(crate) fn scenarios() -> impl Iterator<Item = &'static str> {
+    SCENARIOS.iter().chain(&MIXES).map(|scenario| scenario.name)
 }
 
 /// A few scenarios under few policies.
@@ -150,12 +175,16 @@ async fn run_all(
     setting: &Setting,
     figures: &mut Figures,
 ) -> Result<(), Error> {
-    for scenario in scenarios {
+    let is_meant = |scenario: &&Scenario| {
+        setting.scenarios.is_empty() || setting.scenarios.iter().any(|name| name == scenario.name)
+    };
+    for scenario in scenarios.iter().filter(is_meant) {
         let Some(models) = scenario.models(setting) else {
             println!("{}: {} is left out: its models are not all there", stage.name(), scenario.name);
             continue;
         };
-        for &(name, policy) in policies {
+        let by_hand = (!scenario.by_hand.is_empty()).then_some(&BY_HAND);
+        for &(name, policy) in policies.iter().chain(by_hand) {
             let done = format!("{}, {name}", scenario.name);
             if figures.has_model(stage, &done, setting.quick) {
                 continue;
@@ -191,7 +220,9 @@ impl Scenario {
              controller: {{policy: {policy}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n",
             gpu(setting)
         );
-        for (Guest { model: name, slo_ms, priority, .. }, model) in self.guests.iter().zip(models) {
+        for (place, (Guest { model: name, slo_ms, priority, .. }, model)) in
+            self.guests.iter().zip(models).enumerate()
+        {
             let path = model.path.to_string_lossy();
             write!(
                 text,
@@ -204,6 +235,10 @@ impl Scenario {
                 let path = setting.out.join("profiles").join(format!("{name}.yaml"));
                 std::fs::write(&path, profile).map_err(Error::io("write", &path))?;
                 write!(text, ", profile: {:?}", path.to_string_lossy()).expect("a string takes everything");
+            }
+            if policy == BY_HAND.1 {
+                write!(text, ", share: {{initial: {}%}}", self.by_hand[place])
+                    .expect("a string takes everything");
             }
             text.push_str("}\n");
         }

@@ -119,7 +119,9 @@ const SECTIONS: &[Section] = &[
         means: "The same loads under `controller.policy` as named, by the profiles above, batches up to 16, nothing said of shares; in spans, one \
                 after the other. *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each asked by four \
                 clients that ask again as soon as they are answered. *hog*: ResNet-50 with the SLO named and priority 1 gets 300 requests a \
-                second at random times, or 20 with 5 ms (*seldom*), beside VGG-19 (100 ms, 3) with 24 such clients. *step*: ResNet-50 alone gets 30 a second, then 800. \
+                second at random times, or 20 with 5 ms (*seldom*), beside VGG-19 (100 ms, 3) with 24 such clients. *peers*: BERT base (8 ms, 1) gets \
+                40 a second and ResNet-50 (15 ms, 1) 800 beside the same VGG-19; *by hand*: with 40, 20 and 40 % of the GPU. *step*: \
+                ResNet-50 alone gets 30 a second, then 800. \
                 Latencies are the clients', over gRPC on a Unix socket, in open loop from the scheduled arrival; the supervisor counts \
                 from when it has the request to when it has the answer. What is refused or failed is not within the SLO.",
         show: policies::policies,

@@ -30,6 +30,8 @@ pub(crate) struct Setting {
     pub(crate) out: PathBuf,
     pub(crate) device: Device,
     pub(crate) models: Vec<Model>,
+    /// Only these scenarios, if any is named.
+    pub(crate) scenarios: Vec<String>,
     pub(crate) quick: bool,
     pub(crate) again: bool,
 }
@@ -56,7 +58,9 @@ impl Setting {
             models.truncate(2);
         }
         let bin_dir = absolute(&arguments.bin_dir)?;
-        Ok(Self { bin_dir, out, device, models, quick: arguments.quick, again: arguments.again })
+        let scenarios = arguments.scenarios.clone();
+        let Arguments { quick, again, .. } = *arguments;
+        Ok(Self { bin_dir, out, device, models, scenarios, quick, again })
     }
 
     /// The binaries under test.
