@@ -25,13 +25,16 @@ pub(super) struct There<'a> {
 impl<'a> There<'a> {
     /// How long the interval was, in seconds.
     pub(super) fn span_s(&self) -> f64 {
-        self.each().map(|(seen, _)| seen.span).max().unwrap_or_default().as_secs_f64()
+        self.each().map(|(seen, ..)| seen.span).max().unwrap_or_default().as_secs_f64()
     }
 
-    /// What was seen of each model, and whether the whole GPU would carry it.
-    pub(super) fn each(&self) -> impl Iterator<Item = (&'a Seen, bool)> {
-        let (models, facts) = (self.models, self.facts);
-        self.here.iter().map(move |&model| (&facts.models[model].seen, models[model].could_be_carried()))
+    /// What was seen of each model, its priority, and whether the whole GPU would carry it.
+    pub(super) fn each(&self) -> impl Iterator<Item = (&'a Seen, u32, bool)> {
+        let Self { models, terms, facts, .. } = *self;
+        let each = move |&model: &usize| {
+            (&facts.models[model].seen, terms[model].priority, models[model].could_be_carried())
+        };
+        self.here.iter().map(each)
     }
 
     /// How many times as long batches take as they should beside such neighbours, weighed by demand; nothing where a model

@@ -27,8 +27,8 @@ impl Gpu {
 
     /// The same for the same models in other places.
     pub(super) fn findings(&self) -> Self {
-        let (yielding, proportion) = (self.yielding.clone(), self.proportion.findings());
-        Self { regime: self.regime, yielding, proportion }
+        let Self { regime, yielding, proportion } = self;
+        Self { regime: regime.clone(), yielding: yielding.clone(), proportion: proportion.findings() }
     }
 
     /// Learns from an interval, in which nobody's share changed if that is `settled`.

@@ -24,12 +24,12 @@ pub(super) struct Learnt {
     shares: Vec<Regression>,
 }
 
-/// Sums of a linear regression of seconds over rows, in which older batches weigh less.
+/// Sums of a linear regression of seconds over rows, in which older batches weigh less. A row that neighbours left half of the cap is as
+/// much work as two with all of it, and counts as such: who executes most when they do would else seem to have a large fixed part.
 #[derive(Debug, Clone, Copy, Default)]
 struct Regression {
+    /// In SMs.
     cap: u32,
-    /// SMs that it really had, mean.
-    sms: f64,
     /// Batches, and the sums over them.
     count: f64,
     rows: f64,
@@ -53,7 +53,7 @@ impl Learnt {
             if self.shares.len() == MAX_SHARES {
                 self.shares.remove(0);
             }
-            self.shares.push(Regression { cap, sms, ..Regression::default() });
+            self.shares.push(Regression { cap, ..Regression::default() });
             self.shares.len() - 1
         });
         for sample in samples {
@@ -69,14 +69,14 @@ impl Learnt {
         }
         let fixed = self.shares.iter().map(|seen| seen.count * seen.line().fixed).sum::<f64>() / total;
         let knee = self.knee();
-        let work = |seen: &Regression| seen.line().each * seen.sms.min(knee);
+        let work = |seen: &Regression| seen.line().each * seen.sms().min(knee);
         let work = self.shares.iter().map(|seen| seen.count * work(seen)).sum::<f64>() / total;
         Line { fixed, each: work / sms.clamp(1e-3, knee) }
     }
 
     /// The SMs past which more do not help, as far as was seen.
     fn knee(&self) -> f64 {
-        let per_row = |seen: &Regression| seen.line().each * seen.sms;
+        let per_row = |seen: &Regression| seen.line().each * seen.sms();
         let least = self.shares.iter().map(per_row).fold(f64::INFINITY, f64::min);
         let flat = self.shares.iter().filter(|seen| per_row(seen) > KNEE_SEEN * least);
         // At a share past the knee a row takes `work / knee`.
@@ -98,15 +98,19 @@ impl Regression {
             }
         }
         let Sample { rows, count, seconds } = *sample;
+        let rows = rows * self.sms() / sms;
         self.count += count;
-        self.sms += (sms - self.sms) * (count / self.count.max(1e-9)).min(1.0);
         self.rows += count * rows;
         self.rows_squared += count * rows * rows;
         self.seconds += count * seconds;
         self.product += count * rows * seconds;
     }
 
-    /// The regression's line; where only one size was seen, half of its time is taken to be fixed.
+    fn sms(&self) -> f64 {
+        f64::from(self.cap.max(1))
+    }
+
+    /// The regression's line with all of the cap; where only one size was seen, half of its time is taken to be fixed.
     fn line(&self) -> Line {
         let count = self.count.max(1e-9);
         let (rows, seconds) = (self.rows / count, self.seconds / count);
@@ -149,6 +153,16 @@ mod tests {
         assert!(!near(&one, 8.0, 132.0), "nothing has shown the knee yet");
         let two = learnt(&[20, 66]);
         assert!([4.0, 20.0, 40.0, 66.0, 132.0].into_iter().all(|sms| near(&two, 8.0, sms)));
+    }
+
+    #[test]
+    fn what_neighbours_leave_is_told_from_what_is_fixed() {
+        let mut learnt = Learnt::default();
+        // Full batches where neighbours leave little, small ones where they leave all.
+        for (rows, sms) in [(8.0, 10.0), (8.0, 20.0), (2.0, 40.0)] {
+            learnt.observe(&[Sample { rows, count: 20.0, seconds: seconds(rows, sms) }], 40, sms);
+        }
+        assert!([(1.0, 40.0), (8.0, 40.0), (8.0, 10.0)].iter().all(|&(rows, sms)| near(&learnt, rows, sms)));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! batch to batch. Where kernels take turns instead, as on an H200 (docs/measurements/contention.md), short batches are kept
 //! waiting by long ones, and SLOs are missed though there is room for everybody. Which of it a GPU does, only it can
 //! tell: where SLOs are missed for no want of SMs, and batches take longer than neighbours explain, the other way is tried, and the better
-//! one kept. What was missed for another reason, as in an outage, may look the same, so that caps that fit are given up after a while, and
+//! one kept: better for the highest priority that it makes a difference to. What was missed for another reason, as in an outage, may look the same, so that caps that fit are given up after a while, and
 //! come back if it was no such thing.
+
+use std::collections::BTreeMap;
 
 use super::super::Seen;
 use super::lasting::Lasting;
@@ -29,6 +31,12 @@ const INTERVALS: u32 = 4;
 /// Caps that fit must miss less than this part of what generous ones miss to be tried again. Generous ones are come back to if they miss
 /// less at all: they cost nobody anything, if they do not cost time.
 const BETTER: f64 = 0.7;
+
+/// After so many intervals of caps that fit,
+const TELLING: u32 = 8;
+
+/// they are over if this part more of a priority's requests miss than with generous ones, whatever that does for lower ones.
+const WORSE: f64 = 0.01;
 
 /// What an interval weighs after the next one.
 const MEMORY: f64 = 0.99;
@@ -66,17 +74,47 @@ impl Record {
     }
 }
 
+/// What came of one way for each priority.
+#[derive(Debug, Clone, Default)]
+struct Toll(BTreeMap<u32, Record>);
+
+impl Toll {
+    fn fade(&mut self) {
+        self.0.values_mut().for_each(Record::fade);
+    }
+
+    fn add(&mut self, priority: u32, arrived: f64, missed: f64) {
+        self.0.entry(priority).or_default().add(arrived, missed);
+    }
+
+    /// The part of all requests that missed its SLO.
+    fn part(&self) -> f64 {
+        let mut all = Record::default();
+        self.0.values().for_each(|of| all.add(of.arrived, of.missed));
+        all.part()
+    }
+
+    /// Whether the highest priority to which it makes a difference misses more.
+    fn is_worse_than(&self, other: &Self) -> bool {
+        let part = |toll: &Self, priority: &u32| toll.0.get(priority).map_or(0.0, Record::part);
+        let mut more = self.0.keys().map(|priority| part(self, priority) - part(other, priority));
+        more.find(|more| more.abs() > WORSE).is_some_and(|more| more > 0.0)
+    }
+}
+
 /// How one GPU is shared, and what came of it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Regime {
     /// For how many seconds more caps fit; nothing while they are generous.
     fitting_s: Option<f64>,
     /// How long caps are to fit.
     lasting: Lasting,
     /// What came of the way in force,
-    this_way: Record,
+    this_way: Toll,
+    /// in so many intervals since it is,
+    intervals: u32,
     /// and of the other one when that was.
-    other_way: Record,
+    other_way: Toll,
     /// Intervals in a row that speak against the way in force.
     doubts: u32,
     /// Whether an interval is over. In the first one doors turned nobody away, which says nothing of caps.
@@ -85,9 +123,15 @@ pub(super) struct Regime {
 
 impl Regime {
     pub(super) fn new() -> Self {
-        let nothing = Record { arrived: 0.0, missed: 0.0 };
-        let lasting = Lasting::default();
-        Self { fitting_s: None, lasting, this_way: nothing, other_way: nothing, doubts: 0, begun: false }
+        Self {
+            fitting_s: None,
+            lasting: Lasting::default(),
+            this_way: Toll::default(),
+            intervals: 0,
+            other_way: Toll::default(),
+            doubts: 0,
+            begun: false,
+        }
     }
 
     /// The caps to share it with.
@@ -101,17 +145,17 @@ impl Regime {
         let Some(left_s) = &mut self.fitting_s else { return };
         *left_s -= seconds;
         if *left_s <= 0.0 {
-            (self.fitting_s, self.doubts) = (None, 0);
-            (self.this_way, self.other_way) = (Record::default(), self.this_way);
+            self.change(None);
+            self.this_way = Toll::default();
         }
     }
 
-    /// Learns from an interval in which nobody's share changed: what was seen of each model, and whether the whole GPU would
-    /// carry it. `load` is the part of the GPU that all demand takes at least, `slowed` how many times as long batches take as they should
+    /// Learns from an interval in which nobody's share changed: what was seen of each model, its priority, and whether the
+    /// whole GPU would carry it. `load` is the part of the GPU that all demand takes at least, `slowed` how many times as long batches take as they should
     /// beside such neighbours, where that is known.
     pub(super) fn observe<'s>(
         &mut self,
-        models: impl Iterator<Item = (&'s Seen, bool)>,
+        models: impl Iterator<Item = (&'s Seen, u32, bool)>,
         load: f64,
         slowed: Option<f64>,
     ) {
@@ -120,24 +164,45 @@ impl Regime {
             self.doubts = 0;
             return;
         }
-        let (mut all, mut telling) = (Record::default(), Record::default());
-        for (seen, carried) in models {
+        let fits = self.fitting_s.is_some();
+        let mut telling = Record::default();
+        self.this_way.fade();
+        for (seen, priority, carried) in models {
             let (arrived, missed) = (seen.arrived as f64, seen.missed() as f64);
-            all.add(arrived, missed);
+            self.this_way.add(priority, arrived, missed);
             // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
-            if carried || self.fitting_s.is_some() {
+            if carried || fits {
                 telling.add(arrived, missed);
             }
         }
-        self.this_way.fade();
-        self.this_way.add(all.arrived, all.missed);
+        self.intervals += 1;
         let doubtful = telling.arrived >= REQUESTS && telling.missed > MISSED * telling.arrived;
         self.doubts = if doubtful { self.doubts + 1 } else { 0 };
-        let better = if self.fitting_s.is_some() { 1.0 } else { BETTER };
-        if self.doubts >= INTERVALS && self.other_way.part() < better * self.this_way.part() {
-            (self.this_way, self.other_way, self.doubts) = (self.other_way, self.this_way, 0);
-            self.fitting_s = if self.fitting_s.is_some() { None } else { Some(self.lasting.again()) };
+        if fits && self.is_over() {
+            self.change(None);
+        } else if !fits && self.is_to_be_tried() {
+            let seconds = self.lasting.again();
+            self.change(Some(seconds));
         }
+    }
+
+    /// Whether caps that fit have turned out to be the worse way.
+    fn is_over(&self) -> bool {
+        let misses_more = self.doubts >= INTERVALS && self.other_way.part() < self.this_way.part();
+        misses_more || self.intervals >= TELLING && self.this_way.is_worse_than(&self.other_way)
+    }
+
+    /// Whether caps that fit may turn out to be the better way.
+    fn is_to_be_tried(&self) -> bool {
+        self.doubts >= INTERVALS
+            && self.other_way.part() < BETTER * self.this_way.part()
+            && !self.other_way.is_worse_than(&self.this_way)
+    }
+
+    /// Shares it the other way from now on.
+    fn change(&mut self, fitting_s: Option<f64>) {
+        std::mem::swap(&mut self.this_way, &mut self.other_way);
+        (self.fitting_s, self.intervals, self.doubts) = (fitting_s, 0, 0);
     }
 }
 
@@ -152,7 +217,7 @@ mod tests {
         let seen = Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
         for _ in 0..intervals {
             regime.age(SPAN_S);
-            regime.observe([(&seen, true), (&Seen::default(), true)].into_iter(), load, None);
+            regime.observe([(&seen, 1, true), (&Seen::default(), 1, true)].into_iter(), load, None);
         }
         regime.caps()
     }
@@ -183,7 +248,7 @@ mod tests {
             assert_eq!(observe(&mut regime, 1, 0.5, 1), Caps::Generous);
         }
         let seen = Seen { arrived: 10, refused: 10, ..Seen::default() };
-        (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, None));
+        (0..9).for_each(|_| regime.observe([(&seen, 1, true)].into_iter(), 0.5, None));
         assert_eq!(regime.caps(), Caps::Generous, "too few to say anything");
     }
 
@@ -192,13 +257,13 @@ mod tests {
         let seen = Seen { arrived: 100, refused: 30, ..Seen::default() };
         let caps = |slowed: f64| {
             let mut regime = begun();
-            (0..9).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(slowed)));
+            (0..9).for_each(|_| regime.observe([(&seen, 1, true)].into_iter(), 0.5, Some(slowed)));
             regime.caps()
         };
         assert_eq!([0.7, 1.05, 1.2].map(caps), [Caps::Generous, Caps::Generous, Caps::Fitting]);
         let mut regime = begun();
         observe(&mut regime, 30, 0.5, 4);
-        (0..3).for_each(|_| regime.observe([(&seen, true)].into_iter(), 0.5, Some(1.0)));
+        (0..3).for_each(|_| regime.observe([(&seen, 1, true)].into_iter(), 0.5, Some(1.0)));
         assert_eq!(regime.caps(), Caps::Fitting, "with caps that fit they do");
     }
 
@@ -214,6 +279,37 @@ mod tests {
         let mut regime = begun();
         observe(&mut regime, 30, 0.5, 4);
         assert_eq!(observe(&mut regime, 32, 0.5, 4), Caps::Generous, "a little better is enough");
+    }
+
+    /// Intervals of a hundred requests each of two priorities of which so many miss.
+    fn observe_two(regime: &mut Regime, missed: [u64; 2], intervals: u32) -> Caps {
+        let seen =
+            |missed: u64| Seen { arrived: 100, answered: 100, in_time: 100 - missed, ..Seen::default() };
+        let [first, second] = missed.map(seen);
+        for _ in 0..intervals {
+            regime.age(SPAN_S);
+            regime.observe([(&first, 1, true), (&second, 2, true)].into_iter(), 0.5, None);
+        }
+        regime.caps()
+    }
+
+    #[test]
+    fn what_lower_priorities_gain_at_a_higher_ones_cost_is_no_gain() {
+        let mut regime = begun();
+        assert_eq!(observe_two(&mut regime, [5, 60], 4), Caps::Fitting);
+        assert_eq!(observe_two(&mut regime, [10, 0], 7), Caps::Fitting);
+        assert_eq!(observe_two(&mut regime, [10, 0], 1), Caps::Generous);
+        assert_eq!(observe_two(&mut regime, [5, 60], 1_000), Caps::Generous, "nor is it tried again");
+        let mut regime = begun();
+        observe_two(&mut regime, [60, 5], 4);
+        assert_eq!(observe_two(&mut regime, [10, 10], 100), Caps::Fitting, "but the other way round it is");
+        let mut regime = begun();
+        observe_two(&mut regime, [5, 60], 4);
+        assert_eq!(
+            observe_two(&mut regime, [5, 0], 100),
+            Caps::Fitting,
+            "and what costs a higher one nothing"
+        );
     }
 
     #[test]
@@ -245,7 +341,7 @@ mod tests {
     fn who_is_not_carried_is_no_reason_to_try_and_counts_once_it_is_tried() {
         let seen = |missed: u64| Seen { arrived: 100, refused: missed, ..Seen::default() };
         let interval = |regime: &mut Regime, missed: u64| {
-            regime.observe([(&seen(missed), false), (&seen(0), true)].into_iter(), 0.5, None);
+            regime.observe([(&seen(missed), 1, false), (&seen(0), 1, true)].into_iter(), 0.5, None);
             regime.caps()
         };
         let mut regime = begun();
