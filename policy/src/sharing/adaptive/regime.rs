@@ -4,12 +4,13 @@
 //! batch to batch. Where kernels take turns instead, as on an H200 (docs/measurements/contention.md), short batches are kept
 //! waiting by long ones, and SLOs are missed though there is room for everybody. Which of it a GPU does, only it can
 //! tell: where SLOs are missed for no want of SMs, and batches take longer than neighbours explain, the other way is tried, and the better
-//! one kept: better for the highest priority that it makes a difference to. What was missed for another reason, as in an outage, may look the same, so that caps that fit are given up after a while, and
-//! come back if it was no such thing.
+//! one kept: better for the highest priority to which it makes a difference. What was missed for another reason, as in an outage, may look the
+//! same, so that caps that fit are given up after a while, and come back if it was no such thing.
 
 use std::collections::BTreeMap;
 
 use super::super::Seen;
+use super::chance::surplus;
 use super::lasting::Lasting;
 
 /// Requests miss their SLOs for no want of SMs where all demand, in full batches, takes less than this part of the GPU.
@@ -35,7 +36,8 @@ const BETTER: f64 = 0.7;
 /// After so many intervals of caps that fit,
 const TELLING: u32 = 8;
 
-/// they are over if this part more of a priority's requests miss than with generous ones, whatever that does for lower ones.
+/// they are over if this part more of a priority's requests miss than with generous ones, and more than chance explains, whatever that does
+/// for lower ones.
 const WORSE: f64 = 0.01;
 
 /// What an interval weighs after the next one.
@@ -72,6 +74,13 @@ impl Record {
         self.arrived *= MEMORY;
         self.missed *= MEMORY;
     }
+
+    /// Whether clearly more missed theirs than in the other one; nobody knows where few came.
+    fn missed_more_than(&self, other: &Self) -> bool {
+        let expected = other.part() * self.arrived;
+        let enough = self.arrived.min(other.arrived) >= REQUESTS;
+        enough && self.missed > expected + surplus(expected) + WORSE * self.arrived
+    }
 }
 
 /// What came of one way for each priority.
@@ -96,9 +105,12 @@ impl Toll {
 
     /// Whether the highest priority to which it makes a difference misses more.
     fn is_worse_than(&self, other: &Self) -> bool {
-        let part = |toll: &Self, priority: &u32| toll.0.get(priority).map_or(0.0, Record::part);
-        let mut more = self.0.keys().map(|priority| part(self, priority) - part(other, priority));
-        more.find(|more| more.abs() > WORSE).is_some_and(|more| more > 0.0)
+        let both = self.0.iter().filter_map(|(priority, of)| Some((of, other.0.get(priority)?)));
+        let mut verdicts = both.filter_map(|(here, there)| {
+            let (worse, better) = (here.missed_more_than(there), there.missed_more_than(here));
+            (worse || better).then_some(worse)
+        });
+        verdicts.next().unwrap_or(false)
     }
 }
 
@@ -297,8 +309,8 @@ mod tests {
     fn what_lower_priorities_gain_at_a_higher_ones_cost_is_no_gain() {
         let mut regime = begun();
         assert_eq!(observe_two(&mut regime, [5, 60], 4), Caps::Fitting);
-        assert_eq!(observe_two(&mut regime, [10, 0], 7), Caps::Fitting);
-        assert_eq!(observe_two(&mut regime, [10, 0], 1), Caps::Generous);
+        assert_eq!(observe_two(&mut regime, [20, 0], 7), Caps::Fitting);
+        assert_eq!(observe_two(&mut regime, [20, 0], 1), Caps::Generous);
         assert_eq!(observe_two(&mut regime, [5, 60], 1_000), Caps::Generous, "nor is it tried again");
         let mut regime = begun();
         observe_two(&mut regime, [60, 5], 4);
@@ -310,6 +322,17 @@ mod tests {
             Caps::Fitting,
             "and what costs a higher one nothing"
         );
+        assert_eq!(observe_two(&mut regime, [6, 0], 100), Caps::Fitting, "or no more than chance does");
+    }
+
+    #[test]
+    fn what_is_seen_of_few_requests_says_nothing_of_a_priority() {
+        let of = |arrived: f64, missed: f64| Record { arrived, missed };
+        let more = |one: Record, other: Record| one.missed_more_than(&other);
+        // 40 are expected, chance adds 19, and a hundredth 4.
+        assert_eq!([62.0, 64.0].map(|missed| more(of(400.0, missed), of(100.0, 10.0))), [false, true]);
+        assert!(!more(of(19.0, 19.0), of(100.0, 0.0)) && !more(of(100.0, 100.0), of(19.0, 0.0)));
+        assert!(more(of(20.0, 20.0), of(20.0, 0.0)));
     }
 
     #[test]
