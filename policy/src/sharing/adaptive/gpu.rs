@@ -63,6 +63,11 @@ impl Gpu {
         self.proportion.cap(model).filter(|_| self.regime.caps() == Caps::Generous)
     }
 
+    /// Whether something is tried of which nobody knows yet what it is worth.
+    pub(super) fn tries(&self) -> bool {
+        self.regime.is_tried() || self.yielding.is_tried() || self.proportion.is_tried()
+    }
+
     /// Whether a model is to leave SMs to others.
     pub(super) fn asks(&self, model: usize, priority: u32) -> bool {
         self.yielding.asks(priority) || self.cap(model).is_some()

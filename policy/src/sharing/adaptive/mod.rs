@@ -152,7 +152,7 @@ impl Adaptive {
         let mut pacing = Pacing::of(&overloaded, terms, facts);
         for model in by_priority(terms) {
             let (live, gpu) = (&facts.models[model], terms[model].gpu);
-            standby[model] = pacing.standby(gpu, live, self.sizing(model, terms).standby(live));
+            standby[model] = pacing.standby(gpu, live, self.standby(model, terms, live));
             let have = live.coming.unwrap_or(live.share);
             report[model] = match self.wish(model, have, terms, overloaded[gpu]) {
                 Wish::Stays => continue,
@@ -174,6 +174,14 @@ impl Adaptive {
             changes.push(Change { model, from, to, at_once, onset });
         }
         Decision { plan: plan(changes), doors, standby, report }
+    }
+
+    /// The share at which a second worker should stand ready: while it is open whether smaller caps help, the one to come back to, if it
+    /// stands there already; else all that the model may need at once.
+    fn standby(&self, model: usize, terms: &[Terms], live: &Live) -> Option<Sms> {
+        let open = !live.held && self.gpus[terms[model].gpu].tries();
+        let way_back = live.standing.filter(|&sms| open && sms > live.share.max(self.levels[model]));
+        way_back.or_else(|| self.sizing(model, terms).standby(live))
     }
 
     /// What a model wants that has this share, or will.

@@ -59,6 +59,11 @@ impl Proportion {
         self.peers.get(&model).and_then(|peer| peer.cap)
     }
 
+    /// Whether it is still open whether it helps.
+    pub(super) fn is_tried(&self) -> bool {
+        self.trials.is_tried()
+    }
+
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; of each priority alone, the highest
     /// first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
@@ -198,9 +203,12 @@ mod tests {
     #[test]
     fn caps_that_do_not_help_are_taken_back() {
         let mut there = There::new(known(2), &[450, 5]);
+        assert!(!there.proportion.is_tried());
         assert_eq!(there.after(10.0, 2), [None, Some(54)]);
         assert_eq!(there.after(9.0, 7), [None, Some(54)]);
+        assert!(there.proportion.is_tried());
         assert_eq!(there.after(9.0, 1), [None; 2], "they should miss 8.5 at most");
+        assert!(!there.proportion.is_tried());
         assert_eq!(there.after(10.0, 5_000), [None; 2], "nor are they tried again while nothing changes");
     }
 

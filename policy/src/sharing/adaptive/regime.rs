@@ -151,6 +151,11 @@ impl Regime {
         if self.fitting_s.is_some() { Caps::Fitting } else { Caps::Generous }
     }
 
+    /// Whether it is still open whether caps that fit help.
+    pub(super) fn is_tried(&self) -> bool {
+        self.fitting_s.is_some() && self.intervals < TELLING
+    }
+
     /// So many seconds are over, whether or not all have the shares that they should. Caps that fit may be over then.
     pub(super) fn age(&mut self, seconds: f64) {
         self.lasting.age(seconds);
@@ -245,7 +250,11 @@ mod tests {
     fn misses_that_last_though_there_is_room_lead_to_the_other_way() {
         let mut regime = begun();
         assert_eq!(observe(&mut regime, 30, 0.5, 3), Caps::Generous);
+        assert!(!regime.is_tried());
         assert_eq!(observe(&mut regime, 30, 0.5, 1), Caps::Fitting);
+        let open =
+            (0..100).take_while(|_| regime.is_tried() && observe(&mut regime, 0, 0.5, 1) == Caps::Fitting);
+        assert_eq!(open.count(), 8);
         assert_eq!(observe(&mut regime, 0, 0.5, 100), Caps::Fitting);
     }
 

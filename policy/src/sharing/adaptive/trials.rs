@@ -163,6 +163,11 @@ impl Trials {
         }
     }
 
+    /// Whether it is still open whether what is done helps.
+    pub(super) fn is_tried(&self) -> bool {
+        matches!(self.state, State::Tried { .. })
+    }
+
     /// The lowest priority that suffers, or for whose sake something is done.
     pub(super) fn lowest(&self) -> Option<u32> {
         match &self.state {
@@ -185,8 +190,7 @@ impl Trials {
         self.steady.observe(&self.loads, span_s);
         self.findings.values_mut().for_each(|finding| finding.age(span_s));
         // What is seen while shares change does not say what a trial is worth.
-        let is_tried = matches!(self.state, State::Tried { .. });
-        let telling = if settled || !is_tried { self.gathering.add(classes) } else { Vec::new() };
+        let telling = if settled || !self.is_tried() { self.gathering.add(classes) } else { Vec::new() };
         let class = |of: u32| move |class: &&Class| class.priority == of;
         self.state = match &self.state {
             State::Nobody { suffered } => {

@@ -42,6 +42,11 @@ impl Yielding {
         self.0.lowest().is_some_and(|lowest| priority <= lowest)
     }
 
+    /// Whether it is still open whether it helps.
+    pub(super) fn is_tried(&self) -> bool {
+        self.0.is_tried()
+    }
+
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; of each priority with those above it,
     /// the highest first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {

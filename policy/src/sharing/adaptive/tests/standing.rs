@@ -48,3 +48,31 @@ fn a_worker_that_starts_with_more_than_is_needed_is_waited_for_and_not_replaced(
     let both = Live { standing: Some(Sms(66)), starting: Some(GPU), ..live(Sms(34)) };
     assert_eq!(moved(Sms(40), GPU, &both, facts.now), grow(66), "who stands ready is there already");
 }
+
+#[test]
+fn the_way_back_stands_ready_until_it_is_known_whether_room_helps() {
+    let kept = |room_helps: bool, held: bool| {
+        let terms = models(&[1, 3]);
+        let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let mut facts = facts(&[100, 200], &policy.initial());
+        let mut intervals = 0;
+        for _ in 0..40 {
+            came(&mut facts.models[0], 100, 9);
+            came(&mut facts.models[1], 200, 9);
+            let made_room = facts.models[1].share < GPU;
+            facts.models[0].seen.in_time = if room_helps && made_room { 100 } else { 90 };
+            facts.now = facts.now + 500 * MS;
+            facts.models[1].standing = made_room.then_some(GPU);
+            facts.models[1].held = made_room && held;
+            let decision = policy.decide(&facts);
+            intervals += u32::from(decision.standby[1] == Some(GPU));
+            carry_out(&decision, &mut facts);
+        }
+        (intervals, policy.decide(&facts).standby[1])
+    };
+    let (intervals, standby) = kept(true, false);
+    assert!(intervals >= 7, "eight intervals tell: {intervals}");
+    assert_ne!(standby, Some(GPU), "it helps, so nobody goes back");
+    assert_eq!(kept(false, false).1, Some(GPU), "it does not, so that is all that it may have again");
+    assert_eq!(kept(true, true).0, 0, "nobody moves who is held");
+}
