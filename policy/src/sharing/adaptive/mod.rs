@@ -203,6 +203,8 @@ impl Adaptive {
             None
         } else if self.gpus[gpu].spares(priority) {
             Some(Waiting::Misses)
+        } else if have <= self.levels[model] && self.gpus[gpu].tries() {
+            Some(Waiting::Trial)
         } else {
             overloaded.then_some(Waiting::Overload)
         }

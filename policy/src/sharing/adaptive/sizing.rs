@@ -78,9 +78,16 @@ impl Sizing {
         Self { high: self.level, ..self }
     }
 
-    /// The share that a model should have that has this one, or will: another one only if it is worth it.
+    /// The share that a model should have that has this one, or will: another one only if it is worth it. Who has more than his level
+    /// comes down to that first: whoever then takes less keeps one ready beside it with all that he may need.
     pub(super) fn of_one_with(&self, share: Sms) -> Sms {
-        if share < self.low || share > self.high { self.target } else { share }
+        if share > self.level {
+            self.level
+        } else if share < self.low || share > self.high {
+            self.target
+        } else {
+            share
+        }
     }
 
     /// When more comes than a share is for: all that it carries is so much more than its demand of late that it need not be
@@ -190,6 +197,7 @@ mod tests {
         assert_eq!(sizing.of_one_with(sizing.target), sizing.target);
         assert_eq!(sizing.of_one_with(Sms(sizing.target.0 + 4)).0, sizing.target.0 + 4);
         assert_eq!(sizing.of_one_with(LEVEL), sizing.target);
+        assert_eq!(sizing.of_one_with(Sms(132)), LEVEL, "one step at a time");
         assert_eq!(sizing.of_one_with(Sms(4)), sizing.target);
         let little = self::sizing(&[60; 12], true);
         assert_eq!([56, 64].map(|share| little.of_one_with(Sms(share))), [Sms(56), little.target]);
@@ -206,7 +214,7 @@ mod tests {
         let sizing = sizing(&[120; 12], true);
         let of = |share: u32| sizing.at_rest().of_one_with(Sms(share));
         assert_eq!([of(100), of(80)], [LEVEL, Sms(80)]);
-        assert_eq!([of(4), of(132)], [sizing.target; 2], "too little, and more than his level");
+        assert_eq!([of(4), of(132)], [sizing.target, LEVEL], "too little, and more than his level");
     }
 
     #[test]

@@ -252,8 +252,10 @@ impl Scenario {
         let mut counted = self.counted(serving).await?;
         for (part, &seconds) in self.spans_s.iter().enumerate() {
             let span = Duration::from_millis(seconds * 1000 / if setting.quick { QUICK } else { 1 });
-            let asking =
-                self.guests.iter().zip(&subjects).map(|(guest, subject)| guest.ask(subject, part, span));
+            // Models that are asked as often are not asked at the same moments.
+            let seed = |place: usize| (part * self.guests.len() + place) as u64 + 1;
+            let asking = self.guests.iter().zip(&subjects).enumerate();
+            let asking = asking.map(|(place, (guest, subject))| guest.ask(subject, part, seed(place), span));
             let tallies: Vec<Tally> = join_all(asking).await;
             let before = std::mem::replace(&mut counted, self.counted(serving).await?);
             let mut models = Map::new();
@@ -313,12 +315,11 @@ impl Counted {
 }
 
 impl Guest {
-    /// Asks for so long, in that part of the scenario.
-    async fn ask(&self, subject: &Arc<Subject>, part: usize, span: Duration) -> Tally {
+    /// Asks for so long, in that part of the scenario; at random by that seed.
+    async fn ask(&self, subject: &Arc<Subject>, part: usize, seed: u64, span: Duration) -> Tally {
         match self.asked {
             Asked::InTurn(clients) => subject.ask_in_turn(clients, span).await,
             Asked::AtRandom(rates) => {
-                let seed = part as u64 + 1;
                 let plan = Plan { rate: rates[part], span, arrivals: Arrivals::Poisson, seed };
                 subject.ask_at_random(&plan).await
             }
