@@ -94,7 +94,7 @@ fn who_has_made_room_shrinks_no_further_until_it_is_known_whether_that_helps() {
             decision = policy.decide(&facts);
             carry_out(&decision, &mut facts);
         }
-        (facts.models[1].share, decision.report[1].clone())
+        (facts.models[1].share, decision.report[1])
     };
     let (share, verdict) = after(&mut policy, 20, true);
     assert_eq!(share, Sms(86));
