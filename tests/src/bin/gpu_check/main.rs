@@ -70,6 +70,12 @@ struct Arguments {
     /// Only this scenario of the stages `policies` and `mixes`; may be given several times.
     #[arg(long = "scenario", value_parser = PossibleValuesParser::new(policies::scenarios()))]
     scenarios: Vec<String>,
+    /// Only this policy of the stages `policies` and `mixes`; may be given several times.
+    #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
+    policies: Vec<String>,
+    /// How often the stages `policies` and `mixes` measure each policy: in turn, and back in every other round, as a host has busy times.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
     /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
     seconds: u64,

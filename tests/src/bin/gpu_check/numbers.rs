@@ -15,6 +15,17 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
+/// The mean of a sample and its standard error; none of fewer than two.
+pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
+    let count = values.len() as f64;
+    if count < 2.0 {
+        return None;
+    }
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    Some((mean, (squares / (count - 1.0) / count).sqrt()))
+}
+
 /// A sample as the figures show it; null if it is empty.
 pub(crate) fn summary(values: &[f64]) -> Value {
     let at = |q| quantile(values, q).map(rounded);
@@ -45,6 +56,7 @@ mod tests {
         assert_eq!(quantile(&values, 0.0), Some(1.0));
         assert_eq!(median(&[]), None);
         assert_eq!(summary(&[]), Value::Null);
+        assert_eq!((mean(&[1.0, 3.0]), mean(&[1.0])), (Some((2.0, 1.0)), None));
         assert_eq!(rounded(1234.56), 1235.0);
         assert_eq!(rounded(0.001_234_56), 0.001_235);
         assert_eq!(rounded(-0.0), 0.0);

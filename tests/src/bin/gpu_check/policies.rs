@@ -158,6 +158,31 @@ pub(crate) fn scenarios() -> impl Iterator<Item = &'static str> {
     SCENARIOS.iter().chain(&MIXES).map(|scenario| scenario.name)
 }
 
+/// What all policies are called in the figures.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    let by_hand = std::iter::once(&BY_HAND);
+    MANY.iter().chain(by_hand).map(|&(name, _)| name)
+}
+
+/// What follows a policy's name from the second round on.
+pub(crate) const ROUND: &str = ", round ";
+
+/// These policies in turn, and back in every other round, each with its name in the figures.
+fn rounds(policies: &[Named], rounds: u32) -> Vec<(String, &'static str)> {
+    let round = |round: u32| {
+        let mut policies = policies.to_vec();
+        if round % 2 == 1 {
+            policies.reverse();
+        }
+        let named = move |(name, policy): Named| match round {
+            0 => (name.to_owned(), policy),
+            _ => (format!("{name}{ROUND}{}", round + 1), policy),
+        };
+        policies.into_iter().map(named)
+    };
+    (0..rounds).flat_map(round).collect()
+}
+
 /// A few scenarios under few policies.
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
     run_all(Stage::Policies, &SCENARIOS, &FEW, setting, figures).await
@@ -184,7 +209,10 @@ async fn run_all(
             continue;
         };
         let by_hand = (!scenario.by_hand.is_empty()).then_some(&BY_HAND);
-        for &(name, policy) in policies.iter().chain(by_hand) {
+        let is_meant =
+            |(name, _): &Named| setting.policies.is_empty() || setting.policies.iter().any(|of| of == name);
+        let policies: Vec<Named> = policies.iter().chain(by_hand).copied().filter(is_meant).collect();
+        for (name, policy) in rounds(&policies, setting.rounds) {
             let done = format!("{}, {name}", scenario.name);
             if figures.has_model(stage, &done, setting.quick) {
                 continue;
@@ -193,7 +221,7 @@ async fn run_all(
             let log = format!("{}-{done}", stage.name()).replace(", ", "-").replace(' ', "-");
             let serving = Serving::start_with(setting, &log, &config).await?;
             let spans = scenario.spans(setting, &serving).await?;
-            figures.set(&[stage.name(), scenario.name, name], spans);
+            figures.set(&[stage.name(), scenario.name, &name], spans);
             serving.stop(figures).await?;
             figures.has_now(stage, &done, setting.quick)?;
         }
@@ -341,5 +369,19 @@ impl Guest {
             "share_percent": share,
             "sent_late_ms": rounded(tally.sent_late.as_secs_f64() * 1e3),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_other_round_goes_back() {
+        let names = |count: u32| -> Vec<String> {
+            rounds(&[("a", "x"), ("b", "y")], count).into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(1), ["a", "b"]);
+        assert_eq!(names(3), ["a", "b", "b, round 2", "a, round 2", "a, round 3", "b, round 3"]);
     }
 }

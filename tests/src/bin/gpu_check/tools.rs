@@ -32,6 +32,10 @@ pub(crate) struct Setting {
     pub(crate) models: Vec<Model>,
     /// Only these scenarios, if any is named.
     pub(crate) scenarios: Vec<String>,
+    /// Only these policies, if any is named,
+    pub(crate) policies: Vec<String>,
+    /// each so often.
+    pub(crate) rounds: u32,
     pub(crate) quick: bool,
     pub(crate) again: bool,
 }
@@ -58,9 +62,9 @@ impl Setting {
             models.truncate(2);
         }
         let bin_dir = absolute(&arguments.bin_dir)?;
-        let scenarios = arguments.scenarios.clone();
-        let Arguments { quick, again, .. } = *arguments;
-        Ok(Self { bin_dir, out, device, models, scenarios, quick, again })
+        let (scenarios, policies) = (arguments.scenarios.clone(), arguments.policies.clone());
+        let Arguments { rounds, quick, again, .. } = *arguments;
+        Ok(Self { bin_dir, out, device, models, scenarios, policies, rounds, quick, again })
     }
 
     /// The binaries under test.

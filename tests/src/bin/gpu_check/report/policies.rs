@@ -1,10 +1,13 @@
 //! Policies side by side: a table a scenario.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::Value;
 
 use super::table::{Table, cell};
+use crate::numbers::mean;
+use crate::policies::ROUND;
 
 const HEADS: [&str; 10] = [
     "policy, span",
@@ -32,7 +35,8 @@ pub(super) fn policies(figures: &Value) -> String {
                 }
             }
         }
-        write!(text, "### {scenario}\n\n{}\n", table.text()).expect("a string takes everything");
+        write!(text, "### {scenario}\n\n{}\n{}", table.text(), means(policies))
+            .expect("a string takes everything");
     }
     text
 }
@@ -59,9 +63,47 @@ pub(super) fn mixes(figures: &Value) -> String {
                 table.row(&format!("{policy}, {}", n + 1), cells);
             }
         }
-        write!(text, "### {mix}\n\n{}\n", table.text()).expect("a string takes everything");
+        write!(text, "### {mix}\n\n{}\n{}", table.text(), means(policies))
+            .expect("a string takes everything");
     }
     text
+}
+
+/// What of all requests was in time under each policy that ran more than once, on average.
+fn means(policies: &Value) -> String {
+    let mut runs: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for (name, spans) in entries(policies) {
+        let policy = name.split_once(ROUND).map_or(name, |(policy, _)| policy);
+        runs.entry(policy).or_default().push(spans);
+    }
+    runs.retain(|_, runs| runs.len() > 1);
+    if runs.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["policy", "runs", "within the SLO %", "as the supervisor counts %"]);
+    for (policy, runs) in &runs {
+        let mean = |figure: &str| {
+            let parts: Vec<f64> = runs.iter().map(|spans| part_of_all(spans, figure) * 100.0).collect();
+            mean(&parts).map_or_else(|| "-".into(), |(mean, error)| format!("{mean:.1} ± {:.1}", 2.0 * error))
+        };
+        table.row(
+            policy,
+            [runs.len().to_string(), mean("within_slo"), mean("counted_within_slo")].into_iter(),
+        );
+    }
+    format!("All models and spans together, ± two standard errors of the mean:\n\n{}\n", table.text())
+}
+
+/// The part of the requests of all models and spans that a figure says of each.
+fn part_of_all(spans: &Value, figure: &str) -> f64 {
+    let models = spans.as_array().into_iter().flatten().flat_map(|span| entries(&span["models"]));
+    let (mut offered, mut within) = (0.0, 0.0);
+    for (_, of) in models {
+        let came = of["offered"].as_f64().unwrap_or(0.0);
+        offered += came;
+        within += came * of[figure].as_f64().unwrap_or(0.0);
+    }
+    within / f64::max(offered, 1.0)
 }
 
 fn percent(part: &Value) -> String {
@@ -87,4 +129,27 @@ fn row(model: &str, of: &Value) -> impl Iterator<Item = String> {
 
 fn entries(map: &Value) -> impl Iterator<Item = (&str, &Value)> {
     map.as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_ran_more_than_once_has_a_mean() {
+        let run = |parts: [f64; 2]| {
+            let model = |part: f64, offered: u32| json!({"offered": offered, "within_slo": part, "counted_within_slo": 1.0});
+            json!([{"models": {"a": model(parts[0], 100), "b": model(parts[1], 300)}}])
+        };
+        let once = json!({"half": run([0.5, 0.5])});
+        assert_eq!(means(&once), "");
+        let twice = json!({"adaptive": run([1.0, 1.0]), "adaptive, round 2": run([1.0, 0.6]), "half": run([0.5, 0.5])});
+        let said = means(&twice);
+        assert!(
+            said.contains("| adaptive | 2 | 85.0 ± 30.0 | 100.0 ± 0.0 |") && !said.contains("half"),
+            "{said}"
+        );
+    }
 }
