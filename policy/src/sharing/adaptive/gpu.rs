@@ -28,7 +28,7 @@ impl Gpu {
     /// The same for the same models in other places.
     pub(super) fn findings(&self) -> Self {
         let Self { regime, yielding, proportion } = self;
-        Self { regime: regime.clone(), yielding: yielding.findings(), proportion: proportion.findings() }
+        Self { regime: regime.clone(), yielding: yielding.clone(), proportion: proportion.findings() }
     }
 
     /// Learns from an interval, in which nobody's share changed if that is `settled`.
@@ -42,7 +42,6 @@ impl Gpu {
             self.regime.observe(there.each(), there.load(there.here), there.slowed());
         }
         self.yielding.observe(&there.with_those_above(), span_s, settled);
-        self.yielding.end_if_incomparable(there.here, there.models);
         self.proportion.observe(&there.alone(), span_s, settled);
         self.proportion.share_out(there.here, there.models, there.terms, there.sms);
     }

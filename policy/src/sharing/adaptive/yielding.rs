@@ -4,11 +4,8 @@
 //! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
 //! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
 
-use std::collections::BTreeMap;
-
 use shadowslice_shared::units::Sms;
 
-use super::model::Model;
 use super::trials::{Class, Rules, Trials};
 
 /// It must suffer for so long, and miss less than this part of what it missed before.
@@ -19,20 +16,11 @@ const LEFT: f64 = 0.65;
 
 /// Decides who makes room on one GPU.
 #[derive(Debug, Clone)]
-pub(super) struct Yielding {
-    trials: Trials,
-    /// What came for each model in requests a second when a trial began, if it is still open.
-    rates: BTreeMap<usize, f64>,
-}
+pub(super) struct Yielding(Trials);
 
 impl Yielding {
     pub(super) fn new() -> Self {
-        Self { trials: Trials::new(RULES), rates: BTreeMap::new() }
-    }
-
-    /// The same for the same models in other places.
-    pub(super) fn findings(&self) -> Self {
-        Self { trials: self.trials.clone(), ..Self::new() }
+        Self(Trials::new(RULES))
     }
 
     /// The most that a model of this priority may have of a GPU with so many SMs.
@@ -46,44 +34,28 @@ impl Yielding {
 
     /// Whether a model of this priority makes room.
     pub(super) fn asks(&self, priority: u32) -> bool {
-        self.trials.sake().is_some_and(|above| priority > above)
+        self.0.sake().is_some_and(|above| priority > above)
     }
 
     /// Whether a model of this priority keeps what it has: it suffers, or is made room for.
     pub(super) fn spares(&self, priority: u32) -> bool {
-        self.trials.lowest().is_some_and(|lowest| priority <= lowest)
+        self.0.lowest().is_some_and(|lowest| priority <= lowest)
     }
 
     /// Whether it is still open whether it helps.
     pub(super) fn is_tried(&self) -> bool {
-        self.trials.is_tried()
+        self.0.is_tried()
     }
 
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; of each priority with those above it,
     /// the highest first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
-        self.trials.observe(classes, span_s, settled);
-    }
-
-    /// Ends a trial under which somebody's demand has become another: nobody knows any more what would be missed without it.
-    pub(super) fn end_if_incomparable(&mut self, here: &[usize], models: &[Model]) {
-        let is_another = |(&model, &rate): (&usize, &f64)| models[model].demand.is_another_than(rate);
-        if !self.trials.is_tried() {
-            self.rates.clear();
-        } else if self.rates.is_empty() {
-            self.rates = here.iter().map(|&model| (model, models[model].demand.rate())).collect();
-        } else if self.rates.iter().any(is_another) {
-            self.trials.put_off();
-        }
+        self.0.observe(classes, span_s, settled);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::super::fixtures::{live, terms};
-    use super::super::super::{Live, Seen};
     use super::*;
 
     const SPAN_S: f64 = 0.5;
@@ -300,31 +272,5 @@ mod tests {
             observe(&mut yielding, few(2.0, 0.5), 1),
             "ten times twenty requests: loads have been the same for long"
         );
-    }
-
-    #[test]
-    fn a_trial_under_which_a_demand_changes_is_over() {
-        let terms = terms("a", 50);
-        let came = |arrived: u64| {
-            let seen = Seen { span: Duration::from_millis(500), arrived, ..Seen::default() };
-            Live { seen, ..live(Sms(132)) }
-        };
-        let asks_after = |tried: u32, arrived: u64| {
-            let (mut yielding, mut models) = (Yielding::new(), [Model::new(&terms, Sms(132))]);
-            let mut pass = |times: u32, missed: f64, arrived: u64| {
-                for _ in 0..times {
-                    models[0].observe(&terms, &came(arrived), None);
-                    yielding.observe(&[first(missed)], SPAN_S, true);
-                    yielding.end_if_incomparable(&[0], &models);
-                }
-                yielding.asks(3)
-            };
-            assert!(!pass(7, 10.0, 100) && pass(1, 10.0, 100) && pass(tried, 1.0, 100));
-            let asks = pass(5, 1.0, arrived);
-            (asks, pass(200, 10.0, arrived))
-        };
-        assert_eq!(asks_after(1, 105), (true, true));
-        assert_eq!([400, 25].map(|arrived| asks_after(1, arrived)), [(false, false); 2]);
-        assert!(asks_after(8, 400).0, "it was known to help by then");
     }
 }
