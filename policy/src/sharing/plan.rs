@@ -157,6 +157,6 @@ pub enum Waiting {
     Overload,
     /// SLOs are missed by models of its priority or near it, for which lower ones are to make room: its share does not shrink.
     Misses,
-    /// It is tried on its GPU whether smaller caps of some help others, which shows while nobody moves.
+    /// It has made room, and it is still open whether that helps, which shows while nobody moves.
     Trial,
 }

@@ -203,7 +203,7 @@ impl Adaptive {
             None
         } else if self.gpus[gpu].spares(priority) {
             Some(Waiting::Misses)
-        } else if have <= self.levels[model] && self.gpus[gpu].tries() {
+        } else if self.gpus[gpu].asks(model, priority) && self.gpus[gpu].tries() {
             Some(Waiting::Trial)
         } else {
             overloaded.then_some(Waiting::Overload)

@@ -228,7 +228,7 @@ fn reason(waiting: &Waiting, now: Moment) -> String {
             "the GPU is overloaded: workers warm up there one at a time, and no share shrinks".to_owned()
         }
         Waiting::Misses => "SLOs are missed among the priorities that others make room for".to_owned(),
-        Waiting::Trial => "it is tried there whether smaller caps of some models help others".to_owned(),
+        Waiting::Trial => "it has made room for others, and it is still open whether that helps".to_owned(),
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
             (waiting(Waiting::Held), "wait", "held"),
             (waiting(Waiting::Overload), "wait", "overloaded"),
             (waiting(Waiting::Misses), "wait", "SLOs are missed"),
-            (waiting(Waiting::Trial), "wait", "it is tried there"),
+            (waiting(Waiting::Trial), "wait", "it has made room"),
         ] {
             let words = words(&verdict, now);
             assert!(words.contains(said), "{words}");
