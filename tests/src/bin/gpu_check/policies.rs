@@ -33,7 +33,7 @@ const FEW: [Named; 4] = [
 const BY_HAND: Named = ("by hand+doors", "static+doors");
 
 /// The best of the others have `adaptive`'s batching and admission.
-const MANY: [Named; 9] = [
+const MANY: [Named; 10] = [
     ("adaptive", "adaptive"),
     ("unpartitioned", "unpartitioned"),
     ("unpartitioned+doors", "unpartitioned+doors"),
@@ -41,6 +41,7 @@ const MANY: [Named; 9] = [
     ("half+doors", "half+doors"),
     ("equal+doors", "equal+doors"),
     ("gpulet+doors", "gpulet+doors"),
+    ("gslice", "gslice"),
     ("gslice+doors", "gslice+doors"),
     ("adaptive, again", "adaptive"),
 ];
