@@ -1,5 +1,6 @@
 //! Workers: let in, turned away, terminated, gone.
 
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use shadowslice::partition::{GrantError, Partition};
@@ -146,4 +147,22 @@ fn a_server_that_is_gone_is_replaced() {
     wait(gpu.lost(ticket).unwrap());
     until("another one is there", || gpu.standing().mps_server_pid.is_some_and(|pid| pid != server));
     gpu.stop(false);
+}
+
+#[test]
+fn the_end_waits_behind_no_queue_for_a_daemon_that_hangs() {
+    let rig = Rig::new();
+    let gpu = rig.start().unwrap();
+    rig.order("hang-get_server_list", "");
+    let mut more_than_may_wait: Vec<_> = (1..=300).map(|pid| gpu.departed(pid).unwrap()).collect();
+    let each_asks = std::future::poll_fn(|context| {
+        let mut asks = more_than_may_wait.iter_mut().map(|departure| departure.as_mut().poll(context));
+        assert!(asks.all(|asks| asks.is_pending()));
+        Poll::Ready(())
+    });
+    wait(tokio::task::unconstrained(each_asks));
+    let begun = Instant::now();
+    gpu.stop(true);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(rig.processes(), Vec::<i32>::new());
 }

@@ -45,8 +45,19 @@ pub(super) enum Request {
     Terminate(i32, oneshot::Sender<Result<Termination, ControlError>>),
     /// A client has died: is the server well?
     Examine,
-    /// The end of everything.
-    Stop { at_once: bool },
+}
+
+/// The end of everything.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stop {
+    pub(super) at_once: bool,
+}
+
+/// What comes to a keeper: its end apart from the rest, so that it waits behind no queue.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) requests: mpsc::Receiver<Request>,
+    pub(super) stop: oneshot::Receiver<Stop>,
 }
 
 /// Keeps a daemon.
@@ -62,7 +73,7 @@ pub(super) struct Keeper {
 
 /// Why a daemon is not kept any longer.
 enum Over {
-    Asked { at_once: bool },
+    Asked(Stop),
     Dead(String),
 }
 
@@ -106,13 +117,13 @@ impl Keeper {
     }
 
     /// Keeps a daemon, and its successors, until asked to stop.
-    pub(super) async fn run(mut self, daemon: Daemon, mut requests: mpsc::Receiver<Request>) {
+    pub(super) async fn run(mut self, daemon: Daemon, mut inbox: Inbox) {
         let mut next = Some(daemon);
         let mut pause = FIRST_PAUSE;
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
-            match self.attend(&mut daemon, &mut requests).await {
-                Over::Asked { at_once } => {
+            match self.attend(&mut daemon, &mut inbox).await {
+                Over::Asked(Stop { at_once }) => {
                     daemon.end(&self.control, &self.place, at_once).await;
                     break;
                 }
@@ -131,19 +142,19 @@ impl Keeper {
             if begun.elapsed() >= LIVED {
                 pause = FIRST_PAUSE;
             }
-            next = self.restart(&mut requests, &mut pause).await;
+            next = self.restart(&mut inbox, &mut pause).await;
         }
         self.place.remove();
     }
 
     /// Starts a daemon after a pause, as often as it takes; `None` if asked to stop meanwhile.
-    async fn restart(&self, requests: &mut mpsc::Receiver<Request>, pause: &mut Duration) -> Option<Daemon> {
+    async fn restart(&self, inbox: &mut Inbox, pause: &mut Duration) -> Option<Daemon> {
         loop {
             let attempt = async {
                 sleep(*pause).await;
                 self.start().await
             };
-            let Some(started) = unless_stopped(requests, attempt).await else {
+            let Some(started) = unless_stopped(inbox, attempt).await else {
                 self.place.evict(self.control.program()).await;
                 return None;
             };
@@ -162,22 +173,20 @@ impl Keeper {
     }
 
     /// Serves requests until the daemon ends or has to.
-    async fn attend(&mut self, daemon: &mut Daemon, requests: &mut mpsc::Receiver<Request>) -> Over {
+    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> Over {
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                biased;
+                stop = &mut inbox.stop => return Over::Asked(stop.unwrap_or(Stop { at_once: true })),
                 status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::partition::shown(&status))),
-                request = requests.recv() => match request {
-                    None => return Over::Asked { at_once: true },
-                    Some(Request::Stop { at_once }) => return Over::Asked { at_once },
-                    Some(request) => self.serve(request).await,
-                },
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
                         return Over::Dead(why);
                     }
                 }
+                Some(request) = inbox.requests.recv() => self.serve(request).await,
             }
         }
     }
@@ -193,7 +202,6 @@ impl Keeper {
                     tracing::warn!(error = errors::chain(&error), "the MPS server cannot be examined");
                 }
             }
-            Request::Stop { .. } => {}
         }
     }
 
@@ -309,18 +317,14 @@ impl Keeper {
 }
 
 /// Works to the end, unless asked to stop. Who asks anything else hears at once that nobody answers.
-async fn unless_stopped<T>(
-    requests: &mut mpsc::Receiver<Request>,
-    work: impl Future<Output = T>,
-) -> Option<T> {
+async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {
         tokio::select! {
+            biased;
+            _ = &mut inbox.stop => return None,
             done = &mut work => return Some(done),
-            request = requests.recv() => match request {
-                None | Some(Request::Stop { .. }) => return None,
-                Some(_) => {}
-            },
+            Some(_) = inbox.requests.recv() => {}
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::errors;
 use answers::Termination;
 pub use control::{Control, ControlError, control_program};
 pub use generation::Generation;
-use keeper::{Condition, Keeper, Request};
+use keeper::{Condition, Inbox, Keeper, Request, Stop};
 pub use limits::Limits;
 use place::Place;
 
@@ -133,8 +133,15 @@ pub struct MpsGpu {
     tally: Tally,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    running: Mutex<Option<Running>>,
     limits: Limits,
+}
+
+/// The keeper's thread, and what ends it.
+#[derive(Debug)]
+struct Running {
+    stop: oneshot::Sender<Stop>,
+    thread: JoinHandle<()>,
 }
 
 /// What is known of a GPU once its daemon runs.
@@ -160,9 +167,10 @@ impl MpsGpu {
         let (condition, seen) = watch::channel(unknown);
         let keeper = Keeper { control, place, uid: nix::unistd::geteuid().as_raw(), condition, fault: None };
         let (requests, asked) = mpsc::channel(REQUESTS);
+        let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
         let (device, uuid, limits) = (setup.device.clone(), setup.uuid.clone(), setup.limits);
-        let thread = spawn(keeper, setup, asked, begun)?;
+        let thread = spawn(keeper, setup, Inbox { requests: asked, stop: stopped }, begun)?;
         let ended = || MpsError::Thread(io::Error::other("it ended at once"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
@@ -174,7 +182,7 @@ impl MpsGpu {
             tally: Tally::default(),
             requests,
             condition: seen,
-            thread: Mutex::new(Some(thread)),
+            running: Mutex::new(Some(Running { stop, thread })),
             limits,
         })
     }
@@ -196,7 +204,7 @@ impl MpsGpu {
 fn spawn(
     keeper: Keeper,
     setup: MpsSetup,
-    asked: mpsc::Receiver<Request>,
+    inbox: Inbox,
     begun: oneshot::Sender<Result<Found, MpsError>>,
 ) -> Result<JoinHandle<()>, MpsError> {
     let runtime =
@@ -206,7 +214,7 @@ fn spawn(
             Ok((daemon, found)) => {
                 // Nobody is there to hear it only when all ends.
                 begun.send(Ok(found)).ok();
-                keeper.run(daemon, asked).await;
+                keeper.run(daemon, inbox).await;
             }
             Err(error) => {
                 keeper.place.remove();
@@ -424,10 +432,9 @@ impl Partition for MpsGpu {
     }
 
     fn stop(&self, at_once: bool) {
-        // Full: the keeper is stuck, and hears of the end when the channel closes. Closed: it has ended.
-        self.requests.try_send(Request::Stop { at_once }).ok();
-        if let Some(thread) = self.thread.lock().take() {
-            // It panicked, which it has told.
+        if let Some(Running { stop, thread }) = self.running.lock().take() {
+            // Neither can fail but for a keeper that has panicked, which it has told.
+            stop.send(Stop { at_once }).ok();
             thread.join().ok();
         }
     }
