@@ -22,6 +22,9 @@ pub(super) const BATCH: u32 = 64;
 const BATCH_PART: f64 = 2.0 / 3.0;
 const BUSY: f64 = 0.9;
 
+/// A test of arrivals that errs once in so many seconds, a day, is what the policy has.
+const ERRS_ONCE_IN_S: f64 = 86_400.0;
+
 /// Whether a second worker may stand ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standby {
@@ -86,6 +89,15 @@ impl Case {
         let row = self.row_ms * f64::from(SMS) / f64::from(sms);
         let rows = ((longest - FIXED_MS) / row).floor().clamp(0.0, f64::from(BATCH));
         BUSY * rows / (FIXED_MS + rows * row) * 1e3
+    }
+
+    /// The milliseconds after the step that any test which errs as seldom takes on average to be sure of it, even if it knows both rates:
+    /// the logarithm of the arrivals between two errors, over what independent ones say a second, their divergence (Lorden 1971).
+    /// Nothing where arrivals are not independent.
+    pub(super) fn least_ms(&self) -> Option<f64> {
+        let Self { base, step, .. } = *self;
+        let divergence = step * (step / base).ln() - (step - base);
+        (self.arrivals == Arrivals::Poisson).then(|| (base * ERRS_ONCE_IN_S).ln() / divergence * 1e3)
     }
 
     /// Its profile: a fixed part, and a time per row in inverse proportion to the SMs. A worker starts in 1.6 s.
