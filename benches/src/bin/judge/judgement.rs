@@ -1,7 +1,9 @@
 //! All criteria on all loads.
 
 use crate::criteria::{BesideIdeal, Case, Misled, Misses, Moves};
-use crate::criteria::{JUDGED, LONG_SETTLED_S, SETTLED_S, beside_baseline, beside_ideal, misled, misses};
+use crate::criteria::{
+    JUDGED, LONG_SETTLED_S, SETTLED_S, beside_baseline, beside_ideal, by_objective, misled, misses,
+};
 use crate::evidence::Evidence;
 use crate::simulate::{LOADS, STEADY, baselines};
 use crate::statistics::Verdict;
@@ -72,9 +74,20 @@ impl Judgement {
         ]
     }
 
-    /// Whether nothing moved under steady loads once settled.
-    pub(crate) fn is_still(&self) -> bool {
-        self.steady.iter().flat_map(|(_, moves)| moves).all(|moves| moves.settled == 0)
+    /// In how many pairs of a load and a baseline adaptive is ahead by the lexicographic objective, alike, and behind.
+    pub(crate) fn by_objective(&self) -> [usize; 3] {
+        let ahead = |cases: &Vec<Case>| by_objective(cases).map(|(_, ahead)| ahead);
+        let pairs = || self.baselines.iter().flatten().map(ahead);
+        [Some(true), None, Some(false)].map(|wanted| pairs().filter(|&ahead| ahead == wanted).count())
+    }
+
+    /// Whether nothing moved under steady loads once settled: in the long runs but for the fast path, in the long runs at all, and in the short
+    /// ones.
+    pub(crate) fn stillness(&self) -> [bool; 3] {
+        let (short, long) = (|moves: &[Moves; 2]| moves[0].settled, |moves: &[Moves; 2]| moves[1].settled);
+        let slow = |moves: &[Moves; 2]| moves[1].settled - moves[1].pressed;
+        let none = |count: fn(&[Moves; 2]) -> usize| self.steady.iter().all(|(_, moves)| count(moves) == 0);
+        [none(slow), none(long), none(short)]
     }
 
     /// Whether no model ever moved twice in a dwell time.

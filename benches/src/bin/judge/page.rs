@@ -80,37 +80,47 @@ fn summary(judgement: &Judgement) -> String {
             by,
         ]
     });
-    let exact = [
-        ("nothing moves under a steady load once settled", judgement.is_still()),
-        ("never more than one repartition of a model in a dwell time", judgement.dwells()),
+    let [ahead, alike, behind] = judgement.by_objective();
+    let mut objective = vec![
+        "by the lexicographic objective, the first priority in which they clearly differ, below no baseline"
+            .to_owned(),
+        exact(behind == 0),
     ];
-    let exact = exact.map(|(criterion, met)| {
-        let verdict = verdict(if met { Verdict::Met } else { Verdict::NotMet });
-        let mut row = vec![criterion.to_owned(), verdict];
-        row.resize(9, String::new());
-        row
-    });
+    objective.extend([ahead + alike + behind, ahead + alike, 0, 0, behind].map(|count| count.to_string()));
+    let [slow, at_all, soon] = judgement.stillness();
+    let moves = [
+        (format!("nothing moves after {LONG_SETTLED_S} s of a steady load, the fast path aside"), slow),
+        ("nor on the fast path".to_owned(), at_all),
+        (format!("nor after {SETTLED_S} s"), soon),
+        (
+            "never more than one repartition of a model in a dwell time, the fast path aside".to_owned(),
+            judgement.dwells(),
+        ),
+    ];
+    let moves = moves.map(|(criterion, met)| vec![criterion, exact(met)]);
     let heads =
         ["criterion", "", "cases", "met", "met?", "not met?", "not met", "nor by the ideal", "worst case"];
-    let text = table(&heads, rows.chain(exact));
-    let [ahead, alike, behind] = by_objective_all(judgement);
+    let whole = |mut row: Vec<String>| {
+        row.resize(heads.len(), String::new());
+        row
+    };
+    let rows = rows.chain(std::iter::once(objective)).chain(moves).map(whole);
     format!(
         "## In short\n\nA criterion is as good as its worst case. *Nor by the ideal*: of the cases that are not met, or perhaps not, those in which the ideal is clearly
-below the baseline, too; who serves higher priorities first has less for lower ones than who does not.\n\n{text}\nBy the lexicographic objective (the first priority in which they clearly differ) adaptive \
-is ahead of a baseline in {ahead}, alike in {alike},\nand behind in {behind} pairs of a load and a baseline.\n"
+below the baseline, too; who serves higher priorities first has less for lower ones than who does not.\n\n{}\nBy the lexicographic objective adaptive \
+is ahead of a baseline in {ahead}, alike in {alike}, and behind in {behind} pairs of a load and a baseline.\n",
+        table(&heads, rows)
     )
+}
+
+/// The verdict on what has no interval.
+fn exact(met: bool) -> String {
+    verdict(if met { Verdict::Met } else { Verdict::NotMet })
 }
 
 fn beyond_the_ideal(cases: &[&Case]) -> String {
     let beyond = cases.iter().filter(|case| case.is_beyond_the_ideal()).count();
     if cases.iter().any(|case| case.ideal.is_some()) { beyond.to_string() } else { String::new() }
-}
-
-/// In how many pairs of load and baseline adaptive is ahead, alike, behind.
-fn by_objective_all(judgement: &Judgement) -> [usize; 3] {
-    let pairs = || judgement.baselines.iter().flatten();
-    let ahead = |cases: &[Case]| by_objective(cases).map(|(_, ahead)| ahead);
-    [Some(true), None, Some(false)].map(|wanted| pairs().filter(|cases| ahead(cases) == wanted).count())
 }
 
 fn worst_text(case: &Case) -> String {
@@ -187,7 +197,7 @@ truth; behind it the margin to 0.95.\n\n{}",
 fn moves(judgement: &Judgement) -> String {
     let row = |name: String, [all, settled, pressed]: [String; 3], moves: &Moves, met: bool| {
         let gap = moves.shortest_s.map_or_else(|| "none moved twice".to_owned(), |gap| format!("{gap:.2} s"));
-        vec![name, all, settled, pressed, gap, verdict(if met { Verdict::Met } else { Verdict::NotMet })]
+        vec![name, all, settled, pressed, gap, exact(met)]
     };
     let of_steady = |load: &str, moves: &Moves, after: f64| {
         let counts = [moves.all, moves.settled as u64, moves.pressed as u64].map(|count| count.to_string());

@@ -231,7 +231,7 @@ fn everywhere(world: World, missed: f64, bend: impl Fn(&mut Run)) -> Evidence {
     Evidence::new(all, world.loads(), &world.policies()).unwrap()
 }
 
-fn verdicts(bend: impl Fn(&mut Run) + Copy) -> (Vec<Verdict>, bool, bool) {
+fn verdicts(bend: impl Fn(&mut Run) + Copy) -> (Vec<Verdict>, [bool; 3], bool) {
     let judgement = Judgement::of(
         &everywhere(World::Profiled, 0.5, bend),
         &everywhere(World::Steady, 0.5, bend),
@@ -240,13 +240,13 @@ fn verdicts(bend: impl Fn(&mut Run) + Copy) -> (Vec<Verdict>, bool, bool) {
     );
     let worst = |cases: Vec<&crate::criteria::Case>| cases.iter().map(|case| case.verdict()).min().unwrap();
     let verdicts = judgement.criteria().into_iter().map(|(_, cases)| worst(cases)).collect();
-    (verdicts, judgement.is_still(), judgement.dwells())
+    (verdicts, judgement.stillness(), judgement.dwells())
 }
 
 #[test]
 fn one_baseline_ahead_under_one_load_fails_the_whole_criterion() {
     let (met, not) = (Verdict::Met, Verdict::NotMet);
-    assert_eq!(verdicts(|_| ()), (vec![met; 8], true, true));
+    assert_eq!(verdicts(|_| ()), (vec![met; 8], [true; 3], true));
     let ahead = |name: &'static str| {
         move |run: &mut Run| {
             if run.load == "zipf" && run.policy == name {
@@ -256,15 +256,44 @@ fn one_baseline_ahead_under_one_load_fails_the_whole_criterion() {
     };
     assert_eq!(verdicts(ahead("half")).0, [met, not, not, met, met, met, met, met]);
     assert_eq!(verdicts(ahead("half+doors")).0, [met, met, met, not, not, met, met, met]);
-    let moves = |load: &'static str, at: [f64; 2]| {
+}
+
+#[test]
+fn one_move_under_one_steady_load_is_seen_and_whether_it_was_on_the_fast_path() {
+    let moves = |load: &'static str, at: [f64; 2], pressed: &'static [f64]| {
         move |run: &mut Run| {
             if run.load == load && run.policy == "adaptive" {
-                run.per_model.get_mut("model-0").unwrap().repartitioned_at_s = at.to_vec();
+                let model = run.per_model.get_mut("model-0").unwrap();
+                (model.repartitioned_at_s, model.pressed_at_s) = (at.to_vec(), pressed.to_vec());
             }
         }
     };
-    assert_eq!(verdicts(moves(STEADY[1], [3.0, 30.0])), (vec![met; 8], false, true));
-    assert_eq!(verdicts(moves("surge", [3.0, 4.0])), (vec![met; 8], true, false));
+    let met = vec![Verdict::Met; 8];
+    let steady = |at: [f64; 2], pressed| verdicts(moves(STEADY[1], at, pressed));
+    assert_eq!(steady([3.0, 14.0], &[]), (met.clone(), [true; 3], true));
+    assert_eq!(steady([3.0, 30.0], &[]), (met.clone(), [true, true, false], true));
+    assert_eq!(steady([3.0, 90.0], &[90.0]), (met.clone(), [true, false, false], true));
+    assert_eq!(steady([3.0, 90.0], &[3.0]), (met.clone(), [false; 3], true));
+    assert_eq!(verdicts(moves("surge", [3.0, 4.0], &[])), (met, [true; 3], false));
+}
+
+#[test]
+fn the_objective_is_behind_where_the_first_priority_that_differs_is() {
+    let counted = |bend: fn(&mut Run)| {
+        let profiled = everywhere(World::Profiled, 0.5, bend);
+        let [steady, told, wrong] =
+            [World::Steady, World::Told, World::Misled].map(|world| everywhere(world, 0.5, |_| ()));
+        Judgement::of(&profiled, &steady, &told, &wrong).by_objective()
+    };
+    let pairs = 9 * 12;
+    let [ahead, alike, behind] = counted(|_| ());
+    assert_eq!((ahead + alike, behind), (pairs, 0));
+    let first = |run: &mut Run| {
+        if run.load == "zipf" && run.policy == "half" {
+            run.per_model.get_mut("model-0").unwrap().goodput_rps += 0.2;
+        }
+    };
+    assert_eq!(counted(first)[2], 1);
 }
 
 #[test]
