@@ -42,7 +42,9 @@ impl Stream {
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                return if self.at < self.end { seconds_to_ns(self.at) } else { NEVER };
+                // As a file of the load would have it: what is written is rounded.
+                let at = seconds_to_ns(self.at);
+                return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }
             gap -= room;
             self.at = self.step.until;
