@@ -18,7 +18,7 @@
 //!    [`rest`] shrinks no more. At its level a second worker should stand ready: when slack runs out or more comes than the share is for,
 //!    that takes over at once.
 //! 4. [`batching`] makes batches as large as the SLO allows, and lets them wait for company beside who is short of SMs ([`shortage`]), where
-//!    somebody comes ([`company`]), nobody is late for it ([`patience`]), and nobody asks less for it ([`idling`]).
+//!    somebody comes ([`company`]) and nobody asks less for it ([`idling`]).
 //! 5. [`outlook`] lets in what there is room for, the lowest priority last, by a forecast only where a higher one misses its SLO. Doors act at
 //!    once, where a hand-over takes seconds, and follow what comes between two decisions.
 
@@ -41,7 +41,6 @@ mod loads;
 mod model;
 mod outlook;
 mod pacing;
-mod patience;
 mod pressed;
 mod proportion;
 mod regime;

@@ -14,7 +14,6 @@ use super::curve::{Curve, Sample};
 use super::demand::Demand;
 use super::hindsight::Hindsight;
 use super::idling::Idling;
-use super::patience::Patience;
 use super::pressed::Pressed;
 use super::rest::Rest;
 use super::shortage::Shortage;
@@ -42,7 +41,6 @@ pub(super) struct Model {
     shortage: Shortage,
     hindsight: Hindsight,
     company: Company,
-    patience: Patience,
     idling: Idling,
     rest: Rest,
     gpu: f64,
@@ -64,7 +62,6 @@ impl Model {
             shortage: Shortage::default(),
             hindsight: Hindsight::default(),
             company: Company::default(),
-            patience: Patience::default(),
             idling: Idling::default(),
             rest: Rest::default(),
             gpu: f64::from(gpu.0),
@@ -83,7 +80,6 @@ impl Model {
             return;
         }
         self.demand.observe(&live.seen);
-        self.patience.observe(&live.seen, terms.may_miss());
         self.idling.observe(live, self.demand.safe_dispersion());
         if self.hindsight.observe(live, self.demand.safe_dispersion(), terms.may_miss()) {
             self.press();
@@ -244,7 +240,7 @@ impl Model {
         let max_batch = batching.max();
         let wait = wait && self.idling.lets_wait();
         let longest = if wait { batching.longest_delay(max_batch) } else { Duration::ZERO };
-        let max_delay = self.company.worth(self.patience.of(longest));
+        let max_delay = self.company.worth(longest);
         let expected_batch = batching.expected(max_batch, max_delay);
         Door { max_batch, expected_batch, max_delay, admit, refuse_late: true, watch: Watch::OFF }
     }

@@ -9,7 +9,7 @@ use super::loads::{Loads, Steady};
 /// Nothing is said of fewer requests.
 const REQUESTS: f64 = 20.0;
 
-/// So many intervals tell whether it helps. Waits for company that are to blame for misses have been cut by then.
+/// So many intervals tell whether it helps.
 const INTERVALS: u32 = 8;
 
 /// Where loads have been the same for longer than so many intervals, it takes more to begin one. Who misses about as much as may be misses more now

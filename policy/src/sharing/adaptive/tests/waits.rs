@@ -63,24 +63,6 @@ fn batches_wait_beside_who_is_short_but_not_for_company_that_does_not_come() {
 }
 
 #[test]
-fn batches_do_not_wait_that_make_answers_late() {
-    let terms = models(&[1, 1, 1]);
-    let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[150; 3], &policy.initial());
-    let seen = &mut facts.models[0].seen;
-    seen.waits = Waits { batches: 30, total: 450 * MS, in_vain: 90 * MS, ..Waits::default() };
-    seen.in_time = 130;
-    facts.models[1..].iter_mut().for_each(miss);
-    let mut waits = || {
-        facts.now = facts.now + 500 * MS;
-        policy.decide(&facts).doors.iter().map(|door| door.max_delay).collect::<Vec<_>>()
-    };
-    let [first, second, _, last] = [(); 4].map(|()| waits());
-    assert!(first[0] > second[0] && second[0] > Duration::ZERO);
-    assert_eq!(last.iter().map(Duration::is_zero).collect::<Vec<_>>(), [true, false, false]);
-}
-
-#[test]
 fn batches_do_not_wait_whose_clients_ask_less_for_it() {
     let terms = models(&[1, 1, 1]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
