@@ -110,7 +110,7 @@ growth: build ## Whether models, connections, tensors, requests hit a cliff: doc
 	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
 
 .PHONY: step
-step: build ## How soon a model has more when more comes: docs/measurements/step.md (four minutes once built)
+step: build ## How soon a model has more when more comes: docs/measurements/step.md (seven minutes once built)
 	$(TARGET)/release/shadowslice-step --page docs/measurements/step.md $(STEP_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.

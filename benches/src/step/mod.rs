@@ -24,7 +24,7 @@ use crate::{Failure, finish};
 #[command(name = "shadowslice-step")]
 struct Options {
     /// Steps of each case
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=16))]
     rounds: u32,
     /// Decides the arrivals
     #[arg(long, default_value_t = 1)]

@@ -120,7 +120,10 @@ fn the_page_says_what_was_met_and_bears_rounds_without_figures() {
         Trial { case: CASES[1], rounds: vec![came_to(Outcome::Never), came_to(Outcome::Before)] },
     ];
     let text = page::tables(&trials);
-    assert!(text.contains("| 30 -> 420 | 40 -> 100 | 1.2 (1.2 .. 1.2) | 21 | 20.0 (20.0 .. 20.0) |"), "{text}");
+    assert!(
+        text.contains("| 30 -> 420 | 40 -> 100 | 1.2 (1.2 .. 1.2) | 21 | 20.0 (20.0 .. 20.0) |"),
+        "{text}"
+    );
     assert!(text.contains("| 30.0 (30.0 .. 30.0) | 1 of 1 | met |"), "{text}");
     assert!(text.contains("| - | 0 of 1 | **not met** |"), "{text}");
     assert!(
