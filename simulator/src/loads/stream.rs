@@ -86,3 +86,22 @@ impl Iterator for Arrivals {
         Some(Arrival { at: moment(at), model })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Purpose;
+
+    #[test]
+    fn what_is_written_as_of_the_end_does_not_come() {
+        let until = |end: f64| {
+            let random = Random::new(1, Purpose::Choice, 0);
+            let course = Course::steps(&[(1.0, 1.0)], 100.0);
+            Stream::new(random, Gaps::Exponential, course, 1.0, end)
+        };
+        let mut drawn = until(100.0);
+        let first = drawn.draw();
+        assert_eq!(until(drawn.at + 1e-6).draw(), first);
+        assert_eq!(until(drawn.at.next_up()).draw(), NEVER, "less than a nanosecond before the end");
+    }
+}
