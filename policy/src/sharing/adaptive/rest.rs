@@ -16,7 +16,7 @@ const AFTER_S: f64 = 15.0;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rest {
     share: Option<Sms>,
-    /// The demand then, in requests a second.
+    /// The demand then, in requests a second; once rest is reached, that at which it was.
     rate: f64,
     seconds: f64,
 }
@@ -27,8 +27,13 @@ impl Rest {
         let moves = live.held || live.coming.is_some() || self.share != Some(live.share);
         if moves || !may || demand.is_another_than(self.rate) {
             *self = Self { share: Some(live.share), rate: demand.rate(), seconds: 0.0 };
-        } else {
-            self.seconds += live.seen.span.as_secs_f64();
+            return;
+        }
+        let rested = self.is_reached();
+        self.seconds += live.seen.span.as_secs_f64();
+        if !rested && self.is_reached() {
+            // What a rate was when something changed was known from a moment only.
+            self.rate = demand.rate();
         }
     }
 
@@ -108,6 +113,14 @@ mod tests {
         let mut watched = Watched::at_rest();
         assert!(!watched.see(&came(50), false));
         assert_eq!(watched.rests_after(&came(50)), Some(29));
+    }
+
+    #[test]
+    fn a_rate_is_held_against_what_is_known_of_it_in_the_end() {
+        let mut watched = Watched::default();
+        assert!(!watched.see(&came(16), true));
+        assert!((0..30).any(|_| watched.see(&came(22), true)));
+        assert!((0..1_000).all(|_| watched.see(&came(22), true)));
     }
 
     #[test]
