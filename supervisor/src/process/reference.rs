@@ -30,10 +30,15 @@ impl ReferenceFile {
         memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceError::Create)
     }
 
-    /// No more changes.
+    /// No more changes: nobody can write it or map it to be written from now on.
+    ///
+    /// `F_SEAL_WRITE` would also see to older mappings, of which there are none, but fails with
+    /// `EBUSY` while the kernel happens to hold on to one of its pages.
     pub fn seal(&self) -> Result<(), ReferenceError> {
-        let seals =
-            SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        let seals = SealFlag::F_SEAL_FUTURE_WRITE
+            | SealFlag::F_SEAL_GROW
+            | SealFlag::F_SEAL_SHRINK
+            | SealFlag::F_SEAL_SEAL;
         fcntl(&self.0, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(ReferenceError::Seal)
     }
 }
@@ -41,5 +46,46 @@ impl ReferenceFile {
 impl AsFd for ReferenceFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use nix::fcntl::{OFlag, SpliceFFlags, splice};
+    use nix::unistd::pipe2;
+
+    use super::*;
+
+    const ANSWERS: &[u8] = b"what the model answers";
+
+    fn written() -> (ReferenceFile, File) {
+        let reference = ReferenceFile::create("m").unwrap();
+        let file = File::from(reference.as_fd().try_clone_to_owned().unwrap());
+        file.write_all_at(ANSWERS, 0).unwrap();
+        (reference, file)
+    }
+
+    #[test]
+    fn what_is_sealed_can_be_read_and_no_longer_changed() {
+        let (reference, file) = written();
+        reference.seal().unwrap();
+        assert!(file.write_all_at(b"W", 0).is_err());
+        assert!(file.write_all_at(b"more", ANSWERS.len() as u64).is_err());
+        assert!(file.set_len(0).is_err());
+        let mut read = vec![0; ANSWERS.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(read, ANSWERS);
+    }
+
+    #[test]
+    fn it_is_sealed_though_the_kernel_holds_on_to_its_pages() {
+        let (reference, file) = written();
+        let (_reads, holds) = pipe2(OFlag::O_CLOEXEC).unwrap();
+        let spliced = splice(&file, Some(&mut 0), &holds, None, ANSWERS.len(), SpliceFFlags::empty());
+        assert_eq!(spliced, Ok(ANSWERS.len()));
+        reference.seal().unwrap();
     }
 }
