@@ -43,39 +43,42 @@ impl Form {
 /// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
 const MAX_TENSORS: usize = 8192;
 
+/// The most axes of a shape, which may be one byte of text each. Few models have more than six.
+const MAX_AXES: usize = 64;
+
 #[derive(serde::Deserialize)]
 struct Header<'a> {
     id: Option<String>,
     #[serde(borrow)]
     parameters: Option<RequestParameters<'a>>,
     #[serde(borrow)]
-    inputs: Few<InputHeader<'a>>,
-    outputs: Option<Few<OutputHeader>>,
+    inputs: Few<InputHeader<'a>, MAX_TENSORS>,
+    outputs: Option<Few<OutputHeader, MAX_TENSORS>>,
 }
 
-/// At most [`MAX_TENSORS`] of something.
-struct Few<T>(Vec<T>);
+/// A list that is not read any further than `MAX`.
+struct Few<T, const MAX: usize>(Vec<T>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Few<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(OneByOne(PhantomData))
     }
 }
 
-struct OneByOne<T>(PhantomData<T>);
+struct OneByOne<T, const MAX: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for OneByOne<T> {
-    type Value = Few<T>;
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MAX> {
+    type Value = Few<T, MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {MAX_TENSORS} tensors")
+        write!(f, "a list of at most {MAX}")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Few<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self::Value, A::Error> {
         let mut few = Vec::new();
         while let Some(value) = values.next_element()? {
-            if few.len() == MAX_TENSORS {
-                return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+            if few.len() == MAX {
+                return Err(A::Error::custom(format_args!("a list of more than {MAX}")));
             }
             few.push(value);
         }
@@ -87,7 +90,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for OneByOne<T> {
 struct InputHeader<'a> {
     name: String,
     datatype: String,
-    shape: Vec<i64>,
+    shape: Few<i64, MAX_AXES>,
     parameters: Option<InputParameters>,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
@@ -180,6 +183,7 @@ pub(super) fn parse(
 
 /// One input, its bytes cut off the binary part of the body or encoded from its JSON values.
 fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Failure> {
+    let Few(shape) = input.shape;
     let parameters = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
@@ -205,16 +209,14 @@ fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Fa
                 }
             }
         }
-        (None, Some(data)) => tensors::count(&input.shape)
+        (None, Some(data)) => tensors::count(&shape)
             .and_then(|elements| values::encode(datatype, data, elements))
             .map(Pieces::from)
-            .map_err(|why| {
-                Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&input.shape)))
-            })?,
+            .map_err(|why| Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape))))?,
         (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
         (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
     };
-    Ok(NamedTensor { name: input.name, datatype, shape: input.shape, data, place })
+    Ok(NamedTensor { name: input.name, datatype, shape, data, place })
 }
 
 fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {

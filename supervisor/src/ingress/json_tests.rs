@@ -87,7 +87,7 @@ fn garbage_is_refused_with_its_place() {
 
 /// What a request may name is bounded before it is made: some bytes of text are hundreds in memory.
 #[test]
-fn there_are_few_tensors_and_only_numbers_are_read_as_numbers() {
+fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
     let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;
     let request = |inputs: usize, outputs: usize| {
         let (inputs, outputs) = (vec![input; inputs].join(","), vec![r#"{"name":"y"}"#; outputs].join(","));
@@ -96,8 +96,16 @@ fn there_are_few_tensors_and_only_numbers_are_read_as_numbers() {
     assert_eq!(request(MAX_TENSORS, MAX_TENSORS).unwrap().request.inputs.len(), MAX_TENSORS);
     for (inputs, outputs) in [(MAX_TENSORS + 1, 0), (0, MAX_TENSORS + 1)] {
         let why = request(inputs, outputs).map(drop).unwrap_err();
-        assert!(why.contains("more than 8192 tensors"), "{why}");
+        assert!(why.contains("a list of more than 8192"), "{why}");
     }
+    let axes = |axes: usize| {
+        let ones = vec!["1"; axes].join(",");
+        let input = format!(r#"{{"name":"x","datatype":"UINT8","shape":[{ones}],"data":[1]}}"#);
+        parsed(&format!(r#"{{"inputs":[{input}]}}"#), &[])
+    };
+    assert_eq!(axes(MAX_AXES).unwrap().request.inputs[0].shape.len(), MAX_AXES);
+    let why = axes(MAX_AXES + 1).map(drop).unwrap_err();
+    assert!(why.contains("a list of more than 64"), "{why}");
     let (deep, end) = ("[".repeat(1000), "]".repeat(1000));
     let why = parsed(&format!(r#"{{"parameters":{{"timeout":{deep}{end}}},"inputs":[]}}"#), &[]).unwrap_err();
     assert!(why.contains("whole number of microseconds") && why.len() < 300, "{why}");

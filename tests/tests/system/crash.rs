@@ -115,8 +115,18 @@ async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says
             killed = incumbent(&model).unwrap().pid;
             Process::of(killed).unwrap().signal(Signal::SIGKILL).unwrap();
         }
+        killed
     };
-    let (resized, ()) = tokio::join!(server.resize("echo", 20), kill);
+    let (resized, ()) = tokio::join!(server.resize("echo", 20), async {
+        let killed = kill.await;
+        let another = |model: &Model| incumbent(model).is_some_and(|worker| worker.pid != killed);
+        let model = server.wait_status("echo", "a third incumbent", another).await.unwrap();
+        let third = Process::of(incumbent(&model).unwrap().pid).unwrap();
+        third.signal(Signal::SIGSTOP).unwrap();
+        let serves = |model: &Model| model.share_percent == 20;
+        server.wait_status("echo", "that the shadow serves", serves).await.unwrap();
+        third.signal(Signal::SIGCONT).unwrap();
+    });
     assert_eq!(resized.unwrap().to_sms, 26);
     let log = server.log();
     let ready: Vec<_> = log.lines().filter(|line| line.contains("model ready")).collect();

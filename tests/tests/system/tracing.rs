@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::collector::{Collector, hex, named, said};
-use crate::scene::{ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::scene::{ask, ask_all, echo, echo_case, profile};
 
 const SETTINGS: &str = "share: {initial: 50%}, queue: {on_late: serve}";
 
@@ -334,20 +334,23 @@ async fn a_killed_worker_and_the_retry_are_visible() {
 #[tokio::test]
 async fn a_hand_over_underneath_is_visible() {
     let collector = Collector::start().await.unwrap();
-    let server = traced(20.0, "100%", collector.address, SETTINGS).await.unwrap();
-    let loading = load(&server, "echo", 100.0, Duration::from_secs(4));
-    server.resize("echo", 30).await.unwrap();
-    assert_nothing_lost(&loading.await.unwrap());
-    let under = |span: &Span| span.events.iter().any(|event| event.name == "handover");
-    collector.wait("hand-over", |spans| spans.iter().find(|span| under(span)).cloned()).await.unwrap();
-    let shares = |percent: &'static str| {
-        move |spans: &[Span]| {
-            let at = |span: &&Span| said(span, "shadowslice.share_percent").as_deref() == Some(percent);
-            spans.iter().find(at).cloned()
-        }
+    let server = traced(1_000.0, "0%", collector.address, SETTINGS).await.unwrap();
+    let resize = async {
+        let busy = |model: &Model| model.requests.accepted == 1;
+        server.wait_status("echo", "a request in flight", busy).await.unwrap();
+        server.resize("echo", 30).await.unwrap();
     };
-    collector.wait("batch at 50%", shares("50")).await.unwrap();
-    collector.wait("batch at 30%", shares("30")).await.unwrap();
+    let (during, after) = (parent(1, "01"), parent(2, "01"));
+    let (answered, ()) = tokio::join!(call(&server, &during), resize);
+    answered.unwrap();
+    call(&server, &after).await.unwrap();
+    for (n, share, events) in [(1, "50", &["handover"][..]), (2, "30", &[])] {
+        let spans = collector.trace(&trace(n)).await.unwrap();
+        let seen: Vec<_> = own(&spans).events.iter().map(|event| event.name.as_str()).collect();
+        assert_eq!(seen, events);
+        let batch = named(&spans, "batch")[0];
+        assert_eq!(said(batch, "shadowslice.share_percent").as_deref(), Some(share));
+    }
     server.stop().await.unwrap();
 }
 
