@@ -18,6 +18,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How many bytes a second come of a body at least, beside one silence: who sends one now and then would have his place for ever.
 pub(super) const SLOWEST: f64 = 1024.0;
 
+/// What a request may come to that is no inference, in bytes: whoever sends one is not admitted first.
+pub(super) const SHORT: usize = 256 << 10;
+
 /// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
 const SMALL: usize = 4096;
 

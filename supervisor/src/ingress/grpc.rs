@@ -19,7 +19,7 @@ use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
 use super::absent::{self, Extension};
-use super::body::Impatient;
+use super::body::{Impatient, SHORT};
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
@@ -129,9 +129,6 @@ async fn over(called: &AtomicBool, stop: Stop) {
         () = uncalled => {}
     }
 }
-
-/// What a message may come to that is no inference, in bytes: whoever sends one is not admitted first.
-const SHORT: usize = 256 << 10;
 
 /// What a connection may call.
 #[derive(Clone)]

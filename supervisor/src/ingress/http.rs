@@ -16,7 +16,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::body::{self, Unread};
+use super::body::{self, SHORT, Unread};
 use super::stop::Stop;
 use super::{Frontend, routes, traced};
 use crate::pipeline::Pieces;
@@ -102,13 +102,15 @@ async fn answer(
     let (mut head, body) = request.into_parts();
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
-    let body = body::read(body, front.request_bytes).await;
+    let inference = head.uri.path().ends_with("/infer");
+    let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
+    let body = body::read(body, limit).await;
     asked.store(true, Ordering::Relaxed);
     let response = match body {
         Ok(body) => routes::answer(front, &head, body).await,
         Err(unread) => {
             refused.store(true, Ordering::Relaxed);
-            refuse(unread, front.request_bytes)
+            refuse(unread, limit, inference)
         }
     };
     if let Some(span) = span {
@@ -118,12 +120,13 @@ async fn answer(
 }
 
 /// The answer to a body that was not read to its end, after which the connection cannot go on.
-fn refuse(unread: Unread, limit: usize) -> Answer {
+fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
     let mut response = match unread {
-        Unread::TooLarge => error(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            &format!("the request is larger than {limit} bytes (limits.request_bytes)"),
-        ),
+        Unread::TooLarge => {
+            let whose = if inference { "limits.request_bytes" } else { "it is no inference" };
+            let message = format!("the request is larger than {limit} bytes ({whose})");
+            error(StatusCode::PAYLOAD_TOO_LARGE, &message)
+        }
         Unread::Stalled => error(StatusCode::REQUEST_TIMEOUT, "the request's body did not go on"),
         Unread::Broken(why) => {
             error(StatusCode::BAD_REQUEST, &format!("failed to read the request's body: {why}"))

@@ -94,6 +94,23 @@ async fn a_body_over_the_limit_is_refused_unread_and_ends_the_connection() {
 }
 
 #[tokio::test]
+async fn what_is_no_inference_is_short() {
+    let server = Server::taking(9, 1 << 20).await;
+    for (path, bytes, status) in [
+        ("/v2/repository/models/m/load", 256 << 10, 400),
+        ("/v2/repository/models/m/load", (256 << 10) + 1, 413),
+        ("/v2/systemsharedmemory/region/r/register", 1 << 20, 413),
+        ("/v2/models/m/infer", 1 << 20, 404),
+    ] {
+        let mut stream = server.connect("http").await;
+        let answer = ask(&mut stream, &post(path, "", &"x".repeat(bytes))).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}, {bytes}: {answer}");
+        assert_eq!(answer.contains("it is no inference"), status == 413, "{answer}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_chunked_body_is_refused_when_it_passes_the_limit() {
     let server = Server::start(9).await;
     let mut stream = server.connect("http").await;
