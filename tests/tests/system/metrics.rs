@@ -133,8 +133,9 @@ async fn sums_and_counts_are_those_of_the_requests_that_were_sent() {
     let us = |part| theirs(&format!("{part}_duration_us"), "");
     let parts = us("queue") + us("compute_input") + us("compute_infer") + us("compute_output");
     let whole = us("request");
-    let coming = ours("request_receive_seconds_sum", "");
-    assert!((whole - (latency - coming) * 1e6).abs() < 2.0, "{whole} us, {latency} s less {coming}");
+    // Of what a request took to come a quarter of the SLO counts at most, which on a busy host may be less.
+    let (coming, here) = (ours("request_receive_seconds_sum", ""), latency - whole / 1e6);
+    assert!(here > 0.0 && here < coming + 2e-6, "{whole} us, {latency} s less {coming}");
     assert!((parts - whole).abs() < 5.0, "{parts} of {whole} us");
     assert!(us("compute_infer") >= 40.0 * 4_900.0, "each counts the whole of its batch");
     assert!(us("compute_input") > 0.0 && us("compute_output") > 0.0);
