@@ -71,14 +71,14 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MA
     type Value = Few<T, MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {MAX}")
+        write!(f, "a list of at most {MAX} entries")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self::Value, A::Error> {
         let mut few = Vec::new();
         while let Some(value) = values.next_element()? {
             if few.len() == MAX {
-                return Err(A::Error::custom(format_args!("a list of more than {MAX}")));
+                return Err(A::Error::custom(format_args!("a list of more than {MAX} entries")));
             }
             few.push(value);
         }
