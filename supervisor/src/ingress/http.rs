@@ -17,8 +17,9 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::body::{self, SHORT, Unread};
+use super::routes::{self, Route};
 use super::stop::Stop;
-use super::{Frontend, routes, traced};
+use super::{Frontend, traced};
 use crate::pipeline::Pieces;
 
 /// An answer, whose body goes out in the pieces that it is made of.
@@ -102,12 +103,13 @@ async fn answer(
     let (mut head, body) = request.into_parts();
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
-    let inference = head.uri.path().ends_with("/infer");
+    let route = Route::parse(head.uri.path());
+    let inference = route.as_ref().is_some_and(Route::is_inference);
     let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
     let body = body::read(body, limit).await;
     asked.store(true, Ordering::Relaxed);
     let response = match body {
-        Ok(body) => routes::answer(front, &head, body).await,
+        Ok(body) => routes::answer(front, route, &head, body).await,
         Err(unread) => {
             refused.store(true, Ordering::Relaxed);
             refuse(unread, limit, inference)

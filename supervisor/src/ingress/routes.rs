@@ -34,7 +34,7 @@ const WORTH_COMPRESSING_BYTES: usize = 256;
 
 /// What a path names.
 #[derive(Debug, PartialEq, Eq)]
-enum Route {
+pub(super) enum Route {
     Live,
     Ready,
     Server,
@@ -72,7 +72,7 @@ pub(super) enum OfMemory {
 
 /// What of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     Metadata,
     Ready,
     Config,
@@ -82,7 +82,7 @@ enum What {
 
 impl Route {
     /// Names are percent-decoded after the path is split, so that they may hold slashes.
-    fn parse(path: &str) -> Option<Self> {
+    pub(super) fn parse(path: &str) -> Option<Self> {
         let mut segments = [""; MAX_SEGMENTS];
         let mut count = 0;
         for segment in path.strip_prefix("/v2")?.split('/').skip(1) {
@@ -137,6 +137,10 @@ impl Route {
         Some(Self::Memory { kind, name: decoded(name)?, what })
     }
 
+    pub(super) fn is_inference(&self) -> bool {
+        matches!(self, Self::Model { what: What::Infer, .. })
+    }
+
     fn method(&self) -> Method {
         match self {
             Self::Memory { what: OfMemory::Register | OfMemory::Unregister, .. } => Method::POST,
@@ -156,9 +160,9 @@ fn decoded(segment: &str) -> Option<String> {
     percent_decode_str(segment).decode_utf8().ok().map(String::from)
 }
 
-/// Answers one request.
-pub(super) async fn answer(front: &Frontend, head: &Parts, body: Pieces) -> Answer {
-    let Some(route) = Route::parse(head.uri.path()) else {
+/// Answers one request; its path means `route`, or nothing.
+pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts, body: Pieces) -> Answer {
+    let Some(route) = route else {
         let path = Clipped(head.uri.path());
         return error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
     };

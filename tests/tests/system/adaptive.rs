@@ -165,12 +165,12 @@ async fn a_worker_that_starts_with_more_than_is_needed_is_what_the_policy_would_
 
 #[tokio::test]
 async fn under_overload_the_higher_priority_keeps_its_slo_and_the_lower_is_refused_at_the_door() {
-    // Each could have 100 requests a second with the GPU to itself.
-    let profile = profile(10.0).replace("sms: [66]", "sms: [132]");
-    let [high, low] = [1, 2].map(|priority| format!("batch: {{max: 1}}, priority: {priority}"));
+    // Each could have 20 requests a second with the GPU to itself. All is so slow that a busy host makes no difference.
+    let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
+    let [high, low] = [1, 2].map(|priority| format!("slo: 1s, batch: {{max: 1}}, priority: {priority}"));
     let server = of_profile(&profile, "policy: adaptive, interval: 100ms", &high, &low).await.unwrap();
     let span = Duration::from_secs(8);
-    let loads = [("one", 60.0), ("two", 150.0)].map(|(model, rate)| load(&server, model, rate, span));
+    let loads = [("one", 12.0), ("two", 30.0)].map(|(model, rate)| load(&server, model, rate, span));
     let crowded = |model: &Model| model.more["verdict"].as_str().is_some_and(|why| why.contains("higher"));
     server.wait_status("two", "a verdict that there is no room", crowded).await.unwrap();
     let [high, low] = loads;
@@ -180,9 +180,9 @@ async fn under_overload_the_higher_priority_keeps_its_slo_and_the_lower_is_refus
         let other = tally.failed.keys().find(|why| !why.starts_with("Unavailable"));
         assert_eq!(other, None);
     }
-    let slo = Duration::from_millis(200);
+    let slo = Duration::from_secs(1);
     let attained = [&high, &low].map(|tally| tally.attainment(slo));
-    assert!(attained[0] > 2.0 * attained[1], "{attained:?}");
+    assert!(attained[0] > 0.9 && attained[1] < 0.6, "{attained:?}");
     let (answered, refused) = (low.right, low.failures());
     assert!(answered > 0 && refused > low.offered / 4, "{answered} answered, {refused} refused");
     server.stop().await.unwrap();

@@ -31,8 +31,9 @@ fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
 
 /// A model that answers `x` as `y`, with more keys.
 pub(crate) fn echo(name: &str, more: &str) -> String {
+    let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
     format!(
-        "{{name: {name}, engine: emulated, slo: 200ms, {more}, \
+        "{{name: {name}, engine: emulated, {slo}{more}, \
          tensors: [{{input: x, output: y, datatype: FP32, shape: [16]}}]}}"
     )
 }
