@@ -19,7 +19,7 @@ use crate::status;
 
 /// Shares a GPU among models: a worker process each, resized while it serves.
 ///
-/// One supervisor runs per host. It starts a worker for each model, gives each a share of the GPU's
+/// A supervisor serves all models of a configuration. It starts a worker for each, gives it a share of the GPU's
 /// SMs, and answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A share
 /// is changed by starting a shadow worker at the new share, warming it up, and handing traffic over.
 #[derive(Debug, Parser)]
@@ -61,7 +61,7 @@ enum Command {
     /// Give a model another share, and wait until it is in force.
     ///
     /// A shadow worker starts at the new share, warms up and proves its answers while the old one
-    /// serves; then it takes over between two batches.
+    /// serves; then it takes over between two batches. A policy does not change that share until `shadowslice release`.
     Resize {
         /// The model's name.
         model: String,
@@ -87,7 +87,7 @@ enum Command {
     },
     /// Keep the policy from changing a model's share, until it is released.
     ///
-    /// A hand-over under way is finished. `resize` sets a held share, and holds one that it sets.
+    /// A hand-over under way is finished. `resize` changes held shares too, and holds what it sets.
     Hold {
         /// The model's name.
         model: String,
@@ -129,7 +129,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RunDir {
-    /// The running supervisor's run_dir [default: as `serve` would choose it].
+    /// The running supervisor's run_dir [default: as `serve` chooses it where its file says none].
     #[arg(long, env = "SHADOWSLICE_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }

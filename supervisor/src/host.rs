@@ -23,7 +23,7 @@ use crate::partition::{
 pub enum HostError {
     /// No driver.
     #[error(
-        "GPU {device} is not to be had; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
+        "GPU {device} is not to be had; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     NoDriver {
         /// As the configuration names it.
@@ -35,7 +35,7 @@ pub enum HostError {
     /// No such GPU, or several.
     #[error(
         "{found} GPUs of this host are meant by {device}; `nvidia-smi -L` lists them all; \
-         to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
+         to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     NoGpu {
         /// As the configuration names it.
@@ -55,7 +55,7 @@ pub enum HostError {
     },
     /// A GPU without MPS that does not work.
     #[error(
-        "GPU {device} cannot be used; to try without a GPU, say `gpus: [{{device: emulated, sms: 132}}]`"
+        "GPU {device} cannot be used; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     Cuda {
         /// As the configuration names it.

@@ -50,7 +50,7 @@ impl fmt::Display for Fault {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}; give the path of a YAML file", path.display())]
     Read {
         /// The file.
         path: PathBuf,

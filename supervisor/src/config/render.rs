@@ -46,6 +46,9 @@ impl fmt::Display for Document<'_> {
             "controller: {{policy: {policy}, interval: {interval}, act: {}{standby_memory}}}",
             config.controller.act
         )?;
+        if config.controller.standby_memory.is_none() {
+            writeln!(f, "# controller.standby_memory: not given; half of a real GPU's memory")?;
+        }
         limits(f, &config.limits)?;
         timeouts(f, &config.timeouts)?;
         let start = match config.start {
@@ -110,8 +113,11 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
     }
     let Share { initial, given, min, max } = model.share;
     // What is written becomes what the model keeps; a policy may choose otherwise where nothing is.
-    let initial = if given { format!("initial: {initial}, ") } else { String::new() };
-    writeln!(f, "    share: {{{initial}min: {min}, max: {max}}}")?;
+    let written = if given { format!("initial: {initial}, ") } else { String::new() };
+    writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
+    if !given {
+        writeln!(f, "    # share.initial: not given; {initial} where the policy chooses no other")?;
+    }
     let latency = show_duration(model.slo.latency);
     writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
     batch(f, &model.batch)?;

@@ -57,7 +57,7 @@ pub enum BindError {
         source: io::Error,
     },
     /// The TCP address could not be taken.
-    #[error("cannot listen on {address}")]
+    #[error("cannot listen on {address}; stop what serves there, or give another address in `listen`")]
     Tcp {
         /// The address.
         address: SocketAddr,

@@ -119,7 +119,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     Metric {
         name: "shadowslice_request_latency_seconds",
         kind: Histogram,
-        help: "Latency of answered requests, from their head to the answer; a quarter of their time is the most that counts until their end.",
+        help: "Latency of answered requests, from their head to the answer; of the time until their last byte a quarter of the SLO or timeout counts at most.",
         samples: |model| histogram(&model.totals.latency),
     },
     Metric {

@@ -36,7 +36,7 @@ pub(super) struct Load {
 /// Why there is no load.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadLoad {
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}; give the name of a load, or a file of arrivals", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is longer than {MAX_FILE_BYTES} bytes; give a shorter one", .0.display())]
     TooLong(PathBuf),
