@@ -12,7 +12,7 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, CudaDevice, Engine, Gpu, Partitioning};
+use crate::config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
 use crate::nvml::{Driver, Library, NvmlFault};
 use crate::partition::{
     self, EmulatedGpu, Gpus, Limits, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
@@ -286,7 +286,7 @@ impl RunDir {
     pub fn take(path: &Path) -> Result<Self, HostError> {
         let failed = |source| HostError::RunDir { path: path.to_owned(), source };
         make_dir(path, 0o755).map_err(failed)?;
-        let private = path.join("private");
+        let private = path.join(PRIVATE);
         make_dir(&private, 0o700).map_err(failed)?;
         let file = File::create(private.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
@@ -301,7 +301,7 @@ impl RunDir {
 
     /// The folder in it that is closed to others.
     pub fn private(&self) -> PathBuf {
-        self.path.join("private")
+        self.path.join(PRIVATE)
     }
 }
 

@@ -49,6 +49,8 @@ class Repository:
         self.connection.unload_model("dynamic")
         with self.assertRaises(InferenceServerException):
             self.infer()
+        self.assertFalse(self.connection.is_model_ready("dynamic"))
+        self.assertFalse(self.connection.is_model_ready("nobody"))
         wait_until(lambda: self.states()["dynamic"] == "UNAVAILABLE")
         self.assertEqual(self.states()["unbatched"], "READY")
         self.connection.load_model("dynamic")

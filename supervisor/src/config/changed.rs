@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::faults::{Fault, FaultLog};
 use super::reader::Value;
-use super::types::{Config, Model};
+use super::types::{Config, Model, Share};
 use super::yaml::{self, Node};
 use super::{Context, EXAMPLE, document, render};
 
@@ -24,7 +24,10 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
     }
     let log = FaultLog::new(Path::new("config"));
-    let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log).ok_or_else(|| listed(log.into_sorted()))?;
+    let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
+    // A key that is there twice is a fault, and there is a document all the same.
+    let faults = log.into_sorted();
+    let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
         .ok_or("the configuration in force cannot be read back; please report this")?;
     let place = config.models.iter().position(|model| model.name == name).ok_or("there is no such model")?;
@@ -41,7 +44,21 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     };
     let mut read = document(&Value::root(&changed, &log), &context);
     let faults = log.into_sorted();
-    if faults.is_empty() { Ok(read.models.swap_remove(place)) } else { Err(listed(faults)) }
+    if !faults.is_empty() {
+        return Err(listed(faults));
+    }
+    let mut model = read.models.swap_remove(place);
+    if !names_initial(&changes) {
+        // Else it would have an equal part of what others leave, which they may have changed meanwhile.
+        let (old, share) = (config.models[place].share, model.share);
+        let initial = old.initial.clamp(share.min, share.max);
+        model.share = Share { initial, given: old.given, ..share };
+    }
+    Ok(model)
+}
+
+fn names_initial(changes: &Rc<Node>) -> bool {
+    changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
 }
 
 fn check_keys(changes: &Value<'_>) {
@@ -76,6 +93,8 @@ fn listed(faults: Vec<Fault>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::units::Percent;
+
     use super::*;
     use crate::config::HandoverMode;
 
@@ -111,6 +130,23 @@ mod tests {
     }
 
     #[test]
+    fn a_share_that_is_not_named_stays_whatever_others_have_got() {
+        let (_dir, mut config) = config();
+        let equal = config.models[1].share;
+        assert!(!equal.given);
+        config.models[0].share.initial = Percent::new(20).unwrap();
+        config.models[0].share.given = true;
+        let share = |json| changed_model(&config, "b", json).unwrap().share;
+        assert_eq!(share("{}"), equal);
+        assert_eq!(share(r#"{"slo": "5ms"}"#), equal);
+        assert_eq!(share(r#"{"share": {"max": "60%"}}"#).initial.get(), 60);
+        assert_eq!(
+            (share(r#"{"share": "55%"}"#).initial.get(), share(r#"{"share": "55%"}"#).given),
+            (55, true)
+        );
+    }
+
+    #[test]
     fn a_latency_alone_leaves_the_percentile() {
         let (_dir, mut config) = config();
         config.models[0].slo.percentile = 99.9;
@@ -132,6 +168,8 @@ mod tests {
             (r#"{"share": "400%"}"#, "share.initial"),
             (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
             (r#"{"batch": {"mux": 8}}"#, "mux"),
+            (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
+            (r#"{"warmup": {"x": [4]}, "batch": {"max": 2}, "tensors": []}"#, "tensors"),
             ("[]", "map"),
             ("{", "config"),
             ("", ""),

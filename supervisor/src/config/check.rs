@@ -7,7 +7,6 @@ use super::faults::{ConfigError, Listing};
 use super::load_here;
 use super::render::render;
 use super::types::Config;
-use crate::errors::chain;
 
 /// The exit status of a configuration without faults.
 pub const FINE: u8 = 0;
@@ -21,8 +20,8 @@ pub const BAD_CONFIGURATION: u8 = 78;
 pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
     match load_here(path) {
         Ok(config) => report(path, &config, print, out, err),
-        Err(error @ ConfigError::Read { .. }) => {
-            writeln!(err, "error: {}", chain(&error)).ok();
+        Err(ref error @ ConfigError::Read { ref source, .. }) => {
+            writeln!(err, "error: {error}: {source}").ok();
             Ok(BAD_CONFIGURATION)
         }
         Err(error @ ConfigError::Faults(_)) => {

@@ -7,7 +7,8 @@ use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
-use super::types::{Engine, Gpu, Provider};
+use super::types::{Engine, Gpu, Limits, Provider};
+use super::units::show_size;
 use super::{Context, absolute, usable};
 
 /// The most axes of a tensor.
@@ -26,7 +27,12 @@ enum Kind {
 }
 
 /// What runs the model, on this GPU. Keys that the other engine reads are faults.
-pub(super) fn engine(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {
+pub(super) fn engine(
+    model: &Fields<'_>,
+    gpu: Option<&Gpu>,
+    limits: &Limits,
+    context: &Context<'_>,
+) -> Engine {
     match kind(model) {
         Some(Kind::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(Kind::Emulated) => {
@@ -35,7 +41,7 @@ pub(super) fn engine(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_
                     value.fault("the emulated engine computes nothing and needs none; remove this");
                 }
             }
-            Engine::Emulated { tensors: tensors(model) }
+            Engine::Emulated { tensors: tensors(model, limits) }
         }
         None => Engine::Emulated { tensors: Vec::new() },
     }
@@ -123,7 +129,7 @@ pub(super) fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }
 
-fn tensors(model: &Fields<'_>) -> Vec<EchoTensor> {
+fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
     const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
     let Some(list) = model.get("tensors") else {
         model.fault(
@@ -140,7 +146,7 @@ fn tensors(model: &Fields<'_>) -> Vec<EchoTensor> {
     let mut tensors: Vec<EchoTensor> = Vec::new();
     for item in &items {
         let fields = item.fields(&["input", "output", "datatype", "shape"]);
-        let Some(tensor) = tensor(&fields) else { continue };
+        let Some(tensor) = tensor(&fields, limits) else { continue };
         if tensors.iter().any(|other| other.input.name == tensor.input.name) {
             fields.fault("input", "another tensor has this input; names must differ");
         }
@@ -152,7 +158,7 @@ fn tensors(model: &Fields<'_>) -> Vec<EchoTensor> {
     tensors
 }
 
-fn tensor(fields: &Fields<'_>) -> Option<EchoTensor> {
+fn tensor(fields: &Fields<'_>, limits: &Limits) -> Option<EchoTensor> {
     for (key, example) in [("input", "x"), ("output", "y"), ("datatype", "FP32"), ("shape", "[16]")] {
         if fields.get(key).is_none() {
             fields.fault(key, format!("missing; give one, such as `{key}: {example}`"));
@@ -162,7 +168,9 @@ fn tensor(fields: &Fields<'_>) -> Option<EchoTensor> {
     let input = name("input");
     let output = name("output");
     let datatype = fields.get("datatype").and_then(|value| value.parsed(str::parse::<Datatype>));
-    let shape = fields.get("shape").and_then(|value| shape(&value, true));
+    let shape = fields
+        .get("shape")
+        .and_then(|value| shape(&value, true).inspect(|shape| check_size(&value, shape, datatype, limits)));
     Some(EchoTensor {
         input: TensorSpec { name: input?, datatype: datatype?, shape: shape? },
         output: output?,
@@ -204,15 +212,33 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     Some(axis)
 }
 
-/// Per input: the shape to warm up with. What an emulated engine's inputs contradict is a fault.
-pub(super) fn warmup(model: &Fields<'_>, engine: &Engine) -> BTreeMap<String, Vec<i64>> {
+/// A row that no request may bring is none to warm up with either: it would only take a worker's memory. A type that is
+/// not known has the smallest elements.
+fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
+    let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
+    let element = datatype.and_then(Datatype::size).unwrap_or(1);
+    let bytes = elements(&known).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes > limits.request_bytes) {
+        let most = show_size(limits.request_bytes);
+        value.fault(format!(
+            "a row of this has {bytes} bytes, and a request at most {most}; make it smaller, or raise limits.request_bytes"
+        ));
+    }
+}
+
+/// Per input: the shape to warm up with. What an emulated engine's inputs contradict is a fault, and what no request can have.
+pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BTreeMap<String, Vec<i64>> {
     let mut warmup = BTreeMap::new();
     let Some(value) = model.get("warmup") else { return warmup };
     for (input, value) in value.any_fields() {
         let Some(shape) = shape(&value, false) else { continue };
+        let mut datatype = None;
         if let Engine::Emulated { tensors } = engine {
             check_warmup(&value, input, &shape, tensors);
+            let declared = tensors.iter().find(|tensor| tensor.input.name == input);
+            datatype = declared.map(|tensor| tensor.input.datatype);
         }
+        check_size(&value, &shape, datatype, limits);
         warmup.insert(input.to_owned(), shape);
     }
     warmup

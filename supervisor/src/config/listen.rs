@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use super::reader::{Fields, Value};
-use super::settings::CONTROL_SOCKET;
+use super::settings::{CONTROL_SOCKET, PRIVATE};
 use super::types::{Address, Listen, Listener};
 
 /// The longest path of a Unix socket in bytes: 108 with the closing NUL.
@@ -25,11 +25,11 @@ struct Taken<'a> {
 /// The sockets, of which no two may be the same.
 pub(super) fn listen(root: &Fields<'_>, run_dir: &Path) -> Listen {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
-    let mut taken = vec![Taken {
-        address: Address::Unix(run_dir.join(CONTROL_SOCKET)),
-        who: "the supervisor's control socket".to_owned(),
-        value: None,
-    }];
+    let ours =
+        [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
+    let ours = ours.map(|(name, who)| (Address::Unix(run_dir.join(name)), who.to_owned()));
+    let mut taken: Vec<_> =
+        ours.into_iter().map(|(address, who)| Taken { address, who, value: None }).collect();
     let http = listeners(&fields, "http", &["unix:http.sock", "127.0.0.1:8000"], run_dir, &mut taken);
     let grpc = listeners(&fields, "grpc", &["unix:grpc.sock", "127.0.0.1:8001"], run_dir, &mut taken);
     let metrics = listeners(&fields, "metrics", &["127.0.0.1:8002"], run_dir, &mut taken);

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 pub use changed::changed_model;
 pub use faults::{ConfigError, Fault, Listing, Position};
 pub use render::render;
+pub(crate) use settings::PRIVATE;
 pub use types::*;
 
 use faults::FaultLog;

@@ -86,7 +86,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu = gpu(fields, gpus);
-    let engine = engine::engine(fields, gpus.get(gpu), context);
+    let engine = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
     let profile =
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
@@ -111,7 +111,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         standby: standby(fields, handover, context),
         cpus: fields.or("cpus", Vec::new(), cpus),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
-        warmup: engine::warmup(fields, &engine),
+        warmup: engine::warmup(fields, &engine, limits),
         engine,
         broken: broken(context, first_file_fault),
     }

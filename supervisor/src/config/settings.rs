@@ -13,6 +13,9 @@ use super::{Context, Environment, absolute, units};
 /// The socket that `status` and `resize` talk to, in the run directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
 
+/// The folder in the run directory that is closed to others.
+pub(crate) const PRIVATE: &str = "private";
+
 /// The most bytes of a request or an answer: what protobuf allows.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 

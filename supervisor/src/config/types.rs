@@ -201,13 +201,6 @@ pub struct Share {
     pub max: Percent,
 }
 
-impl Share {
-    /// The same with another initial share. Its bounds give way to that, so that it can be written down and read again.
-    pub fn with_initial(self, initial: Percent) -> Self {
-        Self { initial, min: self.min.min(initial), max: self.max.max(initial), ..self }
-    }
-}
-
 /// A service level objective: `percentile` percent of the requests are answered within `latency`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slo {

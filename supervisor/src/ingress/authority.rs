@@ -1,9 +1,9 @@
 //! Lets gRPC clients in over Unix sockets.
 //!
 //! gRPC's C core (and with it the Python, C++, Ruby and PHP clients) sends the socket's path,
-//! percent-encoded, as `:authority`. The `h2` crate takes `%` for a fault and resets the stream with
-//! PROTOCOL_ERROR (hyperium/h2#487). Nothing here reads the authority, so each `%` in it becomes `-`
-//! before `h2` sees it: same length, same frames, same compression state.
+//! percent-encoded, as `:authority`, and Java's client as it is. The `h2` crate takes `%` and `/` for a
+//! fault and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). Nothing here reads the authority, so
+//! what no host has in it becomes `-` before `h2` sees it: same length, same frames, same compression state.
 //!
 //! Only plain literals are repaired, under the static table's name or the name spelled out, which is
 //! what those clients send; a Huffman-coded one passes unchanged, as does everything malformed. Once
@@ -314,6 +314,10 @@ fn string(text: Text, plain: bool, length: usize) -> Step {
     if length > 0 { Step::Byte { text, left: length } } else { after(text) }
 }
 
+fn is_of_a_host(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
 /// Reads, and where it must repairs, one byte of a string.
 fn read(text: Text, left: usize, byte: &mut u8) -> Step {
     let text = match text {
@@ -321,7 +325,8 @@ fn read(text: Text, left: usize, byte: &mut u8) -> Step {
             Text::Name { same: same.filter(|&same| AUTHORITY[same] == *byte).map(|same| same + 1) }
         }
         Text::Value { authority } => {
-            if authority && *byte == b'%' {
+            // What no host has, such as a path's slash; nobody reads it.
+            if authority && !is_of_a_host(*byte) {
                 *byte = b'-';
             }
             text

@@ -61,11 +61,15 @@ pub(super) async fn decompressed(
     Ok(Request::from_parts(head, Full::new(body)))
 }
 
-/// The answer, its message compressed; an answer without one as it is.
+/// The answer, its message compressed; an answer without one as it is. A refusal ends with its head, which only a body
+/// that is left alone says.
 pub(super) async fn compressed(
     response: Response<Body>,
     encoding: Encoding,
 ) -> Result<Response<Body>, Status> {
+    if response.headers().contains_key(Status::GRPC_STATUS) {
+        return Ok(response);
+    }
     let (mut head, body) = response.into_parts();
     let body = body.collect().await?;
     let trailers = body.trailers().cloned();

@@ -256,7 +256,8 @@ impl GrpcInferenceService for Service {
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        let ready = model::find(&self.0.router, &name, &version)?.ready().is_ok();
+        // As Triton says it, a model that is not there is not ready: clients ask this until one has gone.
+        let ready = model::find(&self.0.router, &name, &version).is_ok_and(|model| model.ready().is_ok());
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 

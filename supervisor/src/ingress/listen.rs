@@ -48,7 +48,7 @@ pub enum BindError {
         source: Option<io::Error>,
     },
     /// The Unix socket could not be made.
-    #[error("cannot listen on {}", .path.display())]
+    #[error("cannot listen on {}; its folder must be there, and this user's to write to", .path.display())]
     Unix {
         /// The socket's path.
         path: PathBuf,
@@ -80,11 +80,18 @@ pub(super) enum Bound {
     },
 }
 
-/// Takes all the addresses, or none.
-pub(super) async fn bind_all(listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
+/// Takes all the addresses, or none. `what` is served there.
+pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
-        bound.push(bind(listener).await?);
+        let taken = bind(listener).await?;
+        // Port 0 is any that is free, which nobody else says.
+        if let Bound::Tcp { listener } = &taken
+            && let Ok(address) = listener.local_addr()
+        {
+            tracing::info!(%address, "listening for {what}");
+        }
+        bound.push(taken);
     }
     Ok(bound)
 }

@@ -38,7 +38,7 @@ pub struct MetricsListeners(Vec<Bound>);
 impl MetricsListeners {
     /// Takes all the addresses, or none. Must be called on a Tokio runtime.
     pub async fn bind(listeners: &[Listener]) -> Result<Self, BindError> {
-        listen::bind_all(listeners).await.map(Self)
+        listen::bind_all("metrics", listeners).await.map(Self)
     }
 
     /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix sockets

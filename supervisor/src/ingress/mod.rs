@@ -85,7 +85,8 @@ impl Ingress {
     /// Takes all the addresses, or none: sockets made before a failure are removed again.
     /// Connections wait in their backlogs until [`Ingress::run`]. Must be called on a Tokio runtime.
     pub async fn bind(http: &[Listener], grpc: &[Listener], limits: &Limits) -> Result<Self, BindError> {
-        Ok(Self { http: listen::bind_all(http).await?, grpc: listen::bind_all(grpc).await?, limits: *limits })
+        let http = listen::bind_all("HTTP", http).await?;
+        Ok(Self { http, grpc: listen::bind_all("gRPC", grpc).await?, limits: *limits })
     }
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix

@@ -58,6 +58,8 @@ enum State {
         now: Box<Instance>,
         /// What is being started to take its place.
         next: Option<Box<Instance>>,
+        /// What it goes back to if the share of its configuration does not come into force.
+        before: Option<Arc<Model>>,
     },
     /// It does not, and this is why; who ran it last may still answer what it accepted.
     Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
@@ -80,7 +82,7 @@ impl Keeper {
         for (model, share) in config.models.iter().zip(shares) {
             let model = Arc::new(model.clone());
             let now = Box::new(keeper.workshop.make(Arc::clone(&model), share, false).await?);
-            keeper.entries.push(Entry { model, state: State::Loaded { now, next: None } });
+            keeper.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
         }
         keeper.publish();
         Ok(keeper)
@@ -149,7 +151,7 @@ impl Keeper {
         let (mut roster, mut routes, mut sharers) = (Roster::default(), HashMap::new(), Vec::new());
         for Entry { model, state } in &self.entries {
             match state {
-                State::Loaded { now, next } => {
+                State::Loaded { now, next, .. } => {
                     roster.served.push(now.served(next.as_deref()));
                     routes.insert(model.name.clone(), now.route.clone());
                     sharers.push(self.workshop.sharer(now));
@@ -181,7 +183,7 @@ impl Keeper {
     /// Has a model end that stays in the configuration.
     pub(super) fn unload(&mut self, name: &str, why: &'static str) {
         let Some(entry) = self.entry(name) else { return };
-        let State::Loaded { now, next } = &mut entry.state else { return };
+        let State::Loaded { now, next, .. } = &mut entry.state else { return };
         let state = State::Unloaded { why: why.to_owned(), last: Some(now.orders.clone()) };
         if let Some(next) = next.take() {
             next.retire(why);
@@ -201,7 +203,7 @@ impl Keeper {
             Ok(now) => {
                 let standing = now.standing.clone();
                 waits.spawn(async move { (row, serving(standing, patience).await) });
-                (State::Loaded { now: Box::new(now), next: None }, Ok(()))
+                (State::Loaded { now: Box::new(now), next: None, before: None }, Ok(()))
             }
             Err(error) => {
                 let why = errors::chain(&error);
@@ -238,7 +240,7 @@ impl Keeper {
             return (Kind::Changed, Err("the configuration names no such model".to_owned()));
         };
         let Entry { model, state } = &mut self.entries[place];
-        let State::Loaded { now, .. } = state else {
+        let State::Loaded { now, before, .. } = state else {
             *model = new;
             return (Kind::Changed, Ok(()));
         };
@@ -255,8 +257,9 @@ impl Keeper {
         if let Err(why) = now.configure(Arc::clone(&new)).await {
             return (Kind::Changed, Err(why));
         }
-        *model = new;
+        let old = std::mem::replace(model, new);
         if wanted != standing.share {
+            *before = Some(old);
             let (orders, standing, patience) =
                 (now.orders.clone(), now.standing.clone(), self.workshop.patience());
             waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
@@ -285,7 +288,7 @@ impl Keeper {
     /// What was waited for has happened, or will not: who was to take a model's place does, or goes.
     pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
         let Some(entry) = self.entry(name) else { return };
-        let State::Loaded { now, next } = &mut entry.state else { return };
+        let State::Loaded { now, next, .. } = &mut entry.state else { return };
         let Some(next) = next.take() else { return };
         match outcome {
             Ok(()) => {
@@ -307,14 +310,27 @@ impl Keeper {
         while let Some(ended) = waits.join_next().await {
             let Ok((row, outcome)) = ended else { continue };
             let row = &mut rows[row];
-            if row.change == Kind::Replaced {
-                self.settle(&row.name, &outcome);
-            }
-            if row.change == Kind::Changed && outcome.is_err() && !self.policy_moves(&row.name) {
-                self.keep_share(&row.name);
+            match row.change {
+                Kind::Replaced => self.settle(&row.name, &outcome),
+                Kind::Changed => self.settle_in_place(&row.name, &outcome).await,
+                Kind::Added | Kind::Removed => {}
             }
             row.why = outcome.err();
         }
+    }
+
+    /// A change in place is in force, share and all; or it is not, and the model goes by what it went by before, so that
+    /// another reload tries again.
+    async fn settle_in_place(&mut self, name: &str, outcome: &Result<(), String>) {
+        let Some(Entry { model, state: State::Loaded { now, before, .. } }) = self.entry(name) else {
+            return;
+        };
+        let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
+        match now.configure(Arc::clone(&before)).await {
+            Ok(()) => *model = before,
+            Err(why) => tracing::error!(model = name, why, "the model cannot go back to what it went by"),
+        }
+        self.publish();
     }
 
     /// Has a model that is not loaded go by that configuration when it is.
@@ -322,26 +338,6 @@ impl Keeper {
         if let Some(entry) = self.entry(name) {
             entry.model = Arc::clone(model);
         }
-    }
-
-    /// Whether a policy brings this model's share within its bounds by itself, when it can: it decides from what the file
-    /// says, and leaves alone what people hold.
-    fn policy_moves(&self, name: &str) -> bool {
-        let entry = self.entries.iter().find(|entry| entry.model.name == name);
-        let held = entry.is_some_and(|entry| match &entry.state {
-            State::Loaded { now, .. } => now.standing.borrow().held,
-            State::Unloaded { .. } => false,
-        });
-        self.config.controller.acts().is_some() && !held
-    }
-
-    /// The share of a model's configuration did not come into force: the one that is stays, so that another reload tries again.
-    fn keep_share(&mut self, name: &str) {
-        let Some(entry) = self.entry(name) else { return };
-        let State::Loaded { now, .. } = &entry.state else { return };
-        let mut model = (*entry.model).clone();
-        model.share = model.share.with_initial(now.standing.borrow().share);
-        entry.model = Arc::new(model);
     }
 }
 

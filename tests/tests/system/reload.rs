@@ -415,7 +415,7 @@ async fn tried_again(policy: &str) -> Result<(), Error> {
     // Slow to load, so that there is time to kill what loads.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
     let write = |home: &Home, most: u32| {
-        let share = format!("standby: off, share: {{initial: {most}%, max: {most}%}}");
+        let share = format!("standby: off, slo: {most}s, share: {{initial: {most}%, max: {most}%}}");
         let models = [quick("m", &share), quick("n", "standby: off, share: {initial: 20%}")]
             .map(|model| format!("  - {model}\n"));
         let rest = EMULATED.replace("policy: static", &format!("policy: {policy}"));
@@ -439,10 +439,12 @@ async fn tried_again(policy: &str) -> Result<(), Error> {
     let (output, killed) = tokio::join!(server.home().run(&["reload"]), kill_shadow);
     killed?;
     assert_eq!(output?.status.code(), Some(1), "the shadow was killed");
-    assert_eq!(server.model("m").await?.share_percent, before);
+    let left = server.model("m").await?;
+    assert_eq!((left.share_percent, left.slo.latency_ms), (before, 80_000.0), "{policy}");
     assert_eq!(server.client().load("n", None).await.map_err(|status| status.to_string()), Ok(()));
     assert_eq!(server.reload().await?.changes(), [("m", "changed")], "{policy}");
-    assert_eq!(server.model("m").await?.share_percent, 30, "{policy}");
+    let changed = server.model("m").await?;
+    assert_eq!((changed.share_percent, changed.slo.latency_ms), (30, 30_000.0), "{policy}");
     assert_eq!(server.reload().await?.changes(), []);
     server.stop().await
 }

@@ -1,6 +1,7 @@
 use bytes::{BufMut, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
+use hyper::body::Body as _;
 use hyper::body::Bytes;
 use hyper::client::conn::http2;
 use hyper::header::{HeaderMap, HeaderValue};
@@ -10,7 +11,8 @@ use tonic::Code;
 
 use super::*;
 use crate::ingress::proto::{
-    ModelInferRequest, ModelReadyRequest, ServerMetadataRequest, ServerMetadataResponse,
+    ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ServerMetadataRequest,
+    ServerMetadataResponse,
 };
 
 /// A connection of a client whose authority needs no repair.
@@ -47,6 +49,8 @@ impl Client {
         }
         let (head, body) =
             timeout(PATIENCE, self.0.send_request(request)).await.unwrap().unwrap().into_parts();
+        // A status in the head is heard only where nothing follows.
+        assert_eq!(head.headers.contains_key("grpc-status"), body.is_end_stream(), "{method}");
         let body = body.collect().await.unwrap();
         let trailers = body.trailers().cloned().unwrap_or_else(|| head.headers.clone());
         (Code::from_bytes(trailers["grpc-status"].as_bytes()), head.headers, body.to_bytes())
@@ -74,8 +78,8 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     for (method, body, code) in [
         ("ServerReady", message(&ServerMetadataRequest {}), Code::Ok),
         (
-            "ModelReady",
-            message(&ModelReadyRequest { name: "m".into(), version: String::new() }),
+            "ModelMetadata",
+            message(&ModelMetadataRequest { name: "m".into(), version: String::new() }),
             Code::NotFound,
         ),
         ("ModelInfer", message(&infer), Code::NotFound),
@@ -89,6 +93,9 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
         let answered = client.call(method, body).await;
         assert_eq!(answered.0, code, "{method}");
     }
+    let ready = message(&ModelReadyRequest { name: "m".into(), version: String::new() });
+    let (code, body) = client.call("ModelReady", ready).await;
+    assert_eq!((code, ModelReadyResponse::decode(&body[5..]).unwrap().ready), (Code::Ok, false));
     let (code, body) = client.call("ServerMetadata", message(&ServerMetadataRequest {})).await;
     assert_eq!(code, Code::Ok);
     let metadata = ServerMetadataResponse::decode(&body[5..]).unwrap();
@@ -172,6 +179,15 @@ async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that(
         assert_eq!(answer[0], u8::from(answered.is_some()));
         let length = u32::from_be_bytes(answer[1..5].try_into().unwrap());
         assert_eq!(answer.len(), 5 + length as usize);
+    }
+    for encoding in ["gzip", "deflate"] {
+        let headers = [("grpc-encoding", encoding), ("grpc-accept-encoding", encoding)];
+        let unknown = message(&ModelMetadataRequest { name: "m".into(), version: String::new() });
+        assert_eq!(
+            client.call_with(&headers, "ModelMetadata", unknown).await.0,
+            Code::NotFound,
+            "{encoding}"
+        );
     }
     for (encoding, body, expected) in [
         ("snappy", &gzip[..], Code::Unimplemented),
