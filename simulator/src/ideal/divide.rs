@@ -32,10 +32,10 @@ impl<'l, 'm> Curve<'l, 'm> {
         let end = lane.arrived_before(until);
         let unknown = vec![None; model.max + 1];
         let (eager, answers) = (unknown.clone(), unknown);
-        let mut curve = Self { lane, end, eager, answers, need: model.max, floor: model.min };
+        let mut curve = Self { lane, end, eager, answers, need: model.max, floor: 0 };
         let most = curve.answers(model.max);
         curve.need = if curve.eager(model.max) >= most {
-            least(model.min, model.max, |share| curve.eager(share) >= most)
+            least(0, model.max, |share| curve.eager(share) >= most)
         } else {
             curve.least_for(most)
         };
@@ -63,7 +63,7 @@ impl<'l, 'm> Curve<'l, 'm> {
 
     /// The least share that answers so many requests, or the largest that is of use.
     fn least_for(&mut self, count: u64) -> usize {
-        least(self.lane.model.min, self.need, |share| self.answers(share) >= count)
+        least(0, self.need, |share| self.answers(share) >= count)
     }
 
     /// The least share that brings the model's attainment there since the beginning, and keeps the
@@ -103,14 +103,12 @@ pub(super) fn divide(
     for (index, (lane, &guarantee)) in lanes.iter().zip(guarantees).enumerate() {
         let curve = Curve::new(lane, until, guarantee);
         classes.entry(lane.model.priority).or_default().push((index, curve));
-        shares[index] = lane.model.min;
     }
-    let mut free = steps - shares.iter().sum::<usize>();
+    let mut free = steps;
     for class in classes.into_values() {
         let (members, mut curves): (Vec<usize>, Vec<Curve>) = class.into_iter().unzip();
-        let room = free + members.iter().map(|&member| shares[member]).sum::<usize>();
-        let divided = divide_class(&mut curves, room);
-        free = room - divided.iter().sum::<usize>();
+        let divided = divide_class(&mut curves, free);
+        free -= divided.iter().sum::<usize>();
         members.into_iter().zip(divided).for_each(|(member, share)| shares[member] = share);
     }
     spread(free, lanes, shares);
@@ -133,7 +131,7 @@ fn divide_class(class: &mut [Curve], room: usize) -> Vec<usize> {
     }
     // Higher classes may have taken what was guaranteed.
     if class.iter().map(|curve| curve.floor).sum::<usize>() > room {
-        class.iter_mut().for_each(|curve| curve.floor = curve.lane.model.min);
+        class.iter_mut().for_each(|curve| curve.floor = 0);
     }
     let mut floors: Vec<usize> = class.iter().map(|curve| curve.floor).collect();
     let (mut low, mut high) = (0, FAIRNESS_STEPS);

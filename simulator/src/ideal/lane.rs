@@ -8,8 +8,7 @@ use super::times::Times;
 pub(super) struct Model {
     pub(super) gpu: usize,
     pub(super) priority: u32,
-    /// The least and the most that it may get, in steps of the grid.
-    pub(super) min: usize,
+    /// The most that it may get, in steps of the grid. There is no least: a cap keeps nothing free, so neither must the ideal.
     pub(super) max: usize,
     /// From arrival to answer, in nanoseconds.
     pub(super) slo: u64,

@@ -108,13 +108,9 @@ fn model(scenario: &Scenario, served: &Served, mut arrivals: Vec<u64>) -> Model 
     let terms = &served.terms;
     let gpu = scenario.gpus.get(terms.gpu).copied().unwrap_or(Sms(0));
     let max = steps(terms.max.min(gpu));
-    let least = |served: &Served| served.terms.min.0.div_ceil(Sms::STEP) as usize;
-    let neighbours = scenario.models.iter().filter(|other| other.terms.gpu == terms.gpu);
-    let mins_fit = neighbours.map(least).sum::<usize>() <= steps(gpu);
     Model {
         gpu: terms.gpu,
         priority: terms.priority,
-        min: if mins_fit { least(served).min(max) } else { 0 },
         max,
         slo: nanos(terms.slo),
         times: Times::new(served, max, arrivals.len()),

@@ -40,6 +40,11 @@ impl Capacity {
         (above < self.0.len()).then_some(below)
     }
 
+    /// The smallest share at which one row keeps the SLO; nothing where none does, or while nothing is known.
+    pub(super) fn least(&self) -> Option<Sms> {
+        self.0.iter().find(|&&(_, carried)| carried > 0.0).map(|&(sms, _)| sms)
+    }
+
     /// What the model carries at most; nothing while nothing is known.
     pub(super) fn most(&self) -> Option<f64> {
         self.0.last().map(|&(_, carried)| carried)

@@ -4,11 +4,12 @@ use shadowslice_shared::units::Sms;
 
 use super::super::Terms;
 use super::classes::There;
+use super::layout::{self, Useful};
 use super::model::Model;
 use super::proportion::Proportion;
 use super::regime::{Caps, Regime};
+use super::sizing;
 use super::yielding::Yielding;
-use super::{layout, sizing};
 
 /// What is remembered of one GPU.
 #[derive(Debug, Clone)]
@@ -48,8 +49,12 @@ impl Gpu {
 
     /// The most that each of its models should have, in the order of `here`.
     pub(super) fn levels(&self, here: &[usize], models: &[Model], terms: &[Terms], sms: Sms) -> Vec<Sms> {
-        let enough = |model: usize| sizing::ample(&models[model]);
-        let levels = layout::levels(here, terms, sms, self.regime.caps(), enough);
+        let useful = |model: usize| match &models[model] {
+            // Whatever it has is in vain.
+            hopeless if hopeless.hopeless(&terms[model]) => Useful { least: None, enough: Some(Sms(0)) },
+            model => Useful { least: model.least_share(), enough: sizing::ample(model) },
+        };
+        let levels = layout::levels(here, terms, sms, self.regime.caps(), useful);
         let level = |(&model, level): (&usize, Sms)| {
             let most = self.yielding.most(terms[model].priority, sms);
             let most = self.cap(model).map_or(most, |cap| cap.min(most));

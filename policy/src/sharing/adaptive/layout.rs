@@ -16,6 +16,9 @@ const WEIGHTS: [f64; 3] = [1.0, 0.8, 0.65];
 /// The part of its fair share that everybody keeps when all execute.
 const FAIR: f64 = 0.9;
 
+/// The part of the level that must be left where caps fit and nobody has less than what is of use to him.
+const LEFT_BY_LEAST: f64 = 0.75;
+
 /// One model of a GPU.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
@@ -23,6 +26,9 @@ struct Claim {
     rank: usize,
     min: u32,
     max: u32,
+    /// Less is of no use to it, as far as that is known. What that costs others is small beside what it would lose; whom it keeps
+    /// from his SLO above it, it [makes room](super::yielding) for.
+    least: u32,
     /// As much carries its demand, as far as that is known.
     enough: u32,
 }
@@ -30,7 +36,7 @@ struct Claim {
 impl Claim {
     /// Its cap at a level.
     fn cap(&self, level: f64) -> u32 {
-        even(level).min(self.max).max(self.min)
+        even(level).max(self.least).min(self.max).max(self.min)
     }
 
     /// The same where caps must fit.
@@ -39,30 +45,41 @@ impl Claim {
     }
 }
 
-/// The most that each model of a GPU should have: generous caps, or such as fit. `enough` carries a model's demand, as far as that is known.
+/// The shares that are of use to a model, as far as they are known.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Useful {
+    /// With less no request keeps the SLO.
+    pub(super) least: Option<Sms>,
+    /// As much carries its demand.
+    pub(super) enough: Option<Sms>,
+}
+
+/// The most that each model of a GPU should have: generous caps, or such as fit.
 pub(super) fn levels(
     here: &[usize],
     terms: &[Terms],
     gpu: Sms,
     caps: Caps,
-    enough: impl Fn(usize) -> Option<Sms>,
+    useful: impl Fn(usize) -> Useful,
 ) -> Vec<Sms> {
-    let claims = claims(here, terms, gpu, enough);
+    let claims = claims(here, terms, gpu, useful);
     match caps {
         Caps::Generous => generous(&claims, gpu),
         Caps::Fitting => fitting(&claims, gpu),
     }
 }
 
-fn claims(here: &[usize], terms: &[Terms], gpu: Sms, enough: impl Fn(usize) -> Option<Sms>) -> Vec<Claim> {
+fn claims(here: &[usize], terms: &[Terms], gpu: Sms, useful: impl Fn(usize) -> Useful) -> Vec<Claim> {
     let mut priorities: Vec<u32> = here.iter().map(|&model| terms[model].priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
     let claim = |&model: &usize| {
         let Terms { min, max, priority, .. } = terms[model];
         let rank = priorities.partition_point(|&other| other < priority);
-        let enough = enough(model).map_or(gpu.0, |sms| sms.0);
-        Claim { rank, min: min.0, max: max.0.min(gpu.0).max(min.0), enough }
+        let Useful { least, enough } = useful(model);
+        let least = least.map_or(0, |sms| sms.0);
+        let enough = enough.map_or(gpu.0, |sms| sms.0);
+        Claim { rank, min: min.0, max: max.0.min(gpu.0).max(min.0), least, enough }
     };
     here.iter().map(claim).collect()
 }
@@ -89,10 +106,19 @@ fn generous(claims: &[Claim], gpu: Sms) -> Vec<Sms> {
     caps
 }
 
-/// Caps at the highest level at which they fit onto the GPU, if any does.
+/// Caps at the highest level at which they fit onto the GPU, if any does; by the level alone, where it would be much lower for the sake of
+/// those to whom that is of no use.
 fn fitting(claims: &[Claim], gpu: Sms) -> Vec<Sms> {
-    let sum = |level: f64| claims.iter().map(|claim| u64::from(claim.fitting_cap(level))).sum::<u64>();
-    let level = steps(gpu).find(|&level| sum(level) <= u64::from(gpu.0)).unwrap_or(f64::from(Sms::STEP));
+    let even: Vec<Claim> = claims.iter().map(|&claim| Claim { least: 0, ..claim }).collect();
+    let highest = |claims: &[Claim]| {
+        let sum = |level: f64| claims.iter().map(|claim| u64::from(claim.fitting_cap(level))).sum::<u64>();
+        steps(gpu).find(|&level| sum(level) <= u64::from(gpu.0))
+    };
+    let by_level = highest(&even).unwrap_or(f64::from(Sms::STEP));
+    let (claims, level) = match highest(claims).filter(|level| *level >= LEFT_BY_LEAST * by_level) {
+        Some(level) => (claims, level),
+        None => (&even[..], by_level),
+    };
     claims.iter().map(|claim| Sms(claim.fitting_cap(level))).collect()
 }
 
@@ -123,7 +149,7 @@ mod tests {
     const GPU: Sms = Sms(132);
 
     fn of_all(models: &[Terms], caps: Caps) -> Vec<Sms> {
-        levels(&(0..models.len()).collect::<Vec<_>>(), models, GPU, caps, |_| None)
+        levels(&(0..models.len()).collect::<Vec<_>>(), models, GPU, caps, |_| Useful::default())
     }
 
     #[test]
@@ -140,7 +166,7 @@ mod tests {
     fn of(models: &[(u32, u32)]) -> Vec<u32> {
         let model = |&(priority, max): &(u32, u32)| Terms { priority, max: Sms(max), ..terms("a", 50) };
         let models: Vec<Terms> = models.iter().map(model).collect();
-        levels(&(0..models.len()).collect::<Vec<_>>(), &models, GPU, Caps::Generous, |_| None)
+        levels(&(0..models.len()).collect::<Vec<_>>(), &models, GPU, Caps::Generous, |_| Useful::default())
             .iter()
             .map(|sms| sms.0)
             .collect()
@@ -175,7 +201,7 @@ mod tests {
         let models: Vec<Terms> =
             [26, 132, 132, 132, 132].map(|max| Terms { max: Sms(max), ..terms("a", 50) }).to_vec();
         let beside = |enough: Option<Sms>| {
-            let of = |model: usize| if model == 0 { enough } else { None };
+            let of = |model: usize| Useful { least: None, enough: enough.filter(|_| model == 0) };
             levels(&[0, 1, 2, 3, 4], &models, GPU, Caps::Generous, of)[1]
         };
         assert!(beside(None) < Sms(40) && beside(Some(Sms(26))) < Sms(40));
@@ -184,10 +210,30 @@ mod tests {
     }
 
     #[test]
+    fn nobody_has_a_share_that_is_of_no_use_to_him() {
+        let models = |limited: u32| {
+            [limited, 132, 132, 132].map(|max| Terms { max: Sms(max), ..terms("a", 50) }).to_vec()
+        };
+        let with = |models: &[Terms], caps: Caps, least: Option<u32>| {
+            let of = |model: usize| Useful { least: least.filter(|_| model == 1).map(Sms), enough: None };
+            levels(&[0, 1, 2, 3], models, GPU, caps, of).iter().map(|sms| sms.0).collect::<Vec<_>>()
+        };
+        let (crowded, free) = (models(32), models(132));
+        let (before, after) =
+            (with(&crowded, Caps::Generous, None), with(&crowded, Caps::Generous, Some(66)));
+        assert!(before[1] < 66 && after[1] == 66 && after[2] < 66, "{before:?} {after:?}");
+        assert_eq!(with(&free, Caps::Generous, Some(66)), [132; 4]);
+        let fitting = with(&free, Caps::Fitting, Some(44));
+        assert!(fitting[1] == 44 && fitting.iter().sum::<u32>() <= 132, "{fitting:?}");
+        let too_much = with(&free, Caps::Fitting, Some(100));
+        assert_eq!(too_much, with(&free, Caps::Fitting, None), "the others would have a third");
+    }
+
+    #[test]
     fn more_models_than_sms_have_at_least_their_minimum() {
         assert!(of(&[(1, 132); 100]).iter().all(|&sms| sms >= 2));
         let odd = Terms { min: Sms(1), max: Sms(1), ..terms("a", 50) };
-        assert_eq!(levels(&[0], &[odd], Sms(1), Caps::Generous, |_| None), [Sms(1)]);
+        assert_eq!(levels(&[0], &[odd], Sms(1), Caps::Generous, |_| Useful::default()), [Sms(1)]);
     }
 
     proptest! {

@@ -21,6 +21,9 @@ use super::shortage::Shortage;
 /// The parts of a GPU at which it is tried how cheap a request can be.
 const PARTS: [f64; 5] = [1.0, 0.5, 0.25, 0.125, 0.0625];
 
+/// Who executes for this part of the time is reckoned with whenever another does; who executes for less, in proportion.
+const PRESENT: f64 = 0.05;
+
 /// A curve that has moved by more than this part since its capacity was worked out has another one.
 const MOVED: f64 = 0.02;
 
@@ -44,6 +47,8 @@ pub(super) struct Model {
     idling: Idling,
     rest: Rest,
     gpu: f64,
+    /// Whether it has been looked at, be it that nobody came.
+    observed: bool,
     capacity: Capacity,
     /// The SM·s that a row takes at least, in full batches that keep the SLO; nothing where none does.
     cheapest: Option<f64>,
@@ -65,6 +70,7 @@ impl Model {
             idling: Idling::default(),
             rest: Rest::default(),
             gpu: f64::from(gpu.0),
+            observed: false,
             capacity: Capacity::default(),
             cheapest: None,
             pressed: None,
@@ -79,6 +85,7 @@ impl Model {
         if live.seen.span.is_zero() {
             return;
         }
+        self.observed = true;
         self.demand.observe(&live.seen);
         self.idling.observe(live, self.demand.safe_dispersion());
         if self.hindsight.observe(live, self.demand.safe_dispersion(), terms.may_miss()) {
@@ -125,7 +132,8 @@ impl Model {
         let moved = |(now, then): (&f64, &f64)| (now / then.max(1e-12) - 1.0).abs() > MOVED;
         if times.iter().zip(&self.worked_out_for).any(moved) {
             self.capacity = Capacity::of(terms, &self.curve, Sms(self.gpu as u32));
-            let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * self.gpu, 1.0).cost());
+            let most = f64::from(self.most(terms).0);
+            let costs = PARTS.iter().filter_map(|part| self.batching(terms, part * most, 1.0).cost());
             self.cheapest = costs.reduce(f64::min);
             self.worked_out_for = times;
         }
@@ -230,9 +238,25 @@ impl Model {
         self.curve.known().then(|| self.curve.time(self.demand.rows(1.0), sms))
     }
 
-    /// Whether it cannot keep its SLO even with the whole GPU to itself.
+    /// Whether it cannot keep its SLO even with all that it may have of the GPU, and nobody beside it.
     pub(super) fn hopeless(&self, terms: &Terms) -> bool {
-        self.curve.known() && self.curve.time(1.0, self.gpu) > terms.slo.as_secs_f64()
+        let most = f64::from(self.most(terms).0);
+        self.curve.known() && self.curve.time(1.0, most) > terms.slo.as_secs_f64()
+    }
+
+    /// The smallest share at which a request can keep its SLO; nothing where none does, or while nothing is known.
+    pub(super) fn least_share(&self) -> Option<Sms> {
+        self.capacity.least()
+    }
+
+    /// How much of it is to be reckoned with while another model executes, from 0 for who is never asked to 1, if it has so many SMs.
+    pub(super) fn presence(&self, sms: f64) -> f64 {
+        if !self.observed {
+            return 1.0;
+        }
+        let rate = self.demand.peak();
+        // One by one is the most that requests take.
+        self.time_of_one(sms).map_or(rate / PRESENT, |time| rate * time / PRESENT).min(1.0)
     }
 
     /// Its door with these batches, if a part of its demand is let in, and if they may wait for company.

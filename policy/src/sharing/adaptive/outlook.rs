@@ -13,6 +13,10 @@ use super::model::{Model, Needs};
 /// take as requests really come.
 pub(super) const FULL: f64 = 0.88;
 
+/// Requests a second that a model is let in with to which they are of no use, while a higher priority misses its SLO: what
+/// they take is not forecast.
+const TRIED_PER_S: f64 = 1.0;
+
 /// Lets the models of one GPU learn from what was seen. What neighbours cost is told apart by how long each of
 /// them executed; intervals in which a share changed teach nothing about that.
 pub(super) fn observe(models: &mut [Model], terms: &[Terms], facts: &Facts, gpu: usize) {
@@ -74,13 +78,16 @@ impl<'a> Outlook<'a> {
         self.batching().map(|(model, batching, _)| (model, batching.max())).collect()
     }
 
-    /// The batches of each model when all execute, for batches that are planned for more come too late just when it matters; and which part
-    /// of its demand is let in.
+    /// The batches of each model when all execute that ever do, for batches that are planned for more come too late just when it matters; and
+    /// which part of its demand is let in.
     fn batching(&self) -> impl Iterator<Item = (usize, Batching<'a>, f64)> {
-        let caps: f64 = self.caps.iter().sum();
-        let fits = (self.gpu / caps.max(1.0)).min(1.0);
-        let (models, terms) = (self.models, self.terms);
-        self.here.iter().zip(&self.caps).zip(&self.admits).map(move |((&model, cap), &admit)| {
+        let (models, terms, gpu) = (self.models, self.terms, self.gpu);
+        let present = |(&model, &cap): (&usize, &f64)| cap * models[model].presence(cap);
+        let present: Vec<f64> = self.here.iter().zip(&self.caps).map(present).collect();
+        let all: f64 = present.iter().sum();
+        let each = self.here.iter().zip(&self.caps).zip(present).zip(&self.admits);
+        each.map(move |(((&model, &cap), present), &admit)| {
+            let fits = (gpu / (all - present + cap).max(1.0)).min(1.0);
             (model, models[model].batching(&terms[model], cap * fits, admit), admit)
         })
     }
@@ -106,8 +113,19 @@ fn admitted(here: &[usize], models: &[Model], terms: &[Terms], gpu: f64) -> Vec<
     let at_best = fitting(here, terms, gpu, |model| models[model].needs_at_least());
     let forecast = fitting(here, terms, gpu * FULL, |model| models[model].needs(&terms[model]));
     let gives_way = |&model: &usize| highest.is_some_and(|highest| terms[model].priority > highest);
-    let parts = at_best.into_iter().zip(forecast).zip(here.iter().map(gives_way));
-    parts.map(|((at_best, forecast), gives_way)| if gives_way { forecast } else { at_best }).collect()
+    let parts = at_best.into_iter().zip(forecast).zip(here);
+    parts
+        .map(|((at_best, forecast), model)| match gives_way(model) {
+            true if models[*model].hopeless(&terms[*model]) => forecast.min(tried(&models[*model])),
+            true => forecast,
+            false => at_best,
+        })
+        .collect()
+}
+
+/// The part of the demand of a model that cannot keep its SLO which says whether that is still so.
+fn tried(model: &Model) -> f64 {
+    (TRIED_PER_S / model.demand.rate().max(TRIED_PER_S)).min(1.0)
 }
 
 /// The part of everybody's needs that there is room for beside those of higher ones, the same within a priority but for floods. The
@@ -156,7 +174,67 @@ fn parts_that_fit(class: &[(usize, Needs)], mut room: f64) -> Vec<(usize, f64)> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::fixtures::{live, profile, terms};
+    use super::super::super::{Executed, Live, Seen};
     use super::*;
+
+    const GPU: Sms = Sms(132);
+
+    /// Half a second in which so many requests came, one batch each, and so many were late.
+    fn came(arrived: u64, late: u64) -> Live {
+        let executed = vec![Executed { rows: 1, count: arrived, mean: std::time::Duration::from_millis(3) }];
+        let (answered, in_time, none) = (arrived, arrived - late, live(GPU));
+        Live { seen: Seen { arrived, answered, in_time, executed, ..none.seen.clone() }, ..none }
+    }
+
+    /// Models of 2 ms and 70 ms·SM a row that have been seen so for a while; nothing yet if there is no interval.
+    fn seen(terms: &[Terms], lives: &[Live], intervals: usize) -> Vec<Model> {
+        let mut models: Vec<Model> = terms.iter().map(|terms| Model::new(terms, GPU)).collect();
+        for _ in 0..intervals {
+            for ((model, terms), live) in models.iter_mut().zip(terms).zip(lives) {
+                model.observe(terms, live, None);
+                model.observe_batches(terms, live, 16);
+            }
+        }
+        models
+    }
+
+    fn of(slo_ms: u64, priority: u32) -> Terms {
+        Terms { priority, profile: Some(profile(2.0, 70.0, 66)), ..terms("a", slo_ms) }
+    }
+
+    #[test]
+    fn batches_leave_room_for_those_who_execute_and_not_for_those_who_are_never_asked() {
+        let terms: Vec<Terms> = (0..12).map(|_| of(20, 1)).collect();
+        let largest = |others: u64, intervals: usize| {
+            let lives: Vec<Live> =
+                (0..12).map(|model| came(if model == 0 { 100 } else { others }, 0)).collect();
+            let models = seen(&terms, &lives, intervals);
+            Outlook::of(&models, &terms, &[GPU; 12], 0, GPU).largest_batches()[0].1
+        };
+        assert_eq!((largest(0, 12), largest(100, 12)), (10, 1));
+        assert_eq!(largest(0, 0), 1, "nobody has been looked at");
+    }
+
+    #[test]
+    fn who_cannot_keep_his_slo_is_tried_only_while_a_higher_priority_misses_its_own() {
+        let terms = [of(20, 1), of(2, 2), of(20, 2)];
+        let admitted = |late: u64| {
+            let models = seen(&terms, &[came(100, late), came(200, 200), came(100, 0)], 40);
+            admitted(&[0, 1, 2], &models, &terms, 132.0)
+        };
+        assert_eq!(admitted(0), [1.0; 3]);
+        let while_it_misses = admitted(30);
+        assert!(while_it_misses[1] > 0.0 && while_it_misses[1] < 0.01, "{while_it_misses:?}");
+        assert_eq!((while_it_misses[0], while_it_misses[2]), (1.0, 1.0));
+    }
+
+    #[test]
+    fn who_cannot_keep_his_slo_with_all_that_he_may_have_is_hopeless_whatever_the_gpu_could_do() {
+        let limited = Terms { max: Sms(14), ..of(5, 1) };
+        let models = seen(&[limited.clone(), of(5, 1)], &[], 0);
+        assert!(models[0].hopeless(&limited) && !models[1].hopeless(&of(5, 1)));
+    }
 
     /// The parts of these demands, each by all that is asked for and what of it is executed, that this room is for.
     fn parts(demands: &[(f64, f64)], room: f64) -> Vec<f64> {
