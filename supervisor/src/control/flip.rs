@@ -116,6 +116,7 @@ impl Controller {
             return;
         }
         if self.serves(worker) {
+            self.expect_end(worker);
             if self.has_relief(worker) {
                 self.abandon(worker, "its socket ended");
             }
@@ -136,7 +137,14 @@ impl Controller {
         }
     }
 
-    fn serves(&self, worker: WorkerId) -> bool {
+    /// The worker that serves is to end by itself, or was killed. If it stays, nobody waits for it for ever.
+    pub(super) fn expect_end(&mut self, worker: WorkerId) {
+        if self.serves(worker) {
+            self.leaving.insert(worker, self.after(self.context.timeouts.stop));
+        }
+    }
+
+    pub(super) fn serves(&self, worker: WorkerId) -> bool {
         matches!(self.incumbent, Incumbent::Serving { worker: serving } if serving == worker)
     }
 
@@ -150,7 +158,7 @@ impl Controller {
     }
 
     /// The worker that serves is as good as dead, and treated so. Its exit follows, or it is killed.
-    fn abandon(&mut self, worker: WorkerId, why: &str) {
+    pub(super) fn abandon(&mut self, worker: WorkerId, why: &str) {
         let deadline = self.after(self.context.timeouts.stop);
         self.leaving.insert(worker, deadline);
         self.swap_exited(worker);

@@ -235,7 +235,10 @@ impl Controller {
         match self.restarts.died() {
             Verdict::After(pause) => {
                 let back_off = self.after(pause);
-                if !self.fail_over(&last_words) && !self.await_standby(back_off, &last_words) {
+                if !self.fail_over(&last_words)
+                    && !self.await_standby(back_off, &last_words)
+                    && !self.go_back(&last_words)
+                {
                     self.restart_at(back_off);
                 }
             }
@@ -284,8 +287,11 @@ impl Controller {
     /// Kills those who were let go and stay; once more each time if they outlive that.
     pub(super) fn leavers_on_time(&mut self, now: Moment) {
         let again = self.after(self.context.timeouts.stop);
-        for (worker, deadline) in self.leaving.iter_mut().filter(|(_, deadline)| **deadline <= now) {
-            if let Some(process) = self.workers.get(worker) {
+        let due = |(worker, deadline): (&WorkerId, &Moment)| (*deadline <= now).then_some(*worker);
+        let due: Vec<WorkerId> = self.leaving.iter().filter_map(due).collect();
+        for worker in due {
+            self.leaving.insert(worker, again);
+            if let Some(process) = self.workers.get(&worker) {
                 tracing::warn!(
                     model = self.model.name,
                     pid = process.pid,
@@ -293,7 +299,11 @@ impl Controller {
                 );
                 process.kill();
             }
-            *deadline = again;
+            if self.serves(worker) {
+                // A process may be stuck in its driver, and outlive a kill.
+                self.pipeline.condemn(worker);
+                self.abandon(worker, "it did not end in time (timeouts.stop)");
+            }
         }
     }
 

@@ -118,6 +118,14 @@ pub enum ResizeRefused {
     /// Something else is under way.
     #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
     Busy(String),
+    /// It has `handover: restart`, and its worker did not start at that share.
+    #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]
+    NoWorker {
+        /// The model.
+        model: String,
+        /// What the worker died of.
+        why: String,
+    },
     /// There is nothing to hand over from.
     #[error("model '{model}' does not serve: {why}")]
     NotServing {

@@ -43,6 +43,8 @@ impl Wanted {
 pub(super) struct Replacing {
     from: Percent,
     wanted: Wanted,
+    /// Whether a worker served until then, at the old share.
+    served: bool,
 }
 
 impl Controller {
@@ -146,7 +148,7 @@ impl Controller {
     fn replace(&mut self, worker: WorkerId, wanted: Wanted) {
         let (from, to) = (self.share, wanted.share);
         self.pipeline.begin_stall();
-        self.replacing = Some(Replacing { from, wanted });
+        self.replacing = Some(Replacing { from, wanted, served: true });
         let deadline = self.after(self.context.timeouts.drain);
         self.incumbent = Incumbent::Leaving { worker, deadline, told: false, to };
         self.pipeline.route(None);
@@ -174,13 +176,13 @@ impl Controller {
         self.restarts.served();
         let from = std::mem::replace(&mut self.share, wanted.share);
         self.pipeline.begin_stall();
-        self.replacing = Some(Replacing { from, wanted });
+        self.replacing = Some(Replacing { from, wanted, served: false });
         self.boot(Purpose::Serve);
     }
 
     /// The worker at the new share serves.
     pub(super) fn replaced(&mut self) {
-        let Some(Replacing { from, mut wanted }) = self.replacing.take() else { return };
+        let Some(Replacing { from, mut wanted, .. }) = self.replacing.take() else { return };
         let stall = self.pipeline.stall();
         let effect = self.now().since(wanted.decided);
         let report = HandoverReport {
@@ -206,6 +208,20 @@ impl Controller {
         if let Some(reply) = wanted.reply.take() {
             reply.send(Ok(report)).ok();
         }
+    }
+
+    /// The worker at the new share came to nothing: the model has the share again at which one served. False if none did.
+    pub(super) fn go_back(&mut self, why: &str) -> bool {
+        let Some(Replacing { from, served: true, .. }) = self.replacing else { return false };
+        let Some(Replacing { wanted, .. }) = self.replacing.take() else { return false };
+        tracing::error!(model = self.model.name, share = %wanted.share, back = %from, why, "no worker at this share");
+        self.handovers.aborted += 1;
+        self.changes.of(wanted.cause).aborted += 1;
+        answer(wanted, ResizeRefused::NoWorker { model: self.model.name.clone(), why: why.to_owned() });
+        self.share = from;
+        self.restarts.served();
+        self.boot(Purpose::Serve);
+        true
     }
 
     /// No worker at the new share will serve.

@@ -57,12 +57,20 @@ enum State {
     Loaded {
         now: Box<Instance>,
         /// What is being started to take its place.
-        next: Option<Box<Instance>>,
+        next: Option<Successor>,
         /// What it goes back to if the share of its configuration does not come into force.
         before: Option<Arc<Model>>,
     },
     /// It does not, and this is why; who ran it last may still answer what it accepted.
     Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
+}
+
+/// Workers that start to take the place of others.
+#[derive(Debug)]
+struct Successor {
+    instance: Box<Instance>,
+    /// The share of those others, or the one that was coming, when these were made.
+    beside: Percent,
 }
 
 /// What is waited for, by its row in a report.
@@ -152,7 +160,7 @@ impl Keeper {
         for Entry { model, state } in &self.entries {
             match state {
                 State::Loaded { now, next, .. } => {
-                    roster.served.push(now.served(next.as_deref()));
+                    roster.served.push(now.served(next.as_ref().map(|next| &*next.instance)));
                     routes.insert(model.name.clone(), now.route.clone());
                     sharers.push(self.workshop.sharer(now));
                 }
@@ -186,7 +194,7 @@ impl Keeper {
         let State::Loaded { now, next, .. } = &mut entry.state else { return };
         let state = State::Unloaded { why: why.to_owned(), last: Some(now.orders.clone()) };
         if let Some(next) = next.take() {
-            next.retire(why);
+            next.instance.retire(why);
         }
         if let State::Loaded { now, .. } = std::mem::replace(&mut entry.state, state) {
             // The router's copy of the way to it goes with the next publication.
@@ -245,20 +253,23 @@ impl Keeper {
             return (Kind::Changed, Ok(()));
         };
         let standing = now.standing.borrow().clone();
+        // A hand-over that is under way is as good as done.
+        let soon = standing.coming.unwrap_or(standing.share);
         let aim = match acts {
             // What it is within the bounds is the policy's to say, or people's who hold it.
             true => Aim::Within(new.share.min, new.share.max),
-            false => Aim::At(plan::share(standing.share, &model.share, &new.share)),
+            false => Aim::At(plan::share(soon, &model.share, &new.share)),
         };
-        let wanted = aim.from(standing.share);
+        let wanted = aim.from(soon);
         if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
-            return (Kind::Replaced, self.replace(place, new, (wanted, standing.held), row, waits).await);
+            let from = Was { share: wanted, held: standing.held, beside: soon };
+            return (Kind::Replaced, self.replace(place, new, from, row, waits).await);
         }
         if let Err(why) = now.configure(Arc::clone(&new)).await {
             return (Kind::Changed, Err(why));
         }
         let old = std::mem::replace(model, new);
-        if wanted != standing.share {
+        if wanted != soon {
             *before = Some(old);
             let (orders, standing, patience) =
                 (now.orders.clone(), now.standing.clone(), self.workshop.patience());
@@ -272,14 +283,14 @@ impl Keeper {
         &mut self,
         place: usize,
         model: Arc<Model>,
-        (share, held): (Percent, bool),
+        Was { share, held, beside }: Was,
         row: usize,
         waits: &mut Waits,
     ) -> Result<(), String> {
         let made = self.workshop.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
         let (standing, patience) = (made.standing.clone(), self.workshop.patience());
         if let State::Loaded { next, .. } = &mut self.entries[place].state {
-            *next = Some(Box::new(made));
+            *next = Some(Successor { instance: Box::new(made), beside });
         }
         waits.spawn(async move { (row, serving(standing, patience).await) });
         Ok(())
@@ -287,13 +298,14 @@ impl Keeper {
 
     /// What was waited for has happened, or will not: who was to take a model's place does, or goes.
     pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
+        let acts = self.config.controller.acts().is_some();
         let Some(entry) = self.entry(name) else { return };
         let State::Loaded { now, next, .. } = &mut entry.state else { return };
-        let Some(next) = next.take() else { return };
+        let Some(Successor { instance: next, beside }) = next.take() else { return };
         match outcome {
             Ok(()) => {
                 tracing::info!(model = name, "new workers take over");
-                keep_held(&now.standing.borrow(), &next);
+                keep_share(&now.standing.borrow(), &next, beside, acts);
                 entry.model = Arc::clone(&next.model);
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
@@ -341,9 +353,9 @@ impl Keeper {
     }
 }
 
-/// What people did to a share while its successor booted holds for that too. A successor that is behind with its orders has
-/// just been made, and has room for them.
-fn keep_held(was: &Standing, next: &Instance) {
+/// What people did to a share while its successor booted holds for that too; what a policy did, it will do again. A successor
+/// that is behind with its orders has just been made, and has room for them.
+fn keep_share(was: &Standing, next: &Instance, beside: Percent, policy_acts: bool) {
     let (held, share) = {
         let is = next.standing.borrow();
         (is.held, is.share)
@@ -352,11 +364,23 @@ fn keep_held(was: &Standing, next: &Instance) {
         let (reply, _nobody) = oneshot::channel();
         next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
     }
-    if was.held && was.share != share {
+    let by_hand = was.held || !policy_acts && was.share != beside;
+    if by_hand && was.share != share {
         let (reply, _nobody) = oneshot::channel();
-        let order = Order::Resize { share: was.share, cause: Cause::Hand, hold: true, onset: None, reply };
+        let (share, hold) = (was.share, was.held);
+        let order = Order::Resize { share, cause: Cause::Hand, hold, onset: None, reply };
         next.orders.try_send(order).ok();
     }
+}
+
+/// What a successor starts from.
+struct Was {
+    /// The share that it gets.
+    share: Percent,
+    /// Whether people hold that.
+    held: bool,
+    /// The share of those whose place it takes.
+    beside: Percent,
 }
 
 /// Brings a share in force, for `patience` at most.

@@ -20,7 +20,8 @@ use tokio::sync::oneshot;
 use super::claim::Claim;
 use super::memory::Reservation;
 use super::note;
-use super::request::{Failure, Output};
+use super::request::{Failure, Metadata, Output};
+use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
 use crate::errors;
 use crate::process::BatchSocket;
@@ -125,6 +126,8 @@ pub(crate) struct Lane {
     /// What its batches should take: every share has times of its own.
     pub(crate) predictor: Predictor,
     crowding: Crowding,
+    /// The same by shape, where requests differ in it.
+    pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) duty: Duty,
     pub(crate) in_flight: VecDeque<InFlight>,
     /// When its worker, which seems to hang, is looked at again.
@@ -146,7 +149,12 @@ pub(crate) enum SendFailure {
 }
 
 impl Lane {
-    pub(crate) fn new(arrival: Arrival, profile: Option<&Profile>, socket: Arc<BatchSocket>) -> Self {
+    pub(crate) fn new(
+        arrival: Arrival,
+        metadata: &Metadata,
+        profile: Option<&Profile>,
+        socket: Arc<BatchSocket>,
+    ) -> Self {
         let sizes = arrival.times.iter().filter(|_| arrival.pads).map(|time| time.rows).collect();
         let mut predictor = Predictor::new(profile, arrival.sms).padded_to(sizes);
         for time in &arrival.times {
@@ -158,6 +166,7 @@ impl Lane {
             place: Arc::new(Place { worker: worker.0, share, sms, device }),
             predictor,
             crowding: arrival.crowding,
+            shapes: ShapeTimes::of(metadata, sms),
             duty: Duty::Standing,
             in_flight: VecDeque::with_capacity(IN_FLIGHT),
             second_look: None,
@@ -228,7 +237,10 @@ impl Lane {
         let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
         let patience = crowded.saturating_mul(1 << deaths.min(8));
-        Some(front.executing_since? + self.predictor.hang_limit(front.rows).saturating_mul(patience))
+        let shape = front.requests.first().map(|request| &request.shape);
+        let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
+        let limit = self.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
+        Some(front.executing_since? + limit.saturating_mul(patience))
     }
 
     /// Sends a batch. There is room, and there are requests, all of one shape.

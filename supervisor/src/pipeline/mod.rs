@@ -29,6 +29,7 @@ mod queues;
 mod reader;
 mod request;
 mod settle;
+mod shapes;
 mod stall;
 mod state;
 mod stats;

@@ -39,7 +39,7 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        let lane = Lane::new(arrival, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let lane = Lane::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
         pipeline.state.lock().attach(lane);
         Self { pipeline, metadata, worker, socket, slab }
     }
@@ -154,7 +154,7 @@ impl LaneReader {
             }
             state.stats.totals.executed(batch.rows, reported);
             state.stats.timings.batch(batch.rows, rows, took, at);
-            state.completed(self.worker, batch.slot, batch.rows, execution, now);
+            state.completed(self.worker, &batch, execution, now);
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);

@@ -210,6 +210,10 @@ impl State {
 
     /// Takes the requests that nobody waits for any more out of the queue.
     pub(crate) fn forget_gone(&mut self) {
+        // All of the queue is looked at, under everybody's lock.
+        if self.given_up == 0 {
+            return;
+        }
         self.given_up = 0;
         self.queue.take_if(|ticket| ticket.claim.is_taken());
     }
@@ -283,17 +287,14 @@ impl State {
         taken
     }
 
-    /// The answer in `slot` was good and has been copied.
-    pub(crate) fn completed(
-        &mut self,
-        worker: WorkerId,
-        slot: u8,
-        rows: u32,
-        execution: Duration,
-        now: Moment,
-    ) {
+    /// The answer to a batch was good and has been copied.
+    pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
+        let &InFlight { slot, rows, ref requests, .. } = batch;
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.predictor.observe(rows, execution);
+        if let Some((times, request)) = lane.shapes.as_mut().zip(requests.first()) {
+            times.observe(&request.shape, rows, execution);
+        }
         let first = !std::mem::replace(&mut lane.proven, true);
         if lane.duty == Duty::Serving {
             self.stats.recent.executed(rows, execution);
@@ -403,6 +404,7 @@ impl State {
                 }
                 blame::Verdict::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
+                    self.reporter.report(LaneFact::Proven);
                     self.fail(request, Failure::Internal(why), now);
                 }
             }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::Error;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::home::{Error, Home, beside};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::{Process, descendants};
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 
-use crate::scene::{assert_nothing_lost, echo, home, load, one_echo, profile};
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
 
 /// Late answers are still answers here: a restart takes longer than the SLO allows.
 const SERVE_LATE: &str = "share: {initial: 50%}, queue: {on_late: serve}";
@@ -134,6 +135,54 @@ async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says
         matches!(ready[..], [first, then] if first.contains("share=50%") && then.contains("share=20%")),
         "{log}"
     );
+    server.stop().await.unwrap();
+}
+
+/// A request that kills every worker has an error after three of them, and the model serves on however often it comes.
+#[tokio::test]
+async fn requests_that_kill_their_workers_do_not_take_the_model_along() {
+    let server = one_echo(400.0, SERVE_LATE).await.unwrap();
+    for _ in 0..3 {
+        let client = server.client();
+        let asking = tokio::spawn(async move { ask(client, "echo", &echo_case(1), 0.0).await });
+        let mut killed = 0;
+        for _ in 0..3 {
+            let executes = |model: &Model| {
+                model.more["in_flight"] == 1
+                    && model.state == "ready"
+                    && incumbent(model).is_some_and(|worker| worker.pid != killed)
+            };
+            let model = server.wait_status("echo", "a worker that executes", executes).await.unwrap();
+            killed = incumbent(&model).unwrap().pid;
+            Process::of(killed).unwrap().signal(Signal::SIGKILL).unwrap();
+        }
+        let answer = asking.await.unwrap();
+        assert!(matches!(&answer, Outcome::Failed(why) if why.contains("3 workers died")), "{answer:?}");
+    }
+    let model = server.wait_status("echo", "a worker", |model| model.state == "ready").await.unwrap();
+    assert_eq!(model.more["worker_deaths"], 9);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+/// As in a driver that takes a context down: the sockets are closed, and the process is there.
+#[tokio::test]
+async fn a_worker_that_stays_after_its_end_is_not_waited_for() {
+    let model = echo("echo", &format!("profile: profile.yaml, standby: off, {SERVE_LATE}"));
+    let yaml = format!("{EMULATED}timeouts: {{stop: 500ms}}\nmodels:\n  - {model}\n");
+    let mut home = Home::with_config(&yaml).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let worker = beside("shadowslice-worker").unwrap();
+    let close = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ $fd -gt 2 ] && eval \"exec $fd>&-\"; done";
+    let script = format!("{} \"$@\" &\n{close}\nwait\nexec sleep 600", worker.display());
+    home.set_worker(&format!("exec bash -c '{script}' worker \"$@\"")).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let outer = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    let inner = descendants(outer);
+    assert_eq!(inner.len(), 1);
+    inner[0].signal(Signal::SIGKILL).unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_ne!(incumbent(&server.model("echo").await.unwrap()).unwrap().pid, outer);
     server.stop().await.unwrap();
 }
 

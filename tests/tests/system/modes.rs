@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::Home;
+use shadowslice_tests::home::{Home, beside};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
@@ -29,6 +29,30 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     // somebody asked.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 900_000.0, "{stall_us} us");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_shadow_a_share_at_which_no_worker_starts_leaves_the_old_one() {
+    let model = "profile: profile.yaml, share: {initial: 40%}, handover: restart, queue: {on_late: serve}";
+    let mut home = home(&[echo("echo", model)]).unwrap();
+    home.write("profile.yaml", profile(5.0)).unwrap();
+    let worker = beside("shadowslice-worker").unwrap();
+    let script = format!(
+        "[ \"$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\" = 70 ] && exit 7\nexec {} \"$@\"",
+        worker.display()
+    );
+    home.set_worker(&script).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
+    let output = server.home().run(&["resize", "echo", "70%"]).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("the one before again"), "{said}");
+    let back = |model: &Model| model.state == "ready" && model.share_percent == 40;
+    let model = server.wait_status("echo", "the old share", back).await.unwrap();
+    assert_eq!((model.handovers.completed, model.handovers.aborted), (0, 1));
+    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
+    assert_nothing_lost(&loading.await.unwrap());
     server.stop().await.unwrap();
 }
 

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use shadowslice_tests::home::Home;
 use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
 
-use crate::scene::{ask, assert_nothing_lost, echo_case, load, one_echo};
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, one_echo, profile};
 
 #[tokio::test]
 async fn resizing_under_load_loses_nothing() {
@@ -96,5 +99,34 @@ async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     let after = server.process().open_files();
     // A status conversation may be open at either moment.
     assert!(after <= before + 3, "{before} files were open before six hand-overs, and {after} after");
+    server.stop().await.unwrap();
+}
+
+/// Bounds that come in force while a hand-over is under way hold for what that brings, and who is replaced meanwhile keeps it.
+#[tokio::test]
+async fn a_reload_during_a_hand_over_reckons_with_its_share() {
+    let write = |home: &Home, more: &str| {
+        let model = echo("m", &format!("profile: profile.yaml, standby: off, share: {{{more}"));
+        home.write("config.yaml", format!("{EMULATED}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
+            .unwrap();
+    };
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 1s")).unwrap();
+    write(&home, "initial: 40%}");
+    let server = Server::ready(home).await.unwrap();
+    let during = async |share: u32, file: &str| {
+        write(server.home(), file);
+        let reload = async {
+            let shadow = |model: &Model| model.workers.iter().any(|worker| worker.role == "shadow");
+            server.wait_status("m", "a shadow", shadow).await.unwrap();
+            server.reload().await.unwrap()
+        };
+        let (resized, reloaded) = tokio::join!(server.resize("m", share), reload);
+        (resized.unwrap().outcome, reloaded.changes().len())
+    };
+    assert_eq!(during(80, "initial: 40%, max: 50%}").await, (Some("completed".into()), 1));
+    assert_eq!(server.model("m").await.unwrap().share_percent, 50);
+    during(30, "initial: 40%, max: 50%}, batch: {max: 2}").await;
+    assert_eq!(server.model("m").await.unwrap().share_percent, 30, "set by hand");
     server.stop().await.unwrap();
 }

@@ -1,6 +1,11 @@
 //! Workers that hang, and who is served meanwhile.
 
+use super::super::lane::Shapes;
+use super::super::shapes::ShapeTimes;
 use super::*;
+
+/// Longer than between two looks.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// How long the request behind the hung one waits for company: well below the time between two looks.
 const DELAY: Duration = Duration::from_millis(10);
@@ -45,6 +50,38 @@ async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
     assert!(stage.facts.try_recv().is_err(), "they were reported once");
     one.abort();
     two.abort();
+}
+
+/// Where requests differ in their shapes, one that was never seen may take long, and one that was as long as it did.
+#[tokio::test]
+async fn a_shape_that_was_never_executed_is_given_time() {
+    let mut stage = Stage::new();
+    let (actor, stuck) = stuck(&stage, 1).await;
+    let open = Metadata {
+        inputs: vec![TensorSpec { name: "x".into(), datatype: Datatype::Uint32, shape: vec![-1, -1] }],
+        ..(*stage.pipeline.metadata().unwrap()).clone()
+    };
+    let open = ShapeTimes::of(&open, Sms(10));
+    stage.pipeline.state.lock().lane_mut(WorkerId(1)).unwrap().shapes = open;
+    let looked_at = |stage: &mut Stage, seconds: u64| {
+        executes_since(stage, 1, Duration::from_secs(seconds));
+        let now = stage.pipeline.now();
+        let mut state = stage.pipeline.state.lock();
+        state.dispatch(now);
+        state.report_hangs(now + SECOND);
+        state.dispatch(now);
+        drop(state);
+        stage.facts.try_recv().ok()
+    };
+    assert_eq!(looked_at(&mut stage, 20), None);
+    let shape = Shapes::from([vec![1]]);
+    let mut state = stage.pipeline.state.lock();
+    let times = state.lane_mut(WorkerId(1)).unwrap().shapes.as_mut().unwrap();
+    times.observe(&shape, 1, Duration::from_millis(100));
+    drop(state);
+    assert_eq!(looked_at(&mut stage, 20), Some(LaneFact::Hung(WorkerId(1))));
+    drop(actor);
+    stuck.abort();
 }
 
 #[tokio::test]

@@ -1,0 +1,66 @@
+//! How long batches of a shape execute, of a model whose inputs have axes of any size: a large one may take a thousand
+//! times as long as what was warmed up, and the first of each may build kernels for it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use shadowslice_policy::latency::Predictor;
+use shadowslice_shared::units::Sms;
+
+use super::lane::Shapes;
+use super::request::Metadata;
+
+/// The most shapes that are remembered of a worker; another one takes the place of the first.
+const MOST: usize = 64;
+
+/// What is known of each shape.
+#[derive(Debug)]
+pub(crate) struct ShapeTimes {
+    sms: Sms,
+    seen: VecDeque<(Shapes, Predictor)>,
+}
+
+impl ShapeTimes {
+    /// For a worker with so many SMs; nothing if all requests of the model have the same shape.
+    pub(crate) fn of(metadata: &Metadata, sms: Sms) -> Option<Self> {
+        let open = metadata.inputs.iter().any(|input| metadata.tail(&input.shape).contains(&-1));
+        open.then(|| Self { sms, seen: VecDeque::new() })
+    }
+
+    /// A batch of that shape executed for so long.
+    pub(crate) fn observe(&mut self, shape: &Shapes, rows: u32, took: Duration) {
+        let known = self.seen.iter_mut().find(|(known, _)| known == shape);
+        if let Some((_, predictor)) = known {
+            return predictor.observe(rows, took);
+        }
+        self.seen.truncate(MOST - 1);
+        let mut predictor = Predictor::new(None, self.sms);
+        predictor.observe(rows, took);
+        self.seen.push_front((shape.clone(), predictor));
+    }
+
+    /// When a batch of that shape counts as hung; as late as one of which nothing is known if none was seen.
+    pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
+        match self.seen.iter().find(|(known, _)| known == shape) {
+            Some((_, predictor)) => predictor.hang_limit(rows),
+            None => Predictor::new(None, self.sms).hang_limit(rows),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounded_number_of_shapes_is_remembered() {
+        let mut times = ShapeTimes { sms: Sms(10), seen: VecDeque::new() };
+        let shape = |axis: i64| Shapes::from([vec![axis]]);
+        for axis in 0..1_000 {
+            times.observe(&shape(axis), 1, Duration::from_millis(200));
+        }
+        assert_eq!(times.seen.len(), MOST);
+        let limit = |axis: i64| times.hang_limit(&shape(axis), 1);
+        assert_eq!((limit(999), limit(0)), (Duration::from_secs(4), Duration::from_secs(30)));
+    }
+}
