@@ -261,6 +261,8 @@ impl Keeper {
             false => Aim::At(plan::share(soon, &model.share, &new.share)),
         };
         let wanted = aim.from(soon);
+        // Should that fail, bounds hold for what there is.
+        let fits = standing.share.clamp(new.share.min, new.share.max) == standing.share;
         if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
             let from = Was { share: wanted, held: standing.held, beside: soon };
             return (Kind::Replaced, self.replace(place, new, from, row, waits).await);
@@ -269,7 +271,7 @@ impl Keeper {
             return (Kind::Changed, Err(why));
         }
         let old = std::mem::replace(model, new);
-        if wanted != soon {
+        if wanted != soon || !fits {
             *before = Some(old);
             let (orders, standing, patience) =
                 (now.orders.clone(), now.standing.clone(), self.workshop.patience());

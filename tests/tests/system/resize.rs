@@ -122,7 +122,8 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
             server.reload().await.unwrap()
         };
         let (resized, reloaded) = tokio::join!(server.resize("m", share), reload);
-        (resized.unwrap().outcome, reloaded.changes().len())
+        // Where the model is replaced, it was carried out, or went with the workers that it was meant for.
+        (resized.ok().and_then(|done| done.outcome), reloaded.changes().len())
     };
     assert_eq!(during(80, "initial: 40%, max: 50%}").await, (Some("completed".into()), 1));
     assert_eq!(server.model("m").await.unwrap().share_percent, 50);
