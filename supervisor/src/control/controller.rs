@@ -306,7 +306,8 @@ impl Controller {
             }
             LaneFact::Proven => self.proven(),
             LaneFact::FirstAnswer(worker, at) => {
-                (self.proven, self.restarts) = (0, Restarts::new());
+                self.proven = 0;
+                self.restarts.served();
                 self.note_effect(worker, at);
             }
             LaneFact::Gone(worker) => self.lane_gone(worker),

@@ -212,12 +212,12 @@ impl Controller {
 
     /// The worker at the new share came to nothing: the model has the share again at which one served. False if none did.
     pub(super) fn go_back(&mut self, why: &str) -> bool {
-        let Some(Replacing { from, served: true, .. }) = self.replacing else { return false };
-        let Some(Replacing { wanted, .. }) = self.replacing.take() else { return false };
+        let Some(Replacing { from, wanted, .. }) = self.replacing.take_if(|replacing| replacing.served)
+        else {
+            return false;
+        };
         tracing::error!(model = self.model.name, share = %wanted.share, back = %from, why, "no worker at this share");
-        self.handovers.aborted += 1;
-        self.changes.of(wanted.cause).aborted += 1;
-        answer(wanted, ResizeRefused::NoWorker { model: self.model.name.clone(), why: why.to_owned() });
+        self.aborted(wanted, ResizeRefused::NoWorker { model: self.model.name.clone(), why: why.to_owned() });
         self.share = from;
         self.restarts.served();
         self.boot(Purpose::Serve);
@@ -227,10 +227,15 @@ impl Controller {
     /// No worker at the new share will serve.
     pub(super) fn replacing_failed(&mut self, why: &str) {
         if let Some(Replacing { wanted, .. }) = self.replacing.take() {
-            self.handovers.aborted += 1;
-            self.changes.of(wanted.cause).aborted += 1;
-            answer(wanted, ResizeRefused::NotServing { model: self.model.name.clone(), why: why.to_owned() });
+            let why = why.to_owned();
+            self.aborted(wanted, ResizeRefused::NotServing { model: self.model.name.clone(), why });
         }
+    }
+
+    fn aborted(&mut self, wanted: Wanted, refused: ResizeRefused) {
+        self.handovers.aborted += 1;
+        self.changes.of(wanted.cause).aborted += 1;
+        answer(wanted, refused);
     }
 
     fn refuse(&mut self, wanted: Wanted, refused: ResizeRefused) {

@@ -429,6 +429,7 @@ impl State {
         if !requests.is_empty() {
             self.door.put_back(now);
         }
+        self.given_up += requests.iter().filter(|request| request.item.claim.is_taken()).count();
         self.stats.counts.retried += requests.len() as u64;
         note::queued(&requests, now);
         self.queue.put_back(requests);

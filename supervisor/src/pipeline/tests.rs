@@ -1,6 +1,7 @@
 //! A pipeline with workers played by the test: honest ones, liars and dying ones.
 
 mod blocked;
+mod bounds;
 mod doors;
 mod hangs;
 mod journal;
@@ -297,38 +298,6 @@ async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
 }
 
 #[tokio::test]
-async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
-    let stage = Stage::new();
-    let worker = stage.enter(1);
-    let running = stage.ask();
-    let batch = worker.batch().await;
-    // One more batch fits into the socket; four wait.
-    let second = stage.ask();
-    stage.until((0, 2)).await;
-    let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
-    stage.until((4, 2)).await;
-    let refused = stage.ask().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("full")));
-    waiting[0].abort();
-    while !waiting[0].is_finished() {
-        tokio::task::yield_now().await;
-    }
-    let stays = stage.ask();
-    worker.answer_well(&batch);
-    let mut answered = 1;
-    while answered < 6 {
-        let batch = worker.batch().await;
-        answered += batch.requests.len();
-        worker.answer_well(&batch);
-    }
-    for request in [running, second, stays] {
-        assert_eq!(request.await.unwrap(), Ok(good()));
-    }
-    let counts = stage.pipeline.report().counts;
-    assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
-}
-
-#[tokio::test]
 async fn routing_moves_new_batches_and_leaves_old_ones_to_finish() {
     let mut stage = Stage::new();
     let old = stage.enter(1);
@@ -451,29 +420,6 @@ async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused()
             "{refused:?}"
         );
     }
-}
-
-#[tokio::test]
-async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
-    let stage = Stage::new();
-    let half = || stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
-    let (leaves, stays) = (half(), half());
-    stage.until((2, 0)).await;
-    let refused = half().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("memory")));
-    leaves.abort();
-    while !leaves.is_finished() {
-        tokio::task::yield_now().await;
-    }
-    let instead = half();
-    while stage.pipeline.report().counts.accepted < 3 && !instead.is_finished() {
-        tokio::task::yield_now().await;
-    }
-    let worker = stage.enter(1);
-    worker.answer_well(&worker.batch().await);
-    assert_eq!((stays.await.unwrap(), instead.await.unwrap()), (Ok(good()), Ok(good())));
-    let counts = stage.pipeline.report().counts;
-    assert_eq!((counts.accepted, counts.rejected, counts.cancelled), (3, 1, 1));
 }
 
 #[tokio::test]

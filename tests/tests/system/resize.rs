@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 
@@ -129,5 +131,66 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
     assert_eq!(server.model("m").await.unwrap().share_percent, 50);
     during(30, "initial: 40%, max: 50%}, batch: {max: 2}").await;
     assert_eq!(server.model("m").await.unwrap().share_percent, 30, "set by hand");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn bounds_hold_although_the_hand_over_that_would_have_kept_them_fails() {
+    let write = |home: &Home, keys: &str| {
+        let model = echo("m", &format!("profile: profile.yaml, standby: off, {keys}"));
+        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 1h");
+        home.write("config.yaml", format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
+            .unwrap();
+    };
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
+    write(&home, "slo: 9s, share: {max: 40%}");
+    let server = Server::ready(home).await.unwrap();
+    write(server.home(), "slo: 9s, share: {max: 90%}");
+    assert_eq!(server.reload().await.unwrap().changes(), [("m", "changed")]);
+    write(server.home(), "slo: 8s, share: {min: 60%, max: 90%}");
+    let shadow =
+        |model: &Model| model.workers.iter().find(|worker| worker.role == "shadow").map(|one| one.pid);
+    let reload = async {
+        let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
+        let killed = async {
+            // By then the reload has looked at the share that is coming.
+            let changed = |model: &Model| model.slo.latency_ms == 8_000.0;
+            server.wait_status("m", "the other objective", changed).await.unwrap();
+            Process::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();
+        };
+        tokio::join!(server.reload(), killed).0.unwrap()
+    };
+    let (resized, reloaded) = tokio::join!(server.resize("m", 80), reload);
+    assert!(resized.is_err(), "the shadow was killed, yet {resized:?}");
+    assert_eq!(reloaded.changes(), [("m", "changed")]);
+    assert_eq!(server.model("m").await.unwrap().share_percent, 60);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn new_workers_have_the_share_that_was_set_by_hand_while_they_started() {
+    let write = |home: &Home, profile: &str| {
+        let model = echo("m", &format!("profile: {profile}, standby: off, share: {{initial: 40%}}"));
+        home.write("config.yaml", format!("{EMULATED}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
+            .unwrap();
+    };
+    let home = Home::new().unwrap();
+    home.write("profile.yaml", profile(2.0)).unwrap();
+    home.write("slow.yaml", profile(2.0).replace("load: 50ms", "load: 4s")).unwrap();
+    write(&home, "profile.yaml");
+    let server = Server::ready(home).await.unwrap();
+    write(server.home(), "slow.yaml");
+    let resize = async {
+        let two = |model: &Model| model.workers.len() > 1;
+        server.wait_status("m", "workers that start", two).await.unwrap();
+        server.resize("m", 70).await.unwrap().outcome
+    };
+    let (reloaded, resized) = tokio::join!(server.reload(), resize);
+    assert_eq!(
+        (reloaded.unwrap().changes(), resized.as_deref()),
+        (vec![("m", "replaced")], Some("completed"))
+    );
+    server.wait_status("m", "the share set by hand", |model| model.share_percent == 70).await.unwrap();
     server.stop().await.unwrap();
 }

@@ -1,0 +1,83 @@
+//! What the queue and the memory have no room for, and for whom they make it.
+
+use super::*;
+
+#[tokio::test]
+async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
+    let stage = Stage::new();
+    let worker = stage.enter(1);
+    let running = stage.ask();
+    let batch = worker.batch().await;
+    // One more batch fits into the socket; four wait.
+    let second = stage.ask();
+    stage.until((0, 2)).await;
+    let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
+    stage.until((4, 2)).await;
+    let refused = stage.ask().await.unwrap();
+    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("full")));
+    waiting[0].abort();
+    while !waiting[0].is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let stays = stage.ask();
+    worker.answer_well(&batch);
+    let mut answered = 1;
+    while answered < 6 {
+        let batch = worker.batch().await;
+        answered += batch.requests.len();
+        worker.answer_well(&batch);
+    }
+    for request in [running, second, stays] {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+    let counts = stage.pipeline.report().counts;
+    assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
+}
+
+/// Who gave up while his request executed keeps nobody out once that waits again.
+#[tokio::test]
+async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
+    let mut stage = Stage::new();
+    let worker = stage.enter(1);
+    let leaves = stage.ask();
+    let _unanswered = worker.batch().await;
+    let second = stage.ask();
+    stage.until((0, 2)).await;
+    leaves.abort();
+    while !leaves.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    // A search while that one executes finds nobody, and nobody is counted any more.
+    stage.pipeline.state.lock().forget_gone();
+    drop(worker);
+    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    let waiting: Vec<_> = (0..3).map(|_| stage.ask()).collect();
+    while stage.pipeline.report().counts.accepted < 5 {
+        assert_eq!(stage.pipeline.report().counts.rejected, 0);
+        tokio::task::yield_now().await;
+    }
+    drop((second, waiting));
+}
+
+#[tokio::test]
+async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
+    let stage = Stage::new();
+    let half = || stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
+    let (leaves, stays) = (half(), half());
+    stage.until((2, 0)).await;
+    let refused = half().await.unwrap();
+    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("memory")));
+    leaves.abort();
+    while !leaves.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let instead = half();
+    while stage.pipeline.report().counts.accepted < 3 && !instead.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let worker = stage.enter(1);
+    worker.answer_well(&worker.batch().await);
+    assert_eq!((stays.await.unwrap(), instead.await.unwrap()), (Ok(good()), Ok(good())));
+    let counts = stage.pipeline.report().counts;
+    assert_eq!((counts.accepted, counts.rejected, counts.cancelled), (3, 1, 1));
+}
