@@ -65,10 +65,10 @@ fn queue(criterion: &mut Criterion) {
                             assert!(queue.push(request).is_ok(), "the queue has room");
                         }
                         let now = Moment::after_origin(Duration::ZERO);
-                        let Next::Run(batch) = batcher::next(&mut queue, &limits, now) else {
+                        let Next::Run(taken) = batcher::next(&mut queue, &limits, None, now) else {
                             unreachable!("requests wait, and none may wait for company")
                         };
-                        batch
+                        taken
                     },
                     BatchSize::SmallInput,
                 );

@@ -6,6 +6,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use crate::latency::Predictor;
+use crate::punctual::{Pick, Punctual};
 use crate::queue::{Entry, Place, Queue};
 
 /// What bounds the batches of one model.
@@ -22,12 +23,21 @@ pub struct Limits {
 /// What to do with a free slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<K, T> {
-    /// Run this batch; never empty.
-    Run(Vec<Entry<K, T>>),
+    /// Run this batch.
+    Run(Taken<K, T>),
     /// Every batch still waits for company; ask again then, or when something arrives.
     WaitUntil(Moment),
     /// Nothing is there to run.
     Idle,
+}
+
+/// Requests that leave the queue; at least one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken<K, T> {
+    /// Those that run together. None if all are too late.
+    pub batch: Vec<Entry<K, T>>,
+    /// Those that are refused, because they cannot be answered in time any more.
+    pub late: Vec<Entry<K, T>>,
 }
 
 /// What came of waits for company.
@@ -85,12 +95,19 @@ impl AddAssign for Waits {
 /// other one that is ready takes the slot: waiting exists to use an idle slot better, not to keep
 /// it idle. That costs the head at most the execution of one batch, because once its own wait is over
 /// it goes before everything else.
-pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Moment) -> Next<K, T> {
+///
+/// Who is too late is refused if `punctual` says for which lane the batch is.
+pub fn next<K: Ord + Clone, T>(
+    queue: &mut Queue<K, T>,
+    limits: &Limits,
+    punctual: Option<&Punctual<'_>>,
+    now: Moment,
+) -> Next<K, T> {
     let Some(head) = queue.head() else {
         return Next::Idle;
     };
     let Some(mut soonest) = waits_until(queue, head, limits, now) else {
-        return Next::Run(take_batch(queue, head, limits));
+        return Next::Run(take_batch(queue, head, limits, punctual));
     };
     let mut ready: Option<Place> = None;
     for start in queue.starts().filter(|&start| start != head) {
@@ -100,7 +117,7 @@ pub fn next<K: Ord + Clone, T>(queue: &mut Queue<K, T>, limits: &Limits, now: Mo
         }
     }
     match ready {
-        Some(start) => Next::Run(take_batch(queue, start, limits)),
+        Some(start) => Next::Run(take_batch(queue, start, limits, punctual)),
         None => Next::WaitUntil(soonest),
     }
 }
@@ -139,22 +156,42 @@ fn waits_until<K: Ord + Clone, T>(
 }
 
 /// Takes out the batch that starts there.
-fn take_batch<K: Ord + Clone, T>(queue: &mut Queue<K, T>, start: Place, limits: &Limits) -> Vec<Entry<K, T>> {
-    let first = queue.take(start);
-    let mut rows = first.rows;
-    let joinable = !first.alone && limits.max_rows > 0;
-    let mut batch = vec![first];
-    while joinable && batch.len() < limits.max_requests {
-        let Some(place) = queue.first_of(&batch[0].shape) else {
-            break;
+fn take_batch<K: Ord + Clone, T>(
+    queue: &mut Queue<K, T>,
+    start: Place,
+    limits: &Limits,
+    punctual: Option<&Punctual<'_>>,
+) -> Taken<K, T> {
+    let first = queue.at(start);
+    if first.alone || limits.max_rows == 0 {
+        let late = punctual.is_some_and(|punctual| punctual.pick(&[punctual.due(first)], limits).go == 0);
+        let entry = vec![queue.take(start)];
+        return if late {
+            Taken { batch: Vec::new(), late: entry }
+        } else {
+            Taken { batch: entry, late: Vec::new() }
         };
-        match rows.checked_add(queue.at(place).rows) {
-            Some(sum) if sum <= limits.max_rows => rows = sum,
-            _ => break,
-        }
-        batch.push(queue.take(place));
     }
-    batch
+    let shape = first.shape.clone();
+    let Pick { late, go } = match punctual {
+        Some(punctual) => punctual.pick(&punctual.dues(queue.members(&shape), limits), limits),
+        None => Pick { late: 0, go: joining(queue.members(&shape), limits) },
+    };
+    let mut take = |count: usize| -> Vec<Entry<K, T>> {
+        (0..count).map_while(|_| queue.first_of(&shape).map(|place| queue.take(place))).collect()
+    };
+    let late = take(late);
+    Taken { batch: take(go), late }
+}
+
+/// How many of these, from the first, one batch holds; at least one.
+fn joining<'e, K: 'e, T: 'e>(waiting: impl Iterator<Item = &'e Entry<K, T>>, limits: &Limits) -> usize {
+    let mut rows = 0_u32;
+    let fits = |entry: &&Entry<K, T>| {
+        rows = rows.saturating_add(entry.rows);
+        rows <= limits.max_rows
+    };
+    waiting.take(limits.max_requests).take_while(fits).count().max(1)
 }
 
 #[cfg(test)]

@@ -27,8 +27,8 @@ fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
 
 /// The items of the batch that runs now.
 fn run(queue: &mut Queue<u8, u32>, limits: &Limits, now: Moment) -> Vec<u32> {
-    match next(queue, limits, now) {
-        Next::Run(batch) => batch.into_iter().map(|entry| entry.item).collect(),
+    match next(queue, limits, None, now) {
+        Next::Run(taken) => taken.batch.into_iter().map(|entry| entry.item).collect(),
         other => panic!("nothing runs: {other:?}"),
     }
 }
@@ -39,7 +39,7 @@ fn a_free_slot_takes_what_is_there_when_no_delay_is_asked_for() {
     let mut queue = queue_of(vec![request(1, 0, 1), request(2, 1, 1), request(3, 0, 1)]);
     assert_eq!(run(&mut queue, &limits, ms(0)), [1, 3]);
     assert_eq!(run(&mut queue, &limits, ms(0)), [2]);
-    assert_eq!(next(&mut queue, &limits, ms(0)), Next::Idle);
+    assert_eq!(next(&mut queue, &limits, None, ms(0)), Next::Idle);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_batch_waits_for_company_from_its_oldest_arrival() {
     young.arrived = ms(7);
     young.deadline = ms(50);
     let mut queue = queue_of(vec![request(1, 0, 1), young]);
-    assert_eq!(next(&mut queue, &LIMITS, ms(8)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(8)), Next::WaitUntil(ms(10)));
     assert_eq!(run(&mut queue, &LIMITS, ms(10)), [2, 1]);
 }
 
@@ -57,7 +57,7 @@ fn a_batch_never_waits_past_its_oldest_deadline() {
     let mut urgent = request(2, 0, 1);
     urgent.deadline = ms(3);
     let mut queue = queue_of(vec![request(1, 0, 1), urgent]);
-    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(3)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(3)));
     assert_eq!(run(&mut queue, &LIMITS, ms(3)), [2, 1]);
 }
 
@@ -65,7 +65,7 @@ fn a_batch_never_waits_past_its_oldest_deadline() {
 fn a_full_batch_does_not_wait_and_the_next_one_does_not_fit() {
     let mut queue = queue_of(vec![request(1, 0, 3), request(2, 0, 2), request(3, 0, 1)]);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "what does not fit is not overtaken");
-    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(10)));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn without_a_batch_axis_or_when_alone_a_request_runs_by_itself() {
     let suspect = Request { alone: true, ..request(3, 0, 1) };
     queue.put_back(vec![suspect]);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [3]);
-    assert_eq!(next(&mut queue, &LIMITS, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(10)));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_batch_holds_no_more_requests_than_allowed() {
     let limits = Limits { max_requests: 2, ..LIMITS };
     let mut queue = queue_of((1..=3).map(|item| request(item, 0, 1)).collect());
     assert_eq!(run(&mut queue, &limits, ms(0)), [1, 2]);
-    assert_eq!(next(&mut queue, &limits, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &limits, None, ms(0)), Next::WaitUntil(ms(10)));
 }
 
 /// What may happen to a queue.
@@ -196,7 +196,7 @@ proptest! {
                 }
                 Step::Ask { after } => {
                     now = now + Duration::from_millis(after);
-                    match next(&mut queue, &limits, now) {
+                    match next(&mut queue, &limits, None, now) {
                         Next::Idle => prop_assert!(model.waiting.is_empty()),
                         Next::WaitUntil(until) => {
                             prop_assert!(until > now && !model.waiting.is_empty());
@@ -206,7 +206,8 @@ proptest! {
                             prop_assert!(!model.waiting.iter().any(ready));
                             prop_assert!((0..3).any(|shape| model.is_closed(shape, &limits, until)));
                         }
-                        Next::Run(batch) => {
+                        Next::Run(Taken { batch, late }) => {
+                            prop_assert!(late.is_empty());
                             model.takes(&batch, &limits, now)?;
                             latest = batch;
                         }

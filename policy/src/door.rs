@@ -1,5 +1,5 @@
-//! Whether a request can still be answered in time: asked at the door, as it comes, and once more when
-//! its batch is sent. What cannot be is not worth the SMs, and is refused while refusing is cheap.
+//! Whether a request can be answered in time, asked as it comes; [`punctual`](crate::punctual) asks once more when batches are sent.
+//! What cannot be is not worth the SMs, and is refused while refusing is cheap.
 //!
 //! The predictions are the mean of what is seen, so this turns away what is more likely late than not.
 
@@ -55,31 +55,9 @@ impl Admission {
     }
 }
 
-/// How many requests, from the first, a batch should go without, so that the others are in time: all of
-/// them, where nothing helps, but the last where the lane is `idle`. It costs nobody anything to try, and
-/// predictions that turn everybody away would never be corrected. `requests` are deadlines, ascending, and
-/// rows.
-pub fn too_late(
-    requests: impl Iterator<Item = (Moment, u32)> + Clone,
-    starts: Moment,
-    idle: bool,
-    mut time: impl FnMut(u32) -> Duration,
-) -> usize {
-    let mut rows = requests.clone().fold(0_u32, |sum, (_, rows)| sum.saturating_add(rows));
-    let mut dropped = 0;
-    for (deadline, own) in requests {
-        if starts + time(rows) <= deadline || idle && rows == own {
-            break;
-        }
-        rows -= own;
-        dropped += 1;
-    }
-    dropped
-}
-
 /// A batch is on its way this long before the one before it should end. That is several times what the way
 /// takes, and a small part of an execution.
-const LEAD: Duration = Duration::from_micros(500);
+pub(crate) const LEAD: Duration = Duration::from_micros(500);
 
 /// When the next batch may be sent to a lane that should be through with what it has then. A batch that goes
 /// early is closed early: who comes while it waits there cannot join it.
@@ -139,27 +117,5 @@ mod tests {
             Ahead { lane_free: ms(0), rows: 2, max_batch: 0, expected_batch: 1 }.answered_at(time),
             ms(33)
         );
-    }
-
-    #[test]
-    fn a_batch_goes_without_as_few_as_help_the_others() {
-        let one_row = |&deadline: &u64| (ms(deadline), 1);
-        let late = |deadlines: &[u64]| too_late(deadlines.iter().map(one_row), ms(100), false, time);
-        assert_eq!(late(&[]), 0);
-        assert_eq!(late(&[113, 113, 113]), 0);
-        assert_eq!(late(&[112, 113, 113]), 1);
-        assert_eq!(late(&[112, 112, 112]), 1, "without one of them the others are in time");
-        assert_eq!(late(&[50, 60, 110]), 3, "nothing helps");
-        let tried = |deadlines: &[u64]| too_late(deadlines.iter().map(one_row), ms(100), true, time);
-        assert_eq!(tried(&[50, 60, 110]), 2, "an idle lane tries the last one");
-        assert_eq!(tried(&[]), 0);
-    }
-
-    #[test]
-    fn a_large_request_that_goes_takes_its_rows_along() {
-        let requests = [(ms(113), 4), (ms(113), 2), (ms(113), 1)];
-        assert_eq!(too_late(requests.into_iter(), ms(100), false, time), 1);
-        assert_eq!(too_late([(ms(113), 4)].into_iter(), ms(100), false, time), 1);
-        assert_eq!(too_late([(ms(113), 4)].into_iter(), ms(100), true, time), 0);
     }
 }

@@ -28,6 +28,12 @@ const MAX_SURPRISE: f64 = 3.0;
 /// times for one, becomes part of the times per row count.
 const MAX_PACE: f64 = 64.0;
 
+/// What it weighs in how far predictions are off.
+const ERROR_WEIGHT: f64 = 0.125;
+
+/// Who must be in time reckons with so many times that on top.
+const CAUTION: f64 = 1.5;
+
 /// What the other row counts' memory gives way with each observation: a hundred batches of whatever size correct it.
 const AGING: f64 = 0.01;
 
@@ -60,13 +66,15 @@ pub struct Predictor {
     observed: BTreeMap<u32, Observed>,
     /// What those are multiplied by now; never zero.
     pace: f64,
+    /// By what part of themselves predictions have been off of late, on average.
+    error: f64,
 }
 
 impl Predictor {
     /// A predictor for a model that runs on so many SMs, with its profile if it has one.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
-        Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0 }
+        Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
     /// Batches execute as the next of these sizes.
@@ -130,6 +138,7 @@ impl Predictor {
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
         let ratio = took / expected.max(1e-9);
         let ratio = ratio.clamp(self.pace / MAX_SURPRISE, self.pace * MAX_SURPRISE);
+        self.error += ERROR_WEIGHT * ((ratio / self.pace - 1.0).abs() - self.error);
         let pace = self.pace + PACE_WEIGHT * (ratio - self.pace);
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
@@ -152,6 +161,12 @@ impl Predictor {
     /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
         self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
+    }
+
+    /// The time that a batch of so many rows is not likely to exceed: longer than predicted where predictions have been off, as beside
+    /// neighbours that come and go.
+    pub fn cautious(&self, rows: u32) -> Option<Duration> {
+        Some(span(self.predict(rows)?.as_secs_f64() * (1.0 + CAUTION * self.error)))
     }
 
     fn at_pace_1(&self, rows: u32) -> Option<f64> {

@@ -5,7 +5,7 @@
 //! that someone else carries out. So tests and simulations run exactly what serves.
 //!
 //! On the way of a request: [`door`] says whether it can still be answered in time, [`queue`] holds it,
-//! [`batcher`] says when it runs and with whom, [`late`] whether it still runs when its deadline has
+//! [`batcher`] says when it runs and with whom, [`punctual`] who of those that wait is in time, [`late`] whether it still runs when its deadline has
 //! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
 //! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow. [`sharing`] divides the GPUs by what was
 //! seen, of which [`bursts`] and [`pressure`] are noted as requests come.
@@ -18,6 +18,7 @@ pub mod handover;
 pub mod late;
 pub mod latency;
 pub mod pressure;
+pub mod punctual;
 pub mod queue;
 pub mod restart;
 pub mod sharing;

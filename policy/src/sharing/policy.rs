@@ -347,8 +347,8 @@ mod tests {
             let doors = doors(new(Kind::Adaptive), &[Sms(sms); 2]);
             doors.iter().map(|door| door.max_batch).collect::<Vec<_>>()
         };
-        // Two thirds of 50 ms for 2 ms and 70 ms·SM a row; at most 16 rows.
-        assert_eq!([14, 26, 66].map(batches), [[6, 16], [11, 16], [16, 16]].map(Vec::from));
+        // Four fifths of 50 ms for 2 ms and 70 ms·SM a row; at most 16 rows.
+        assert_eq!([14, 26, 66].map(batches), [[7, 16], [14, 16], [16, 16]].map(Vec::from));
         let refuse =
             |policy| doors(policy, &[GPU, GPU]).iter().all(|door| door.refuse_late && door.admit == 1.0);
         assert!(refuse(new(Kind::Adaptive)) && refuse(new(Kind::Half).with_our_doors()));

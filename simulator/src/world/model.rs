@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{self, Limits, Next, Waits};
+use shadowslice_policy::batcher::{self, Limits, Next, Taken, Waits};
 use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::pressure::Pressure;
+use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
@@ -192,8 +193,13 @@ impl<'a> Model<'a> {
                     break;
                 }
             }
-            match batcher::next(&mut self.queue, &self.limits, moment(now)) {
-                Next::Run(batch) => self.send(batch, now, stage),
+            let starts = self.lane_free(moment(now));
+            let idle = self.lanes[self.serving].is_empty();
+            let refuses = self.refuses_late();
+            let forgiven = Moment::default();
+            let punctual = Punctual { starts, idle, forgiven, predictor: &self.predictor };
+            match batcher::next(&mut self.queue, &self.limits, refuses.then_some(&punctual), moment(now)) {
+                Next::Run(taken) => self.send(taken, now, stage),
                 Next::WaitUntil(until) => {
                     alarm = at_ns(until);
                     break;
@@ -211,36 +217,27 @@ impl<'a> Model<'a> {
     }
 
     /// Sends one batch, less the requests that come too late.
-    fn send(&mut self, mut requests: Vec<Request>, now: u64, stage: &mut Stage<'_>) {
-        let idle_since = self.observer.idle_since();
-        self.observer.waited(Waits::of(&requests, &self.limits, idle_since, moment(now)));
-        self.drop_late(&mut requests, moment(now));
+    fn send(&mut self, taken: Taken<(), ()>, now: u64, stage: &mut Stage<'_>) {
+        let Taken { batch: mut requests, late } = taken;
+        let there = requests.len();
+        if let Some(lateness) = self.lateness.as_ref().filter(|_| !self.refuses_late()) {
+            requests.retain(|request| !lateness.refuses(request.deadline, moment(now)));
+        }
+        let late = late.len() + there - requests.len();
+        self.observer.refused(late);
+        if self.listens(moment(now)) {
+            self.pressure.too_late(late);
+        }
         if requests.is_empty() {
             return;
         }
+        let idle_since = self.observer.idle_since();
+        self.observer.waited(Waits::of(&requests, &self.limits, idle_since, moment(now)));
         let serving = self.serving;
         self.lanes[serving].in_flight.push_back(Batch { front_since: now, requests });
         if self.lanes[serving].in_flight.len() == 1 {
             self.observer.started(now);
             self.execute(serving, now, stage);
-        }
-    }
-
-    fn drop_late(&mut self, requests: &mut Vec<Request>, now: Moment) {
-        let before = requests.len();
-        if self.refuses_late() {
-            let starts = self.lane_free(now);
-            let due = requests.iter().map(|request| (request.deadline, request.rows));
-            let idle = self.lanes[self.serving].is_empty();
-            let late = door::too_late(due, starts, idle, |rows| self.time(rows));
-            requests.drain(..late);
-        } else if let Some(lateness) = &self.lateness {
-            requests.retain(|request| !lateness.refuses(request.deadline, now));
-        }
-        let late = before - requests.len();
-        self.observer.refused(late);
-        if self.listens(now) {
-            self.pressure.too_late(late);
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::pressure::Watch;
+use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
@@ -123,17 +124,15 @@ impl Doorkeeper {
         self.door.refuse_late && !self.serves_late
     }
 
-    /// How many requests, from the first, the batch that is about to be sent goes without.
-    pub(crate) fn too_late(&self, batch: &[Waiting], lane: &Lane, now: Moment) -> usize {
-        let outage = self.forgiveness.outage.is_some();
-        if outage
-            || !self.refuses_late()
-            || batch.iter().any(|request| self.forgiveness.covers(request.arrived))
-        {
-            return 0;
-        }
-        let due = batch.iter().map(|request| (request.deadline, request.rows));
-        door::too_late(due, lane.free_at(now), lane.executes_nothing(), |rows| lane.time(rows))
+    /// What says who of those that wait for this lane is in time; nothing where nobody is refused for that.
+    pub(crate) fn punctual<'l>(&self, lane: &'l Lane, now: Moment) -> Option<Punctual<'l>> {
+        let refuses = self.refuses_late() && self.forgiveness.outage.is_none();
+        refuses.then(|| Punctual {
+            starts: lane.free_at(now),
+            idle: lane.executes_nothing(),
+            forgiven: self.forgiveness.before,
+            predictor: &lane.predictor,
+        })
     }
 
     /// Until when the next batch for `lane` waits though there is a slot for it; nothing when it may go.

@@ -194,7 +194,7 @@ impl Pipeline {
     ) -> Result<Vec<Output>, Failure> {
         let (received, took) = (self.clock.now(), began.elapsed());
         let metadata =
-            self.metadata.get().ok_or_else(|| state::not_ready(&self.name, "the model is being loaded"))?;
+            self.metadata.get().ok_or_else(|| Failure::not_ready(&self.name, "the model is being loaded"))?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
         let stored = self.clock.now();

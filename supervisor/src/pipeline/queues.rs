@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shadowslice_policy::batcher::{self, Limits, Next};
+use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::queue::Queue;
 use shadowslice_shared::units::Moment;
 
@@ -49,13 +50,18 @@ impl Queues {
     }
 
     /// What runs next: of the first priority of which something is ready.
-    pub(crate) fn next(&mut self, limits: &Limits, now: Moment) -> Next<Shapes, Ticket> {
+    pub(crate) fn next(
+        &mut self,
+        limits: &Limits,
+        punctual: Option<&Punctual<'_>>,
+        now: Moment,
+    ) -> Next<Shapes, Ticket> {
         let mut soonest: Option<Moment> = None;
         for queue in self.levels.values_mut() {
-            match batcher::next(queue, limits, now) {
-                Next::Run(batch) => {
-                    self.taken(&batch);
-                    return Next::Run(batch);
+            match batcher::next(queue, limits, punctual, now) {
+                Next::Run(taken) => {
+                    self.taken(taken.batch.len() + taken.late.len());
+                    return Next::Run(taken);
                 }
                 Next::WaitUntil(until) => soonest = Some(soonest.map_or(until, |other| other.min(until))),
                 Next::Idle => {}
@@ -68,7 +74,7 @@ impl Queues {
     pub(crate) fn take_if(&mut self, mut gone: impl FnMut(&Ticket) -> bool) {
         let of_level = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone));
         let taken: Vec<Waiting> = of_level.collect();
-        self.taken(&taken);
+        self.taken(taken.len());
     }
 
     /// Takes everything out, head first.
@@ -78,8 +84,8 @@ impl Queues {
         levels.into_values().flat_map(|mut queue| queue.drain_all()).collect()
     }
 
-    fn taken(&mut self, requests: &[Waiting]) {
-        self.waiting -= requests.len();
+    fn taken(&mut self, requests: usize) {
+        self.waiting -= requests;
         self.levels.retain(|_, queue| !queue.is_empty());
     }
 

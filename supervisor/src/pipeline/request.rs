@@ -113,3 +113,10 @@ pub enum Failure {
     #[error("{0}")]
     Internal(String),
 }
+
+impl Failure {
+    /// That a model takes no requests, and why.
+    pub(crate) fn not_ready(model: &str, why: &str) -> Self {
+        Self::Unavailable(format!("model '{model}' is not ready: {why}"))
+    }
+}

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{Next, Waits};
+use shadowslice_policy::batcher::{Next, Taken, Waits};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::sharing::Door;
@@ -93,7 +93,7 @@ impl State {
     /// Takes a request in, or turns it away.
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
         if let Gate::Shut(why) = &self.gate {
-            let failure = not_ready(&self.name, why);
+            let failure = Failure::not_ready(&self.name, why);
             return Err(self.turn_away(&request, Refusal::NotReady, failure, now));
         }
         self.note_service(now);
@@ -177,8 +177,10 @@ impl State {
             if let Some(until) = self.door.holds_until(&self.lanes[lane], now) {
                 return Left::Until(until);
             }
-            match self.queue.next(&limits, now) {
-                Next::Run(batch) => {
+            let punctual = self.door.punctual(&self.lanes[lane], now);
+            match self.queue.next(&limits, punctual.as_ref(), now) {
+                Next::Run(Taken { batch, late }) => {
+                    self.refuse_late(late, now);
                     let idle_since = self.stats.recent.idle_since();
                     self.stats.recent.waited(Waits::of(&batch, &limits, idle_since, now));
                     if !self.send(lane, batch, now) {
@@ -221,7 +223,7 @@ impl State {
     /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
     /// lane did not take it.
     fn send(&mut self, lane: usize, mut batch: Vec<Waiting>, now: Moment) -> bool {
-        self.leave_out(&mut batch, lane, now);
+        self.leave_out(&mut batch, now);
         if batch.is_empty() {
             return true;
         }
@@ -242,22 +244,24 @@ impl State {
         }
     }
 
-    fn leave_out(&mut self, batch: &mut Vec<Waiting>, lane: usize, now: Moment) {
+    /// Refuses requests that cannot be answered in time any more.
+    fn refuse_late(&mut self, mut late: Vec<Waiting>, now: Moment) {
+        late.retain(|request| !request.item.claim.is_taken());
+        self.relief.too_late(late.len(), now);
+        for request in late {
+            let failure = door::too_late(&self.name, &request);
+            reject(&mut self.stats, request, failure, now);
+        }
+    }
+
+    /// Takes the requests out of a batch that nobody waits for, or that overload has made too late.
+    fn leave_out(&mut self, batch: &mut Vec<Waiting>, now: Moment) {
         batch.retain(|request| !request.item.claim.is_taken());
-        if self.door.refuses_late() {
-            let late = self.door.too_late(batch, &self.lanes[lane], now);
-            self.relief.too_late(late, now);
-            for request in batch.drain(..late) {
-                let failure = door::too_late(&self.name, &request);
-                reject(&mut self.stats, request, failure, now);
-            }
-        } else if let Some(lateness) = &self.lateness {
-            for request in batch.extract_if(.., |request| lateness.refuses(request.deadline, now)) {
-                let waited = now.since(request.arrived).as_millis();
-                let why =
-                    format!("the server is overloaded: the request waited {waited} ms, past its deadline");
-                reject(&mut self.stats, request, Failure::Unavailable(why), now);
-            }
+        let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
+        for request in batch.extract_if(.., |request| lateness.refuses(request.deadline, now)) {
+            let waited = now.since(request.arrived).as_millis();
+            let why = format!("the server is overloaded: the request waited {waited} ms, past its deadline");
+            reject(&mut self.stats, request, Failure::Unavailable(why), now);
         }
     }
 
@@ -477,11 +481,6 @@ impl State {
     pub(crate) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane> {
         self.lanes.iter_mut().find(|lane| lane.worker == worker)
     }
-}
-
-/// Why a model takes no requests.
-pub(crate) fn not_ready(model: &str, why: &str) -> Failure {
-    Failure::Unavailable(format!("model '{model}' is not ready: {why}"))
 }
 
 /// Turns a request away that was accepted, and is too late now.

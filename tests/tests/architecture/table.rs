@@ -151,6 +151,7 @@ pub(crate) const ROWS: &[Row] = &[
             "shadowslice_policy::late",
             "shadowslice_policy::latency",
             "shadowslice_policy::pressure",
+            "shadowslice_policy::punctual",
             "shadowslice_policy::queue",
             "shadowslice_policy::sharing::Door",
             "shadowslice_policy::sharing::Executed",

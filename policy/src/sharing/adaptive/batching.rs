@@ -8,9 +8,16 @@ use std::time::Duration;
 
 use super::super::Terms;
 use super::curve::{Curve, Line};
+use crate::door::LEAD;
 
-/// A batch's execution may take this part of the SLO: the rest is its wait for the one before.
-const BATCH_PART: f64 = 2.0 / 3.0;
+/// A batch's execution may take this part of the SLO: who came too early for it is left out as it is sent.
+const LARGEST_PART: f64 = 0.8;
+
+/// What a share carries, and what a request costs, goes by batches that take this part of it: the rest is a request's wait for the one before.
+const CARRIED_PART: f64 = 2.0 / 3.0;
+
+/// Where more comes than can be answered in time, a batch that is this much of a row short of another one is reckoned with that.
+const NEARLY: f64 = 0.2;
 
 /// No batch waits for company for more than this part of the SLO, nor so long that, if it took this many times its time,
 /// it would need more than a part of the SLO: the rest is for what the client counts and is not seen here.
@@ -36,10 +43,15 @@ pub(super) struct Batching<'a> {
 impl Batching<'_> {
     /// Rows of the largest batch.
     pub(super) fn max(&self) -> u32 {
+        self.largest_within(LARGEST_PART)
+    }
+
+    /// Rows of the largest batch that takes this part of the SLO.
+    fn largest_within(&self, part: f64) -> u32 {
         if !self.curve.known() {
             return self.terms.max_batch.max(1);
         }
-        let limit = self.slo() * BATCH_PART;
+        let limit = self.slo() * part;
         largest(self.terms.max_batch, |rows| self.curve.time(f64::from(rows), self.sms) <= limit)
     }
 
@@ -61,7 +73,8 @@ impl Batching<'_> {
         Duration::from_secs_f64(longest)
     }
 
-    /// Rows that a batch should have when it is sent: what comes while one of as many executes, or while it waits.
+    /// Rows that a batch should have when it is sent: what comes while one of as many executes, or while it waits, and no more than come
+    /// late enough to be in time with all of them.
     pub(super) fn expected(&self, max: u32, delay: Duration) -> u32 {
         if !self.curve.known() {
             return 1;
@@ -70,21 +83,27 @@ impl Batching<'_> {
         let load = self.rate * line.each;
         let meanwhile = if load < 1.0 { self.rate * line.fixed / (1.0 - load) } else { f64::INFINITY };
         let rows = meanwhile.max(self.rows_after(delay.as_secs_f64(), max)).min(f64::from(max));
+        let rows = rows.min(self.fresh(line) + NEARLY);
         (rows as u32).max(1)
     }
 
     /// Rows a second that the largest batches carry, one after the other; none if even one row is too slow.
     pub(super) fn most(&self) -> f64 {
-        let rows = f64::from(self.max());
+        let rows = f64::from(self.largest_within(CARRIED_PART));
         let time = self.curve.time(rows, self.sms);
         if time <= self.slo() { rows / time } else { 0.0 }
     }
 
     /// The SM·s that a row takes in the largest batches; nothing if even one row is too slow.
     pub(super) fn cost(&self) -> Option<f64> {
-        let rows = f64::from(self.max());
+        let rows = f64::from(self.largest_within(CARRIED_PART));
         let time = self.curve.time(rows, self.sms);
         (time <= self.slo()).then_some(self.sms * time / rows)
+    }
+
+    /// Rows of the batch for which as many come in what its execution leaves of the SLO.
+    fn fresh(&self, line: Line) -> f64 {
+        (self.slo() - LEAD.as_secs_f64() - line.fixed) / (line.each + 1.0 / self.rate.max(1e-9))
     }
 
     fn rows_after(&self, delay: f64, max: u32) -> f64 {
@@ -125,7 +144,7 @@ mod tests {
     #[test]
     fn more_sms_allow_larger_batches() {
         let max = |sms| with(100.0, sms, |b| b.max());
-        assert_eq!([1.0, 14.0, 26.0, 66.0, 132.0].map(max), [1, 6, 11, 16, 16]);
+        assert_eq!([1.0, 14.0, 26.0, 66.0, 132.0].map(max), [1, 7, 14, 16, 16]);
     }
 
     #[test]
@@ -142,7 +161,9 @@ mod tests {
     #[test]
     fn what_comes_meanwhile_is_expected() {
         let expected = |rate| with(rate, 26.0, |b| b.expected(b.max(), Duration::ZERO));
-        assert_eq!([0.0, 100.0, 300.0, 1e6].map(expected), [1, 1, 3, 11]);
+        assert_eq!([0.0, 100.0, 300.0, 1e6].map(expected), [1, 1, 3, 14]);
+        // Nine rows take 26 ms, and in the 23 ms that this leaves of the SLO as many come and one more.
+        assert_eq!(expected(450.0), 9, "more come, and those before them are too late for more");
         assert_eq!(with(300.0, 26.0, |b| b.expected(b.max(), Duration::from_millis(20))), 7);
     }
 

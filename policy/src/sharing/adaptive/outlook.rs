@@ -212,8 +212,8 @@ mod tests {
             let models = seen(&terms, &lives, intervals);
             Outlook::of(&models, &terms, &[GPU; 12], 0, GPU).largest_batches()[0].1
         };
-        assert_eq!((largest(0, 12), largest(100, 12)), (10, 1));
-        assert_eq!(largest(0, 0), 1, "nobody has been looked at");
+        assert_eq!((largest(0, 12), largest(100, 12)), (13, 2));
+        assert_eq!(largest(0, 0), 2, "nobody has been looked at");
     }
 
     #[test]

@@ -89,7 +89,7 @@ const HOG: Guest = guest("vgg19", 100, 3, Asked::InTurn(24));
 
 const BESIDE_HOG: Asked = Asked::AtRandom(&[300.0; 3]);
 
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "crowd",
         guests: &[
@@ -132,6 +132,13 @@ const SCENARIOS: [Scenario; 6] = [
         name: "step",
         guests: &[guest("resnet50", 15, 1, Asked::AtRandom(&[30.0, 800.0]))],
         spans_s: &[14, 6],
+        by_hand: &[],
+    },
+    // As much as one worker carries, and half as much again, are refused in part: what is accepted is to be in time.
+    Scenario {
+        name: "flood",
+        guests: &[guest("bert-base", 8, 1, Asked::AtRandom(&[3000.0, 6000.0, 9000.0]))],
+        spans_s: &[8; 3],
         by_hand: &[],
     },
 ];
