@@ -10,6 +10,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// host is over by then (1.3 s of back-off and seven starts), so it is the model or its configuration. It bounds the back-off, too: 640 ms.
 const MAX_DEATHS: u32 = 8;
 
+/// As many requests in a row that kill their workers, and none answered between them, are not to blame: it is the model.
+const PROVEN_IN_A_ROW: u32 = 8;
+
 /// A worker that was ready to serve for so long and had nothing to do died neither of its start nor of its work.
 pub const STOOD: Duration = Duration::from_secs(10);
 
@@ -29,6 +32,8 @@ pub enum Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct Restarts {
     deaths: u32,
+    /// Requests in a row that were proved to kill their workers.
+    proven: u32,
 }
 
 impl Restarts {
@@ -61,7 +66,16 @@ impl Restarts {
 
     /// A worker answered a batch: what killed earlier ones is over.
     pub fn served(&mut self) {
-        self.deaths = 0;
+        *self = Self::default();
+    }
+
+    /// A request was proved to kill its workers. Their deaths are held against it, and not against the model; unless it is one of so many
+    /// that it must be the model.
+    pub fn proven(&mut self) {
+        self.proven = self.proven.saturating_add(1);
+        if self.proven < PROVEN_IN_A_ROW {
+            self.deaths = 0;
+        }
     }
 }
 
@@ -101,5 +115,22 @@ mod tests {
         }
         restarts.served();
         assert_eq!(restarts.died(), Verdict::After(FIRST_BACKOFF));
+    }
+
+    #[test]
+    fn requests_that_kill_workers_are_to_blame_until_there_are_too_many_of_them() {
+        let mut restarts = Restarts::new();
+        let killed_by_one = |restarts: &mut Restarts| {
+            let deaths = [(); 3].map(|()| restarts.died());
+            restarts.proven();
+            deaths
+        };
+        let first = killed_by_one(&mut restarts);
+        for _ in 2..=PROVEN_IN_A_ROW {
+            assert_eq!(killed_by_one(&mut restarts), first);
+        }
+        assert_ne!(killed_by_one(&mut restarts), first, "it is the model");
+        restarts.served();
+        assert_eq!(killed_by_one(&mut restarts), first, "an answer between them says that it is not");
     }
 }

@@ -26,9 +26,6 @@ use crate::partition::Partition;
 use crate::pipeline::{LaneFact, Pipeline, WorkerId};
 use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 
-/// As many requests in a row that kill their workers, and no other answered, are not to blame: it is the model.
-const PROVEN_IN_A_ROW: u32 = 8;
-
 /// What all controllers share.
 #[derive(Debug, Clone)]
 pub struct Context {
@@ -111,8 +108,6 @@ pub struct Controller {
     /// The share that a worker without a shadow is being restarted for.
     pub(super) replacing: Option<Replacing>,
     pub(super) restarts: Restarts,
-    /// Requests in a row that were proved to kill their workers, none answered between them.
-    proven: u32,
     /// The memory of its GPU.
     pub(super) ledger: Arc<MemoryLedger>,
     /// Its own place there.
@@ -199,7 +194,6 @@ impl Controller {
             next: None,
             replacing: None,
             restarts: Restarts::new(),
-            proven: 0,
             ledger,
             place,
             all_deaths: 0,
@@ -304,24 +298,14 @@ impl Controller {
                 self.leaver_drained(worker);
                 self.swap_drained(worker);
             }
-            LaneFact::Proven => self.proven(),
+            LaneFact::Proven => self.restarts.proven(),
             LaneFact::FirstAnswer(worker, at) => {
-                self.proven = 0;
                 self.restarts.served();
                 self.note_effect(worker, at);
             }
             LaneFact::Gone(worker) => self.lane_gone(worker),
             LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
             LaneFact::Broken(worker, why) => self.misbehaved(worker, &why),
-        }
-    }
-
-    /// A request kills its workers, whose deaths are held against it, and not against the model; unless it is one of so many that
-    /// it must be the model.
-    fn proven(&mut self) {
-        self.proven += 1;
-        if self.proven < PROVEN_IN_A_ROW {
-            self.restarts.served();
         }
     }
 

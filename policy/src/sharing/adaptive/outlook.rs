@@ -125,7 +125,7 @@ fn admitted(here: &[usize], models: &[Model], terms: &[Terms], gpu: f64) -> Vec<
 
 /// The part of the demand of a model that cannot keep its SLO which says whether that is still so.
 fn tried(model: &Model) -> f64 {
-    (TRIED_PER_S / model.demand.rate().max(TRIED_PER_S)).min(1.0)
+    TRIED_PER_S / model.demand.rate().max(TRIED_PER_S)
 }
 
 /// The part of everybody's needs that there is room for beside those of higher ones, the same within a priority but for floods. The
