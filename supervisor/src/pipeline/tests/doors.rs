@@ -106,6 +106,29 @@ async fn who_has_become_too_late_is_refused_when_his_batch_is_sent() {
 }
 
 #[tokio::test]
+async fn who_waits_behind_takes_the_place_of_who_is_refused() {
+    let stage = stage(Duration::from_nanos(1));
+    let worker = enter(&stage, 1);
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    let late = stage.ask();
+    stage.until((1, 1)).await;
+    let slo = Slo { latency: EASY, percentile: 99.0 };
+    stage.pipeline.set_rules(Rules { slo, max_delay: Duration::ZERO, reject_late: true });
+    let others = [stage.ask(), stage.ask()];
+    stage.until((3, 1)).await;
+    stage.pipeline.set_door(Door { refuse_late: true, ..Door::open(2) });
+    worker.answer_well(&batch);
+    refused(late, "SLO").await;
+    let batch = worker.batch().await;
+    assert_eq!(batch.requests.len(), 2, "and not only the one that was among the oldest two");
+    worker.answer_well(&batch);
+    for request in others.into_iter().chain([first]) {
+        answered(request).await;
+    }
+}
+
+#[tokio::test]
 async fn a_request_counts_on_a_batch_as_large_as_the_door_says() {
     let stage = stage(EASY);
     let worker = enter(&stage, 1);
