@@ -69,7 +69,7 @@ impl Punctual<'_> {
 
     /// Who of these goes. They are by deadline; where some are not, as those that were put back, the choice is only less good.
     pub(crate) fn pick(&self, waiting: &[Due], limits: &Limits) -> Pick {
-        let queue = Line { waiting, limits };
+        let queue = &Line::new(waiting, limits);
         let alone = |due: &Due| self.in_time(due, self.predictor.predict(due.rows));
         let Some(first) = waiting.iter().position(alone) else {
             let tried = usize::from(self.idle && !waiting.is_empty());
@@ -87,12 +87,12 @@ impl Punctual<'_> {
     }
 
     /// Whether all of a batch are in time. One request is known to be.
-    fn makes_it(&self, queue: Line<'_>, first: usize, go: usize) -> bool {
+    fn makes_it(&self, queue: &Line<'_>, first: usize, go: usize) -> bool {
         go == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, go)))
     }
 
     /// Whether all that one batch holds of those behind are in time after this one.
-    fn others_make_it(&self, queue: Line<'_>, first: usize, go: usize) -> bool {
+    fn others_make_it(&self, queue: &Line<'_>, first: usize, go: usize) -> bool {
         let next = first + go;
         let time = |first, go| self.predictor.cautious(queue.rows(first, go)).unwrap_or_default();
         let both = time(first, go).saturating_add(time(next, queue.most(next)));
@@ -100,7 +100,7 @@ impl Punctual<'_> {
     }
 
     /// The batch of which most are answered in the time that it takes.
-    fn fastest(&self, queue: Line<'_>, first: usize) -> Pick {
+    fn fastest(&self, queue: &Line<'_>, first: usize) -> Pick {
         let mut best = Pick { late: first, go: 1 };
         let mut pace = self.pace(queue, best);
         for late in first..queue.waiting.len() {
@@ -116,7 +116,7 @@ impl Punctual<'_> {
     }
 
     /// Rows a second.
-    fn pace(&self, queue: Line<'_>, pick: Pick) -> f64 {
+    fn pace(&self, queue: &Line<'_>, pick: Pick) -> f64 {
         let rows = queue.rows(pick.late, pick.go);
         let time = self.predictor.predict(rows).unwrap_or_default();
         f64::from(rows) / time.as_secs_f64().max(1e-9)
@@ -129,25 +129,34 @@ impl Punctual<'_> {
 }
 
 /// Requests that wait, and what bounds their batches.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Line<'w> {
     waiting: &'w [Due],
     limits: &'w Limits,
+    /// The rows of as many of them, from the first: of none, of one, and so on.
+    sums: Vec<u64>,
 }
 
-impl Line<'_> {
+impl<'w> Line<'w> {
+    fn new(waiting: &'w [Due], limits: &'w Limits) -> Self {
+        let mut sums = Vec::with_capacity(waiting.len() + 1);
+        sums.push(0);
+        sums.extend(waiting.iter().scan(0, |rows: &mut u64, due| {
+            *rows += u64::from(due.rows);
+            Some(*rows)
+        }));
+        Self { waiting, limits, sums }
+    }
+
     /// The requests that one batch holds from there on; at least one.
     fn most(&self, first: usize) -> usize {
-        let mut rows = 0_u32;
-        let fits = |due: &&Due| {
-            rows = rows.saturating_add(due.rows);
-            rows <= self.limits.max_rows
-        };
-        self.waiting[first..].iter().take(self.limits.max_requests).take_while(fits).count().max(1)
+        let full = self.sums[first] + u64::from(self.limits.max_rows);
+        let fit = self.sums[first + 1..].partition_point(|&sum| sum <= full);
+        fit.min(self.limits.max_requests).max(1)
     }
 
     fn rows(&self, first: usize, go: usize) -> u32 {
-        self.waiting[first..first + go].iter().fold(0, |rows, due| rows.saturating_add(due.rows))
+        u32::try_from(self.sums[first + go] - self.sums[first]).unwrap_or(u32::MAX)
     }
 }
 
