@@ -11,6 +11,10 @@ const CONFIDENT: f64 = 200.0;
 /// Bounds of the scalar: a profile that is further off describes another model.
 const SCALE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
+/// A profile is believed where the logarithm of the scalar is less than this: what neighbours leave is known no better, so that a profile that is
+/// right seems wrong by some percent. One that is off by twice as much is corrected in full.
+const BELIEVED: f64 = 0.05;
+
 /// The execution time at one share as a line over the batch: `fixed + each * rows`, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Line {
@@ -49,7 +53,9 @@ pub(super) enum Curve {
     Profiled {
         /// The profile's times.
         execution: Execution,
-        /// What they are multiplied by.
+        /// What they would have to be multiplied by to be what was seen,
+        observed: f64,
+        /// and what they are multiplied by.
         scale: f64,
         /// Batches that speak for the scalar, up to a limit.
         seen: f64,
@@ -62,7 +68,8 @@ impl Curve {
     pub(super) fn new(execution: Option<&Execution>) -> Self {
         match execution {
             Some(execution) => {
-                Self::Profiled { execution: execution.clone(), scale: 1.0, seen: CONFIDENT / 4.0 }
+                let execution = execution.clone();
+                Self::Profiled { execution, observed: 1.0, scale: 1.0, seen: CONFIDENT / 4.0 }
             }
             None => Self::Learnt(Learnt::default()),
         }
@@ -109,7 +116,7 @@ impl Curve {
     pub(super) fn observe(&mut self, samples: &[Sample], share: u32, sms: f64) {
         match self {
             Self::Learnt(learnt) => learnt.observe(samples, share, sms),
-            Self::Profiled { execution, scale, seen } => {
+            Self::Profiled { execution, observed, scale, seen } => {
                 let (mut logs, mut count) = (0.0, 0.0);
                 for sample in samples {
                     let rows = sample.rows.max(1.0).round() as u32;
@@ -119,13 +126,20 @@ impl Curve {
                 }
                 if count > 0.0 {
                     let weight = count / (count + *seen);
-                    let log = (1.0 - weight) * scale.ln() + weight * logs / count;
-                    *scale = log.exp().clamp(*SCALE.start(), *SCALE.end());
+                    let log = (1.0 - weight) * observed.ln() + weight * logs / count;
+                    *observed = log.exp().clamp(*SCALE.start(), *SCALE.end());
+                    *scale = corrected(*observed);
                     *seen = (*seen + count).min(CONFIDENT);
                 }
             }
         }
     }
+}
+
+/// What a profile is multiplied by that seems to be off by this factor.
+fn corrected(observed: f64) -> f64 {
+    let off = observed.ln();
+    (off * (off.abs() / BELIEVED - 1.0).clamp(0.0, 1.0)).exp()
 }
 
 #[cfg(test)]
@@ -146,6 +160,20 @@ mod tests {
         }
         assert!((curve.time(4.0, 40.0) - 0.018).abs() < 1e-4);
         assert!((curve.time(1.0, 20.0) - 1.5 * 0.007).abs() < 1e-3, "one scalar for all");
+    }
+
+    #[test]
+    fn a_profile_that_seems_wrong_by_little_is_believed() {
+        let seen = |factor: f64| {
+            let mut curve = profiled();
+            for _ in 0..20 {
+                curve.observe(&[Sample { rows: 4.0, count: 100.0, seconds: 0.012 * factor }], 40, 40.0);
+            }
+            curve.scale()
+        };
+        assert_eq!([0.96, 1.0, 1.04].map(seen), [1.0; 3]);
+        assert!(seen(1.08) > 1.03 && seen(1.08) < 1.06, "in part");
+        assert!((seen(1.2) - 1.2).abs() < 1e-3 && (seen(0.8) - 0.8).abs() < 1e-3);
     }
 
     #[test]
