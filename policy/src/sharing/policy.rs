@@ -177,8 +177,10 @@ impl Policy {
     /// If there are fewer shares than models.
     pub fn first_doors(&self, shares: &[Sms]) -> Vec<Door> {
         match (&self.rule, &self.our_doors) {
-            (Rule::Adaptive(adaptive), _) => adaptive.watched_doors(&self.terms, &self.gpus, shares).0,
-            (_, Some(ours)) => ours.doors(&self.terms, &self.gpus, shares).0,
+            (Rule::Adaptive(adaptive), _) => {
+                adaptive.watched(adaptive.first_doors(&self.terms, &self.gpus, shares), shares)
+            }
+            (_, Some(ours)) => ours.first_doors(&self.terms, &self.gpus, shares),
             (_, None) => self.terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect(),
         }
     }
@@ -194,20 +196,20 @@ impl Policy {
         if let Some(ours) = &mut self.our_doors {
             ours.observe(&self.terms, facts);
             let shares = facts.shares();
-            for (target, door) in targets.iter_mut().zip(ours.doors(&self.terms, &facts.gpus, &shares).0) {
-                target.door = door;
-            }
+            let doors = ours.doors(&self.terms, facts, &shares);
+            targets.iter_mut().zip(doors).for_each(|(target, door)| target.door = door);
         }
         towards(&targets, &self.terms, facts)
     }
 
     /// Doors between two decisions, by what has come since the last one; none where the policy has none of its own. To be asked every
-    /// [`DOORS_EVERY`].
-    pub fn doors_meanwhile(&self, facts: &Facts) -> Vec<Door> {
-        match (&self.rule, &self.our_doors) {
+    /// [`DOORS_EVERY`]. Only how much doors let in is remembered.
+    pub fn doors_meanwhile(&mut self, facts: &Facts) -> Vec<Door> {
+        match (&mut self.rule, &mut self.our_doors) {
             (Rule::Adaptive(adaptive), _) => {
                 let shares = facts.least_shares();
-                adaptive.watched(adaptive.doors_meanwhile(&self.terms, facts, &shares), &shares)
+                let doors = adaptive.doors_meanwhile(&self.terms, facts, &shares);
+                adaptive.watched(doors, &shares)
             }
             (_, Some(ours)) => ours.doors_meanwhile(&self.terms, facts, &facts.shares()),
             (_, None) => Vec::new(),

@@ -39,6 +39,7 @@ mod layout;
 mod learnt;
 mod loads;
 mod model;
+mod narrowing;
 mod outlook;
 mod pacing;
 mod pressed;
@@ -60,6 +61,7 @@ use super::{Change, Decision, Door, Facts, Live, Relief, Terms, Verdict, Waiting
 use classes::There;
 use gpu::Gpu;
 use model::Model;
+use narrowing::Admitted;
 use outlook::Outlook;
 use pacing::Pacing;
 use sizing::{Sizing, near};
@@ -88,6 +90,8 @@ pub(super) struct Adaptive {
     levels: Vec<Sms>,
     /// Whose SLO leaves no room for a smaller share.
     tight: Vec<bool>,
+    /// The part of each model's requests that is let in.
+    admitted: Vec<Admitted>,
     /// When it last learnt: what was seen until then is known.
     learnt: Option<Moment>,
 }
@@ -96,8 +100,14 @@ impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let models = terms.iter().map(|terms| Model::new(terms, gpus[terms.gpu])).collect();
         let levels = terms.iter().map(|terms| terms.initial).collect();
-        let tight = vec![false; terms.len()];
-        let mut new = Self { models, gpus: vec![Gpu::new(); gpus.len()], levels, tight, learnt: None };
+        let mut new = Self {
+            models,
+            gpus: vec![Gpu::new(); gpus.len()],
+            levels,
+            tight: vec![false; terms.len()],
+            admitted: vec![Admitted::default(); terms.len()],
+            learnt: None,
+        };
         for (gpu, &sms) in gpus.iter().enumerate() {
             new.lay_out(gpu, terms, sms);
         }
@@ -120,9 +130,11 @@ impl Adaptive {
         same: &[Option<usize>],
         gpus: &[Sms],
     ) {
-        for (model, place) in self.models.iter_mut().zip(same) {
-            if let Some(known) = place.and_then(|place| other.models.get(place)) {
-                model.clone_from(known);
+        for (model, place) in same.iter().enumerate() {
+            let Some(place) = *place else { continue };
+            if let (Some(known), Some(&admitted)) = (other.models.get(place), other.admitted.get(place)) {
+                self.models[model].clone_from(known);
+                self.admitted[model] = admitted;
             }
         }
         for (gpu, &sms) in gpus.iter().enumerate() {
@@ -143,7 +155,10 @@ impl Adaptive {
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Decision {
         self.observe(terms, facts);
-        let (doors, mut report) = self.watched_doors(terms, &facts.gpus, &facts.least_shares());
+        let shares = facts.least_shares();
+        let doors = self.doors(terms, facts, &shares);
+        let doors = self.watched(doors, &shares);
+        let mut report = self.verdicts(terms, &doors);
         let mut changes = Vec::new();
         let mut standby = vec![None; terms.len()];
         let gpus = facts.gpus.iter().enumerate();
@@ -286,16 +301,31 @@ impl Adaptive {
         self.lay_out(gpu, terms, sms);
     }
 
-    /// Our batching and admission for whatever shares are in force, and what there is to say about each model.
-    pub(super) fn doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
+    /// Our batching and admission for whatever shares are in force.
+    pub(super) fn doors(&mut self, terms: &[Terms], facts: &Facts, shares: &[Sms]) -> Vec<Door> {
+        let doors = doors_of(&self.models, terms, &facts.gpus, shares);
+        self.narrowed(doors, facts.now)
+    }
+
+    /// The same between two decisions, by what has come since the last one.
+    pub(super) fn doors_meanwhile(&mut self, terms: &[Terms], facts: &Facts, shares: &[Sms]) -> Vec<Door> {
+        let foreseen = |(model, live): (&Model, &Live)| model.foreseen(live);
+        let models: Vec<Model> = self.models.iter().zip(&facts.models).map(foreseen).collect();
+        let doors = doors_of(&models, terms, &facts.gpus, shares);
+        self.narrowed(doors, facts.now)
+    }
+
+    /// The same before anything has been seen.
+    pub(super) fn first_doors(&self, terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> Vec<Door> {
         doors_of(&self.models, terms, gpus, shares)
     }
 
-    /// Our batching and admission between two decisions, by what has come since the last one.
-    pub(super) fn doors_meanwhile(&self, terms: &[Terms], facts: &Facts, shares: &[Sms]) -> Vec<Door> {
-        let foreseen = |(model, live): (&Model, &Live)| model.foreseen(live);
-        let models: Vec<Model> = self.models.iter().zip(&facts.models).map(foreseen).collect();
-        doors_of(&models, terms, &facts.gpus, shares).0
+    /// Doors that let in less only where that is asked for again.
+    fn narrowed(&mut self, mut doors: Vec<Door>, now: Moment) -> Vec<Door> {
+        for (door, admitted) in doors.iter_mut().zip(&mut self.admitted) {
+            door.admit = admitted.ask(door.admit, now);
+        }
+        doors
     }
 
     /// Doors that notice when more comes than our shares are for, which is known since the last decision.
@@ -306,15 +336,18 @@ impl Adaptive {
         doors
     }
 
-    /// The same, with doors that are watched.
-    pub(super) fn watched_doors(
-        &self,
-        terms: &[Terms],
-        gpus: &[Sms],
-        shares: &[Sms],
-    ) -> (Vec<Door>, Vec<Verdict>) {
-        let (doors, report) = self.doors(terms, gpus, shares);
-        (self.watched(doors, shares), report)
+    /// What there is to say about models with these doors whose shares are right.
+    fn verdicts(&self, terms: &[Terms], doors: &[Door]) -> Vec<Verdict> {
+        let verdict = |((model, terms), door): ((&Model, &Terms), &Door)| {
+            if model.hopeless(terms) {
+                Verdict::Hopeless
+            } else if door.admit < 1.0 {
+                Verdict::Crowded { percent: (door.admit * 100.0) as u32 }
+            } else {
+                Verdict::Keep
+            }
+        };
+        self.models.iter().zip(terms).zip(doors).map(verdict).collect()
     }
 
     /// All that the model may have, or what the standing worker has of that: at once where one stands, else as fast as a shadow
@@ -340,24 +373,21 @@ impl Adaptive {
         if standing.is_some() {
             shares[model] = to;
         }
-        let doors = self.watched(self.doors_meanwhile(terms, facts, &shares), &shares);
+        let doors = self.doors_meanwhile(terms, facts, &shares);
+        let doors = self.watched(doors, &shares);
         let change = Change { model, from: live.share, to, at_once: standing.is_some(), onset };
         Some(Relief { change, doors })
     }
 }
 
 /// Batching and admission for models with these shares.
-fn doors_of(models: &[Model], terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> (Vec<Door>, Vec<Verdict>) {
+fn doors_of(models: &[Model], terms: &[Terms], gpus: &[Sms], shares: &[Sms]) -> Vec<Door> {
     let mut doors: Vec<Door> = terms.iter().map(|terms| Door::open(terms.max_batch.max(1))).collect();
-    let mut report = vec![Verdict::Keep; terms.len()];
     for (gpu, &sms) in gpus.iter().enumerate() {
         let outlook = Outlook::of(models, terms, shares, gpu, sms);
-        for (model, door) in outlook.doors() {
-            report[model] = outlook.verdict(model, &door);
-            doors[model] = door;
-        }
+        outlook.doors().for_each(|(model, door)| doors[model] = door);
     }
-    (doors, report)
+    doors
 }
 
 /// The models, the highest priorities first: who is to wait for others waits for those above him.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shadowslice_shared::units::Sms;
 
-use super::super::{Door, Facts, Terms, Verdict};
+use super::super::{Door, Facts, Terms};
 use super::batching::Batching;
 use super::contention::{Tenant, effective};
 use super::model::{Model, Needs};
@@ -90,17 +90,6 @@ impl<'a> Outlook<'a> {
             let fits = (gpu / (all - present + cap).max(1.0)).min(1.0);
             (model, models[model].batching(&terms[model], cap * fits, admit), admit)
         })
-    }
-
-    /// What there is to say about a model whose share is right.
-    pub(super) fn verdict(&self, model: usize, door: &Door) -> Verdict {
-        if self.models[model].hopeless(&self.terms[model]) {
-            Verdict::Hopeless
-        } else if door.admit < 1.0 {
-            Verdict::Crowded { percent: (door.admit * 100.0) as u32 }
-        } else {
-            Verdict::Keep
-        }
     }
 }
 

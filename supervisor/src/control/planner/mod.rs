@@ -232,7 +232,8 @@ impl Planner {
     /// Has doors follow what comes between two decisions.
     fn look_meanwhile(&mut self) {
         let facts = self.facts(self.clock.now(), Pipeline::peek);
-        self.set_doors(&self.policy.doors_meanwhile(&facts));
+        let doors = self.policy.doors_meanwhile(&facts);
+        self.set_doors(&doors);
     }
 
     fn set_doors(&self, doors: &[Door]) {
