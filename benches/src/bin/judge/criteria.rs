@@ -23,6 +23,9 @@ const MISSES: (f64, f64) = (0.5, 0.005);
 /// What must be left of goodput when beliefs are wrong.
 const MISLED: f64 = 0.95;
 
+/// Who answers less in time than a baseline by at most this part of what was offered, one request in ten thousand, is alike.
+pub(crate) const ALIKE: f64 = 1e-4;
+
 /// From then on, in seconds, nothing moves under a steady load: in the short runs, and in the long ones, which trials and what is
 /// remembered for a minute have come to their ends in.
 pub(crate) const SETTLED_S: f64 = 15.0;
@@ -40,13 +43,15 @@ pub(crate) struct Case {
     pub(crate) part: Part,
     /// What is left to the limit, as a part of what was offered.
     pub(crate) margin: Estimate,
+    /// What may be lacking all the same.
+    pub(crate) allowed: f64,
     /// What would be left to the ideal, beside a baseline.
     pub(crate) ideal: Option<Estimate>,
 }
 
 impl Case {
     pub(crate) fn verdict(&self) -> Verdict {
-        Verdict::of(self.margin)
+        Verdict::of(Estimate { mean: self.margin.mean + self.allowed, ..self.margin })
     }
 
     /// Whether the criterion fails, and clearly would for the ideal, too, which has the same objective and knows what comes.
@@ -95,7 +100,8 @@ pub(crate) fn beside_ideal(evidence: &Evidence, load: &str) -> BesideIdeal {
     }
 }
 
-/// Goodput not below this baseline's, all in all and in each priority: how far adaptive is ahead, and how far the ideal is.
+/// Goodput not below this baseline's by more than [`ALIKE`], all in all and in each priority: how far adaptive is ahead, and how far the
+/// ideal is.
 pub(crate) fn beside_baseline(evidence: &Evidence, load: &str, baseline: &str) -> Vec<Case> {
     let ours = evidence.of(load, JUDGED);
     let theirs = evidence.of(load, baseline);
@@ -104,6 +110,7 @@ pub(crate) fn beside_baseline(evidence: &Evidence, load: &str, baseline: &str) -
         Estimate::of(pairs.map(|(own, its)| (goodput(part, own) - part.goodput(its)) / part.offered(own)))
     };
     let judged = |part: Part| Case {
+        allowed: ALIKE,
         ideal: Some(ahead(part, Part::ideal_goodput)),
         ..case(load, Some(baseline), part, ahead(part, Part::goodput))
     };
@@ -113,7 +120,7 @@ pub(crate) fn beside_baseline(evidence: &Evidence, load: &str, baseline: &str) -
 /// The first priority in which adaptive clearly differs, and whether it is ahead there: what the
 /// lexicographic objective looks at.
 pub(crate) fn by_objective(cases: &[Case]) -> Option<(Part, bool)> {
-    let differs = |case: &&Case| case.part != Part::All && case.margin.is_clear();
+    let differs = |case: &&Case| case.part != Part::All && case.margin.exceeds(ALIKE);
     cases.iter().find(differs).map(|case| (case.part, case.margin.mean > 0.0))
 }
 
@@ -205,5 +212,12 @@ impl Moves {
 }
 
 fn case(load: &str, against: Option<&str>, part: Part, margin: Estimate) -> Case {
-    Case { load: load.to_owned(), against: against.map(str::to_owned), part, margin, ideal: None }
+    Case {
+        load: load.to_owned(),
+        against: against.map(str::to_owned),
+        part,
+        margin,
+        allowed: 0.0,
+        ideal: None,
+    }
 }

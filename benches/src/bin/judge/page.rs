@@ -1,7 +1,7 @@
 //! The judgement as a page.
 
 use crate::criteria::{
-    BesideIdeal, Case, DWELL_S, LONG_SETTLED_S, Misled, Misses, Moves, SETTLED_S, by_objective,
+    ALIKE, BesideIdeal, Case, DWELL_S, LONG_SETTLED_S, Misled, Misses, Moves, SETTLED_S, by_objective,
 };
 use crate::evidence::Part;
 use crate::judgement::{Judgement, count, worst};
@@ -33,7 +33,7 @@ fn head(setup: &Setup, state: &str) -> String {
         false => ("", "judge", format!("`{}`", shown.config)),
         true => (" on random mixes", "judge-mixes", "a random mix for each seed".to_owned()),
     };
-    let steady = STEADY.join(", ");
+    let (steady, alike) = (STEADY.join(", "), ALIKE * 100.0);
     let drawn = if *mixes { format!("\n{}\n{OF_MIXES}\n", mixes::described()) } else { String::new() };
     format!(
         "# The judgement of the adaptive policy{title}
@@ -51,6 +51,7 @@ question mark where the interval reaches across the limit:
 * **met**: the whole interval is on the right side; **met?**: the mean is, not all of the interval
 * **not met?**: the mean is on the wrong side, not all of the interval; **not met**: all of it
 
+Who is behind a baseline by at most {alike} % of what is offered, one request in ten thousand, is alike, and meets that criterion.
 So many intervals are looked at that one in forty of those of equals lies on the wrong side by chance.
 {drawn}
 ```

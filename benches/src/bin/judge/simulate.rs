@@ -55,7 +55,7 @@ pub(crate) struct Setup {
     #[arg(long, default_value = "configs/profiles")]
     pub(crate) profiles: PathBuf,
     /// The first of the seeds, which follow one another
-    #[arg(long, default_value_t = 971)]
+    #[arg(long, default_value_t = 1101)]
     pub(crate) first_seed: u64,
     /// How many there are
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=1000))]

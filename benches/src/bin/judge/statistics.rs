@@ -29,9 +29,9 @@ impl Estimate {
         Self { mean, half: quantile * (variance / count).sqrt() }
     }
 
-    /// Whether zero lies outside of the interval.
-    pub(crate) fn is_clear(self) -> bool {
-        self.mean.abs() > self.half + ROUNDING
+    /// Whether the whole interval is further from zero than this, on one side.
+    pub(crate) fn exceeds(self, least: f64) -> bool {
+        self.mean.abs() > self.half + least + ROUNDING
     }
 }
 

@@ -156,6 +156,17 @@ fn differences_are_those_of_pairs() {
 }
 
 #[test]
+fn one_request_in_ten_thousand_is_no_difference() {
+    let cases = |less: f64| {
+        beside_baseline(&two(200.0, [[90.0 - less, 50.0]; 3], [[90.0, 50.0]; 3]), "step", "static")
+    };
+    let found = |less| (cases(less)[1].verdict(), by_objective(&cases(less)));
+    assert_eq!(found(0.009), (Verdict::Met, None));
+    assert_eq!(found(0.011), (Verdict::NotMet, Some((Part::Class(1), false))));
+    assert_eq!(by_objective(&cases(-0.009)), None, "nor is one more");
+}
+
+#[test]
 fn misses_are_held_against_half_of_the_best_or_a_half_percent() {
     let verdict = |own: f64, its: f64| {
         let evidence = two(200.0, [[100.0, 100.0 - own]; 3], [[100.0, 100.0 - its]; 3]);

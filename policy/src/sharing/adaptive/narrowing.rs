@@ -1,15 +1,15 @@
 //! When a door narrows.
 //!
-//! Some of what comes at once is over as soon as it came, and what it brought is answered in time. So a part is refused for the sake of others
-//! only where two looks in a row ask for it; more is let in at once. Meanwhile higher priorities have some of the first tenth of a second of a
-//! flood less, for lower ones that would be in time.
+//! Some of what comes at once is over as soon as it came, and much of what it brought is answered in time. So a part is refused for the sake of
+//! others only where three looks in a row ask for it; more is let in at once. That costs higher priorities a little of the first moments of a
+//! flood, for lower ones that would have been in time.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-/// For so long less has to be asked for: between one look at the doors and two.
-const INSISTS: Duration = Duration::from_millis(50);
+/// For so long less has to be asked for: more than one look at the doors after the first, and less than two.
+const INSISTS: Duration = Duration::from_millis(150);
 
 /// The part of a model's requests that is let in, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -52,19 +52,25 @@ mod tests {
     }
 
     #[test]
-    fn less_is_let_in_once_it_has_been_asked_for_twice() {
-        assert_eq!(let_in(&[(0, 1.0), (100, 0.3), (200, 0.2), (300, 0.2)]), [1.0, 1.0, 0.2, 0.2]);
-        assert_eq!(let_in(&[(0, 0.8), (100, 0.3), (200, 0.5), (300, 0.4)]), [0.8, 0.8, 0.5, 0.5]);
+    fn less_is_let_in_once_it_has_been_asked_for_three_times() {
+        let looks = [(0, 1.0), (100, 0.3), (200, 0.4), (300, 0.2), (400, 0.2)];
+        assert_eq!(let_in(&looks), [1.0, 1.0, 1.0, 0.2, 0.2]);
+        let looks = [(0, 0.8), (100, 0.3), (200, 0.4), (300, 0.5), (400, 0.4)];
+        assert_eq!(let_in(&looks), [0.8, 0.8, 0.8, 0.5, 0.5]);
     }
 
     #[test]
-    fn what_is_asked_for_once_is_let_go() {
-        assert_eq!(let_in(&[(0, 1.0), (100, 0.3), (200, 1.0), (300, 0.3)]), [1.0; 4]);
+    fn what_is_not_asked_for_again_is_let_go() {
+        let looks = [(0, 1.0), (100, 0.3), (200, 0.3), (300, 1.0), (400, 0.3), (500, 0.3)];
+        assert_eq!(let_in(&looks), [1.0; 6]);
     }
 
     #[test]
     fn looks_that_follow_each_other_at_once_are_one() {
-        assert_eq!(let_in(&[(0, 1.0), (100, 0.3), (110, 0.3), (160, 0.3)]), [1.0, 1.0, 1.0, 0.3]);
+        assert_eq!(
+            let_in(&[(0, 1.0), (100, 0.3), (110, 0.3), (120, 0.3), (260, 0.3)]),
+            [1.0, 1.0, 1.0, 1.0, 0.3]
+        );
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn nor_for_who_could_not_keep_it_alone() {
     assert_eq!((decision.report[0], decision.doors[1].admit), (Verdict::Hopeless, 1.0));
 }
 
-/// The part of the second priority's requests that is let in at the second look between two decisions if so many of the first one come in a
+/// The part of the second priority's requests that is let in at the third look between two decisions if so many of the first one come in a
 /// tenth of a second.
 /// The first has missed its SLO before or not.
 fn second(misses: bool, looks: impl Fn(&mut Policy, &mut Facts) -> Vec<Door>) -> impl FnMut(u64) -> f64 {
@@ -108,12 +108,15 @@ fn second(misses: bool, looks: impl Fn(&mut Policy, &mut Facts) -> Vec<Door>) ->
         for (live, arrived) in facts.models.iter_mut().zip([first, 100]) {
             live.seen = Seen { span: 100 * MS, arrived, ..Seen::default() };
         }
-        facts.now = facts.now + 100 * MS;
-        let before = policy.doors_meanwhile(&facts)[1].admit;
+        let mut before = 1.0;
+        for _ in 0..2 {
+            facts.now = facts.now + 100 * MS;
+            before = policy.doors_meanwhile(&facts)[1].admit;
+        }
         facts.now = facts.now + 100 * MS;
         let doors = looks(&mut policy, &mut facts);
         assert!(doors[0].admit == 1.0 && doors[1].admit <= before, "{doors:?}, {before} before");
-        assert!(first < 100 || before > 0.9, "one look is not enough");
+        assert!(first < 100 || before > 0.9, "two looks are not enough");
         doors[1].admit
     }
 }
