@@ -277,6 +277,19 @@ mod tests {
     }
 
     #[test]
+    fn a_door_that_was_open_does_not_narrow_at_once_where_its_model_stays() {
+        let terms = [model("a"), Terms { priority: 2, ..model("b") }];
+        let mut earlier = Policy::new(Kind::Adaptive, &[GPU], &terms);
+        let open = earlier.decide(&facts(&[50, 50], 1)).doors[1].admit;
+        let narrowed = |places: &[Option<usize>]| {
+            let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms).remembering(&earlier, places);
+            policy.decide(&facts(&[600, 600], 2)).doors[1].admit
+        };
+        assert_eq!((open, narrowed(&[Some(0), Some(1)])), (1.0, 1.0));
+        assert!(narrowed(&[Some(0), None]) < 0.9);
+    }
+
+    #[test]
     fn what_was_learnt_on_another_gpu_is_not() {
         let on = |gpu: Sms| Policy::new(Kind::Adaptive, &[gpu], &[model("a")]);
         let mut earlier = on(GPU);
