@@ -340,7 +340,7 @@ mod tests {
         };
         let not_carried_out = (1..=20).map(|interval| earlier.decide(&suffers(interval)).report);
         let reports: Vec<_> = not_carried_out.collect();
-        assert_eq!(earlier.initial(), [GPU, Sms(86)]);
+        assert_eq!(earlier.initial(), [GPU, Sms(66)]);
         assert!(matches!(reports[19][1], Verdict::Yield { from: GPU, .. }), "{:?}", reports[19]);
         let mut policy =
             Policy::new(Kind::Adaptive, &[GPU], &[b, a]).remembering(&earlier, &[Some(1), Some(0)]);

@@ -4,12 +4,12 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
 use super::model::Model;
-use super::trials::Class;
+use super::trials::{Class, Tally};
 
 /// A priority asks for little that takes less than this part of the GPU, with those above it.
 const LITTLE: f64 = 0.5;
 
-/// Who executes for more than this part of the time is in others' way.
+/// Those who together execute for more than this part of the time are in others' way.
 const BUSY: f64 = 0.5;
 
 /// The models of a GPU with so many SMs, and what was seen of all.
@@ -55,9 +55,9 @@ impl<'a> There<'a> {
             });
             let members = self.here.iter().filter(|&&model| self.terms[model].priority <= priority);
             class.load = self.load(members);
-            let mut lower = self.here.iter().filter(|&&model| self.terms[model].priority > priority);
-            class.can_be_helped =
-                class.load < LITTLE && lower.any(|&model| self.facts.models[model].seen.busy > BUSY);
+            let (below, busy) = self.below(priority);
+            class.below = below;
+            class.can_be_helped = class.load < LITTLE && busy > BUSY;
             class
         };
         self.priorities().into_iter().map(class).collect()
@@ -99,6 +99,17 @@ impl<'a> There<'a> {
             class.allowed += seen.arrived as f64 * self.terms[model].may_miss();
         }
         class
+    }
+
+    /// What came to those below a priority, and for how much of the time they executed, all together.
+    fn below(&self, priority: u32) -> (Tally, f64) {
+        let (mut below, mut busy) = (Tally::default(), 0.0);
+        for &model in self.here.iter().filter(|&&model| self.terms[model].priority > priority) {
+            let seen = &self.facts.models[model].seen;
+            below += Tally { arrived: seen.arrived as f64, missed: seen.missed() as f64 };
+            busy += seen.busy;
+        }
+        (below, busy)
     }
 
     /// The part of the GPU that the demand of these models takes at least.
@@ -161,6 +172,10 @@ mod tests {
         assert_eq!(classes.iter().map(|class| class.missed).collect::<Vec<_>>(), [10.0, 15.0, 17.0]);
         assert!((classes[1].allowed - 1.5).abs() < 1e-9 && classes.is_sorted_by(|a, b| a.load < b.load));
         assert_eq!(classes.iter().map(|class| class.can_be_helped).collect::<Vec<_>>(), [true, false, false]);
+        assert_eq!(classes.iter().map(|class| class.below.arrived).collect::<Vec<_>>(), [70.0, 20.0, 0.0]);
+        assert_eq!(classes.iter().map(|class| class.below.missed).collect::<Vec<_>>(), [7.0, 2.0, 0.0]);
+        let in_the_way = |busy: f64| look(&[came(100, 0.2), came(50, busy), came(20, busy)])[0].can_be_helped;
+        assert_eq!([0.25, 0.3].map(in_the_way), [false, true], "together");
         let busy = look(&[came(500, 0.9), came(50, 0.6), came(20, 0.4)]);
         assert!(busy[0].load > LITTLE && !busy[0].can_be_helped, "it asks for much");
         let beyond = look(&[came(5_000, 1.0), came(50, 0.6), came(20, 0.4)]);

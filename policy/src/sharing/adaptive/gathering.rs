@@ -32,12 +32,22 @@ impl Gathering {
 
 #[cfg(test)]
 mod tests {
+    use super::super::trials::Tally;
     use super::*;
 
     /// Half a second in which so many requests of the first priority came, a tenth of them too late.
     fn came(arrived: f64) -> Class {
         let (missed, allowed) = (arrived / 10.0, arrived / 100.0);
-        Class { priority: 1, seconds: 0.5, load: 0.1, arrived, missed, allowed, can_be_helped: true }
+        Class {
+            priority: 1,
+            seconds: 0.5,
+            load: 0.1,
+            arrived,
+            missed,
+            allowed,
+            can_be_helped: true,
+            below: Tally::default(),
+        }
     }
 
     #[test]
@@ -65,6 +75,14 @@ mod tests {
         let mut gathering = Gathering::default();
         gathering.add(&[Class { can_be_helped: false, ..came(10.0) }]);
         assert!(!gathering.add(&[came(10.0)])[0].can_be_helped);
+    }
+
+    #[test]
+    fn what_came_to_those_below_meanwhile_counts_with_it() {
+        let mut gathering = Gathering::default();
+        let beside = |arrived, missed| Class { below: Tally { arrived, missed }, ..came(10.0) };
+        gathering.add(&[beside(100.0, 5.0)]);
+        assert_eq!(gathering.add(&[beside(50.0, 1.0)])[0].below, Tally { arrived: 150.0, missed: 6.0 });
     }
 
     #[test]

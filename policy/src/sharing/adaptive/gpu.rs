@@ -29,7 +29,7 @@ impl Gpu {
     /// The same for the same models in other places.
     pub(super) fn findings(&self) -> Self {
         let Self { regime, yielding, proportion } = self;
-        Self { regime: regime.clone(), yielding: yielding.clone(), proportion: proportion.findings() }
+        Self { regime: regime.clone(), yielding: yielding.findings(), proportion: proportion.findings() }
     }
 
     /// Learns from an interval, in which nobody's share changed if that is `settled`.
@@ -43,6 +43,7 @@ impl Gpu {
             self.regime.observe(there.each(), there.load(there.here), there.slowed());
         }
         self.yielding.observe(&there.with_those_above(), span_s, settled);
+        self.yielding.make_room(there.here, there.models);
         self.proportion.observe(&there.alone(), span_s, settled);
         self.proportion.share_out(there.here, there.models, there.terms, there.sms);
     }
@@ -56,7 +57,7 @@ impl Gpu {
         };
         let levels = layout::levels(here, terms, sms, self.regime.caps(), useful);
         let level = |(&model, level): (&usize, Sms)| {
-            let most = self.yielding.most(terms[model].priority, sms);
+            let most = self.yielding.most(model, terms[model].priority, sms);
             let most = self.cap(model).map_or(most, |cap| cap.min(most));
             terms[model].within(level.min(most))
         };

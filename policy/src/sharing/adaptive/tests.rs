@@ -240,7 +240,7 @@ fn lower_priorities_make_room_for_who_goes_on_missing_his_slo_and_he_keeps_his_s
             came(&mut facts.models[0], 100, 9);
             came(&mut facts.models[1], if overloaded { 2_000 } else { 200 }, 9);
             // Kernels take turns: less for the one is what helps the other.
-            let crowded = facts.models[1].share > Sms(86);
+            let crowded = facts.models[1].share > Sms(68);
             facts.models[0].seen.in_time = if crowded { 90 } else { 100 };
             facts.now = facts.now + 500 * MS;
             let decision = policy.decide(&facts);
@@ -248,7 +248,7 @@ fn lower_priorities_make_room_for_who_goes_on_missing_his_slo_and_he_keeps_his_s
             shares.push(facts.shares());
         }
         assert_eq!(shares[..7], vec![vec![GPU; 2]; 7][..], "{overloaded}");
-        let at_most = if overloaded { Sms(86)..=Sms(86) } else { Sms(34)..=Sms(86) };
+        let at_most = if overloaded { Sms(68)..=Sms(68) } else { Sms(34)..=Sms(68) };
         assert!(
             shares[20..].iter().all(|shares| shares[0] == GPU && at_most.contains(&shares[1])),
             "{shares:?}"

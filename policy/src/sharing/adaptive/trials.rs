@@ -1,6 +1,7 @@
 //! Trials for the sake of a priority that misses its SLOs: something is done about it, and stays if it helps.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use super::gathering::Gathering;
 use super::lasting::Finding;
@@ -27,8 +28,30 @@ const TRIAL_S: f64 = 300.0;
 pub(super) struct Rules {
     /// So many intervals in a row, in each of which twice as many or more missed their SLOs as may; or more of them where it is less.
     pub(super) after: f64,
-    /// It is kept if less than this part of what was missed before is missed then.
+    /// It is kept if less than this part of what was missed before is missed then, and lower priorities do not lose a larger part of their
+    /// requests than that is.
     pub(super) better: f64,
+}
+
+/// Requests, and those of them that were late or refused.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Tally {
+    pub(super) arrived: f64,
+    pub(super) missed: f64,
+}
+
+impl Tally {
+    /// The part that missed the SLO.
+    fn part(self) -> f64 {
+        self.missed / self.arrived.max(1.0)
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.arrived += other.arrived;
+        self.missed += other.missed;
+    }
 }
 
 /// What was seen of a priority on one GPU, in an interval, or in several of few requests.
@@ -47,6 +70,8 @@ pub(super) struct Class {
     pub(super) allowed: f64,
     /// Whether there is something to be done.
     pub(super) can_be_helped: bool,
+    /// What was seen of those at whose cost it is done.
+    pub(super) below: Tally,
 }
 
 impl Class {
@@ -65,12 +90,15 @@ impl Class {
 
     /// Both, one after the other.
     pub(super) fn after(self, before: Self) -> Self {
+        let mut below = before.below;
+        below += self.below;
         Self {
             seconds: before.seconds + self.seconds,
             arrived: before.arrived + self.arrived,
             missed: before.missed + self.missed,
             allowed: before.allowed + self.allowed,
             can_be_helped: before.can_be_helped && self.can_be_helped,
+            below,
             ..self
         }
     }
@@ -83,8 +111,8 @@ struct Record {
     /// What they say together, and never less than nothing.
     score: f64,
     seconds: f64,
-    arrived: f64,
-    missed: f64,
+    seen: Tally,
+    below: Tally,
 }
 
 impl Record {
@@ -97,12 +125,15 @@ impl Record {
         self.intervals += 1;
         self.score = (self.score + class.suffers()).max(0.0);
         self.seconds += class.seconds;
-        self.arrived += class.arrived;
-        self.missed += class.missed;
+        self.seen += Tally { arrived: class.arrived, missed: class.missed };
+        self.below += class.below;
     }
 
-    fn part(&self) -> f64 {
-        self.missed / self.arrived.max(1.0)
+    /// Whether less than this part of what was missed before is, and those below do not lose more than that.
+    fn is_better_than(&self, before: &Self, better: f64) -> bool {
+        let gained = before.seen.part() - self.seen.part();
+        let lost = self.below.part() - before.below.part();
+        self.seen.part() < better * before.seen.part() && lost <= gained
     }
 
     /// The seconds of an interval, on average.
@@ -112,7 +143,7 @@ impl Record {
 
     /// Requests a second.
     fn rate(&self) -> f64 {
-        self.arrived / self.seconds.max(f64::MIN_POSITIVE)
+        self.seen.arrived / self.seconds.max(f64::MIN_POSITIVE)
     }
 }
 
@@ -124,8 +155,8 @@ type Suffered = BTreeMap<u32, Record>;
 enum State {
     /// Nobody's.
     Nobody { suffered: Suffered },
-    /// This priority's, which missed that part before, for so many seconds more at most.
-    Tried { priority: u32, before: f64, since: Record, left_s: f64 },
+    /// This priority's, of which that was seen before, for so many seconds more at most.
+    Tried { priority: u32, before: Record, since: Record, left_s: f64 },
     /// This one's, which was asked for so many requests a second, unless it is asked for nothing in so many intervals, or one above it suffers.
     Helps { priority: u32, rate: f64, quiet: u32, suffered: Suffered },
 }
@@ -229,14 +260,14 @@ impl Trials {
     }
 
     /// What becomes of a trial that is over.
-    fn judged(&mut self, priority: u32, before: f64, since: Record) -> State {
+    fn judged(&mut self, priority: u32, before: Record, since: Record) -> State {
         let finding = self.findings.entry(priority).or_default();
         if since.intervals < INTERVALS {
             finding.put_off();
             return State::nobody();
         }
         finding.again(&self.loads);
-        if since.part() < self.rules.better * before {
+        if since.is_better_than(&before, self.rules.better) {
             State::Helps { priority, rate: since.rate(), quiet: 0, suffered: Suffered::new() }
         } else {
             State::nobody()
@@ -265,7 +296,7 @@ impl Trials {
             self.rules.after * (steady / SURE).sqrt()
         };
         let (&priority, record) = suffered.iter().find(|(_, record)| record.score >= long_enough(record))?;
-        let (before, since) = (record.part(), Record::default());
+        let (before, since) = (*record, Record::default());
         Some(State::Tried { priority, before, since, left_s: TRIAL_S })
     }
 }

@@ -4,66 +4,115 @@
 //! (docs/measurements/contention.md), one model's long kernels keep another's waiting on every SM that they may use. So where a
 //! higher priority goes on missing its SLO, though it asks for little, lower ones leave some SMs to it; that stays if it helps.
 
+use std::collections::BTreeMap;
+
 use shadowslice_shared::units::Sms;
 
+use super::model::Model;
 use super::trials::{Class, Rules, Trials};
 
 /// It must suffer for so long, and miss less than this part of what it missed before.
 const RULES: Rules = Rules { after: 8.0, better: 0.7 };
 
-/// What part of the GPU those have who make room.
-const LEFT: f64 = 0.65;
+/// What part of the GPU those have who make room,
+const LEFT: f64 = 0.5;
+
+/// and what part at most, as far as that carries their demand.
+const LEFT_TO_MANY: f64 = 0.65;
 
 /// Decides who makes room on one GPU.
 #[derive(Debug, Clone)]
-pub(super) struct Yielding(Trials);
+pub(super) struct Yielding {
+    trials: Trials,
+    /// For whose sake the GPU's models are,
+    sake: Option<u32>,
+    /// and what carried their demands when that began. Clients that wait for their answers ask for less of who has less.
+    carry: BTreeMap<usize, Sms>,
+}
 
 impl Yielding {
     pub(super) fn new() -> Self {
-        Self(Trials::new(RULES))
+        Self::knowing(Trials::new(RULES))
+    }
+
+    fn knowing(trials: Trials) -> Self {
+        Self { trials, sake: None, carry: BTreeMap::new() }
+    }
+
+    /// What trials found out, without what models carried: whose places may be others.
+    pub(super) fn findings(&self) -> Self {
+        Self::knowing(self.trials.clone())
+    }
+
+    /// Looks what carries the demands of these models whenever room begins to be made.
+    pub(super) fn make_room(&mut self, here: &[usize], models: &[Model]) {
+        let sake = self.trials.sake();
+        if std::mem::replace(&mut self.sake, sake) != sake {
+            let carry = |&model: &usize| {
+                let of = &models[model];
+                Some((model, of.share_for(of.demand.peak())?))
+            };
+            self.carry = here.iter().filter_map(carry).collect();
+        }
     }
 
     /// The most that a model of this priority may have of a GPU with so many SMs.
-    pub(super) fn most(&self, priority: u32, gpu: Sms) -> Sms {
+    pub(super) fn most(&self, model: usize, priority: u32, gpu: Sms) -> Sms {
         if !self.asks(priority) {
             return gpu;
         }
-        let steps = f64::from(gpu.0) * LEFT / f64::from(Sms::STEP);
-        Sms((steps.round() as u32).max(1) * Sms::STEP)
+        let [left, most] = [LEFT, LEFT_TO_MANY].map(|part| part_of(gpu, part));
+        self.carry.get(&model).copied().unwrap_or(most).clamp(left, most)
     }
 
     /// Whether a model of this priority makes room.
     pub(super) fn asks(&self, priority: u32) -> bool {
-        self.0.sake().is_some_and(|above| priority > above)
+        self.trials.sake().is_some_and(|above| priority > above)
     }
 
     /// Whether a model of this priority keeps what it has: it suffers, or is made room for.
     pub(super) fn spares(&self, priority: u32) -> bool {
-        self.0.lowest().is_some_and(|lowest| priority <= lowest)
+        self.trials.lowest().is_some_and(|lowest| priority <= lowest)
     }
 
     /// Whether it is still open whether it helps.
     pub(super) fn is_tried(&self) -> bool {
-        self.0.is_tried()
+        self.trials.is_tried()
     }
 
     /// Learns from an interval of so many seconds, in which nobody's share changed if that is `settled`; of each priority with those above it,
     /// the highest first.
     pub(super) fn observe(&mut self, classes: &[Class], span_s: f64, settled: bool) {
-        self.0.observe(classes, span_s, settled);
+        self.trials.observe(classes, span_s, settled);
     }
+}
+
+/// The nearest number of SMs that there is.
+fn part_of(gpu: Sms, part: f64) -> Sms {
+    let steps = f64::from(gpu.0) * part / f64::from(Sms::STEP);
+    Sms((steps.round() as u32).max(1) * Sms::STEP)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::trials::Tally;
     use super::*;
 
     const SPAN_S: f64 = 0.5;
+    const GPU: Sms = Sms(132);
 
     /// A hundred requests of the first priority, of which so many miss and five may, beside one that executes all the time.
     fn first(missed: f64) -> Class {
-        let seconds = SPAN_S;
-        Class { priority: 1, seconds, load: 0.1, arrived: 100.0, missed, allowed: 5.0, can_be_helped: true }
+        Class {
+            priority: 1,
+            seconds: SPAN_S,
+            load: 0.1,
+            arrived: 100.0,
+            missed,
+            allowed: 5.0,
+            can_be_helped: true,
+            below: Tally::default(),
+        }
     }
 
     /// Whether the third priority makes room after so many such intervals.
@@ -81,7 +130,11 @@ mod tests {
         assert!(!observe(&mut yielding, first(10.0), 7));
         assert_eq!([1, 2].map(|priority| yielding.spares(priority)), [true, false]);
         assert!(observe(&mut yielding, first(10.0), 1));
-        assert_eq!([1, 2].map(|priority| yielding.most(priority, Sms(132))), [Sms(132), Sms(86)]);
+        assert_eq!([1, 2].map(|priority| yielding.most(0, priority, GPU)), [GPU, Sms(86)]);
+        for (carry, most) in [(10, 66), (66, 66), (80, 80), (86, 86), (90, 86)] {
+            yielding.carry.insert(0, Sms(carry));
+            assert_eq!(yielding.most(0, 2, GPU), Sms(most));
+        }
         assert!(observe(&mut yielding, first(1.0), 8 + 5_000), "it helps");
     }
 
@@ -195,6 +248,19 @@ mod tests {
         assert!(!observe(&mut yielding, first(10.0), 5_000), "where nothing changes");
         let more = Class { load: 0.3, ..first(10.0) };
         assert!((0..100).any(|_| observe(&mut yielding, more, 1)), "but where more is asked for");
+    }
+
+    #[test]
+    fn what_helps_is_not_kept_where_those_below_lose_more_than_it_brings() {
+        // Of two hundred requests of those below so many miss then, and ten did before; a tenth of the first priority's did, and three in a hundred then.
+        let is_kept = |missed: f64| {
+            let mut yielding = Yielding::new();
+            let beside =
+                |own: f64, missed: f64| Class { below: Tally { arrived: 200.0, missed }, ..first(own) };
+            observe(&mut yielding, beside(10.0, 10.0), 8);
+            observe(&mut yielding, beside(3.0, missed), 8)
+        };
+        assert_eq!([0.0, 23.0, 25.0, 200.0].map(is_kept), [true, true, false, false]);
     }
 
     #[test]

@@ -81,15 +81,15 @@ fn the_way_back_stands_ready_until_it_is_known_whether_room_helps() {
 fn who_has_made_room_shrinks_no_further_until_it_is_known_whether_that_helps() {
     let terms = models(&[1, 3, 3]);
     let mut policy = Policy::new(Kind::Adaptive, &[GPU], &terms);
-    let mut facts = facts(&[100, 130, 100], &policy.initial());
+    let mut facts = facts(&[100, 60, 100], &policy.initial());
     let mut after = |policy: &mut Policy, intervals: u32, slow: bool| {
         let mut decision = Decision::default();
         for _ in 0..intervals {
-            for (live, arrived) in facts.models.iter_mut().zip([100, 130, 100]) {
+            for (live, arrived) in facts.models.iter_mut().zip([100, 60, 100]) {
                 came(live, arrived, 9);
             }
             facts.models[0].seen.in_time = if facts.models[1].share < GPU { 100 } else { 90 };
-            facts.models[2].coming = slow.then_some(Sms(86));
+            facts.models[2].coming = slow.then_some(Sms(66));
             facts.now = facts.now + 500 * MS;
             decision = policy.decide(&facts);
             carry_out(&decision, &mut facts);
@@ -97,7 +97,7 @@ fn who_has_made_room_shrinks_no_further_until_it_is_known_whether_that_helps() {
         (facts.models[1].share, decision.report[1])
     };
     let (share, verdict) = after(&mut policy, 20, true);
-    assert_eq!(share, Sms(86));
+    assert_eq!(share, Sms(66));
     assert!(matches!(verdict, Verdict::Wait { waiting: Waiting::Trial, .. }), "{verdict:?}");
-    assert!(after(&mut policy, 16, false).0 < Sms(86));
+    assert!(after(&mut policy, 16, false).0 < Sms(66));
 }
