@@ -95,6 +95,11 @@ fn part_of(gpu: Sms, part: f64) -> Sms {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::super::Seen;
+    use super::super::super::fixtures::{live, profile, terms};
+    use super::super::super::{Live, Terms};
     use super::super::trials::Tally;
     use super::*;
 
@@ -136,6 +141,28 @@ mod tests {
             assert_eq!(yielding.most(0, 2, GPU), Sms(most));
         }
         assert!(observe(&mut yielding, first(1.0), 8 + 5_000), "it helps");
+    }
+
+    #[test]
+    fn who_makes_room_keeps_what_carried_his_demand_when_that_began() {
+        let terms = Terms { priority: 3, profile: Some(profile(2.0, 70.0, 132)), ..terms("a", 50) };
+        let mut models = [Model::new(&terms, GPU)];
+        let came = |arrived: u64, models: &mut [Model; 1]| {
+            let span = Duration::from_millis(500);
+            let seen =
+                Seen { span, arrived, answered: arrived, in_time: arrived, busy: 0.9, ..Seen::default() };
+            (0..200).for_each(|_| models[0].observe(&terms, &Live { seen: seen.clone(), ..live(GPU) }, None));
+        };
+        let mut yielding = Yielding::new();
+        let mut most = |missed: f64, models: &[Model; 1]| {
+            observe(&mut yielding, first(missed), 8);
+            yielding.make_room(&[0], models);
+            yielding.most(0, 3, GPU).0
+        };
+        came(400, &mut models);
+        assert_eq!(most(10.0, &models), 78);
+        came(100, &mut models);
+        assert_eq!(most(1.0, &models), 78, "clients that wait ask for less of who has less");
     }
 
     #[test]
