@@ -4,7 +4,8 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
 use super::model::Model;
-use super::trials::{Class, Tally};
+use super::tally::Tally;
+use super::trials::Class;
 
 /// A priority asks for little that takes less than this part of the GPU, with those above it.
 const LITTLE: f64 = 0.5;
@@ -94,8 +95,7 @@ impl<'a> There<'a> {
         let mut class = Class { priority, seconds: self.span_s(), ..Class::default() };
         for &model in self.here.iter().filter(|&&model| counts(model)) {
             let seen = &self.facts.models[model].seen;
-            class.arrived += seen.arrived as f64;
-            class.missed += seen.missed() as f64;
+            class.seen += Tally::of(seen);
             class.allowed += seen.arrived as f64 * self.terms[model].may_miss();
         }
         class
@@ -106,7 +106,7 @@ impl<'a> There<'a> {
         let (mut below, mut busy) = (Tally::default(), 0.0);
         for &model in self.here.iter().filter(|&&model| self.terms[model].priority > priority) {
             let seen = &self.facts.models[model].seen;
-            below += Tally { arrived: seen.arrived as f64, missed: seen.missed() as f64 };
+            below += Tally::of(seen);
             busy += seen.busy;
         }
         (below, busy)
@@ -168,8 +168,8 @@ mod tests {
         let terms = [of(1), of(2), of(3)];
         let look = |lives: &[Live]| seen(&terms, &steady(lives), |there| there.with_those_above());
         let classes = look(&[came(100, 0.2), came(50, 0.6), came(20, 0.4)]);
-        assert_eq!(classes.iter().map(|class| class.arrived).collect::<Vec<_>>(), [100.0, 150.0, 170.0]);
-        assert_eq!(classes.iter().map(|class| class.missed).collect::<Vec<_>>(), [10.0, 15.0, 17.0]);
+        assert_eq!(classes.iter().map(|class| class.seen.arrived).collect::<Vec<_>>(), [100.0, 150.0, 170.0]);
+        assert_eq!(classes.iter().map(|class| class.seen.missed).collect::<Vec<_>>(), [10.0, 15.0, 17.0]);
         assert!((classes[1].allowed - 1.5).abs() < 1e-9 && classes.is_sorted_by(|a, b| a.load < b.load));
         assert_eq!(classes.iter().map(|class| class.can_be_helped).collect::<Vec<_>>(), [true, false, false]);
         assert_eq!(classes.iter().map(|class| class.below.arrived).collect::<Vec<_>>(), [70.0, 20.0, 0.0]);
@@ -179,7 +179,7 @@ mod tests {
         let busy = look(&[came(500, 0.9), came(50, 0.6), came(20, 0.4)]);
         assert!(busy[0].load > LITTLE && !busy[0].can_be_helped, "it asks for much");
         let beyond = look(&[came(5_000, 1.0), came(50, 0.6), came(20, 0.4)]);
-        assert_eq!(beyond[0].arrived, 0.0, "no GPU would carry that");
+        assert_eq!(beyond[0].seen.arrived, 0.0, "no GPU would carry that");
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         };
         let (two, lives) = ([of(1), of(1), of(2)], [came(100, 0.2), came(50, 0.6), came(20, 0.4)]);
         let classes = seen(&two, &steady(&lives), |there| there.alone());
-        assert_eq!(classes.iter().map(|class| class.arrived).collect::<Vec<_>>(), [150.0, 20.0]);
+        assert_eq!(classes.iter().map(|class| class.seen.arrived).collect::<Vec<_>>(), [150.0, 20.0]);
         assert_eq!(helped(&two, &steady(&lives)), [true, false]);
         assert_eq!(
             helped(&two, &steady(&[came(100, 0.2), came(0, 0.0), came(20, 0.4)])),
@@ -206,7 +206,7 @@ mod tests {
         let hopeless = Terms { slo: Duration::from_millis(1), ..of(1) };
         let with_hopeless = [of(1), hopeless.clone(), of(2)];
         assert_eq!(helped(&with_hopeless, &steady(&lives)), [false, false]);
-        assert_eq!(seen(&with_hopeless, &steady(&lives), |there| there.alone())[0].arrived, 100.0);
+        assert_eq!(seen(&with_hopeless, &steady(&lives), |there| there.alone())[0].seen.arrived, 100.0);
         let bursts = steady(&lives.clone().map(in_one_burst));
         assert_eq!(helped(&two, &bursts), [false, false]);
         let changed = [steady(&lives), vec![vec![came(400, 0.9), came(50, 0.6), came(20, 0.4)]; 5]].concat();

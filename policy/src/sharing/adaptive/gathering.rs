@@ -19,7 +19,7 @@ impl Gathering {
     pub(super) fn add(&mut self, classes: &[Class]) -> Vec<Class> {
         let enough = |class: &Class| {
             let before = self.0.remove(&class.priority);
-            let class = before.map_or(*class, |before| class.after(before));
+            let class = before.map_or(*class, |before| class.after(&before));
             if class.tells() || class.seconds >= WITHIN_S {
                 return Some(class);
             }
@@ -32,22 +32,13 @@ impl Gathering {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trials::Tally;
+    use super::super::tally::Tally;
     use super::*;
 
     /// Half a second in which so many requests of the first priority came, a tenth of them too late.
     fn came(arrived: f64) -> Class {
-        let (missed, allowed) = (arrived / 10.0, arrived / 100.0);
-        Class {
-            priority: 1,
-            seconds: 0.5,
-            load: 0.1,
-            arrived,
-            missed,
-            allowed,
-            can_be_helped: true,
-            below: Tally::default(),
-        }
+        let (seen, allowed) = (Tally { arrived, missed: arrived / 10.0 }, arrived / 100.0);
+        Class { priority: 1, seconds: 0.5, load: 0.1, seen, allowed, can_be_helped: true, ..Class::default() }
     }
 
     #[test]

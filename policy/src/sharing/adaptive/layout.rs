@@ -135,7 +135,7 @@ fn fair(claims: &[Claim], rank: usize, gpu: Sms, level: f64) -> bool {
 }
 
 /// The nearest number of SMs that there is.
-fn even(sms: f64) -> u32 {
+pub(super) fn even(sms: f64) -> u32 {
     ((sms / f64::from(Sms::STEP)).round() as u32) * Sms::STEP
 }
 

@@ -48,6 +48,7 @@ mod regime;
 mod rest;
 mod shortage;
 mod sizing;
+mod tally;
 mod tightness;
 mod trials;
 mod yielding;

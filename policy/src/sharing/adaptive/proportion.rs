@@ -134,7 +134,7 @@ mod tests {
 
     use super::super::super::fixtures::{in_one_burst, live, profile, terms};
     use super::super::super::{Live, Seen};
-    use super::super::trials::Tally;
+    use super::super::tally::Tally;
     use super::*;
 
     const GPU: Sms = Sms(132);
@@ -174,16 +174,15 @@ mod tests {
 
         /// So many intervals in which so many of a hundred requests missed their SLOs, of which five may, and who has caps then.
         fn after(&mut self, missed: f64, intervals: u32) -> Vec<Option<u32>> {
-            let (arrived, allowed) = (100.0, 5.0);
+            let (seen, allowed) = (Tally { arrived: 100.0, missed }, 5.0);
             let class = Class {
                 priority: 1,
                 seconds: 0.5,
                 load: 0.6,
-                arrived,
-                missed,
+                seen,
                 allowed,
                 can_be_helped: true,
-                below: Tally::default(),
+                ..Class::default()
             };
             let here: Vec<usize> = (0..self.terms.len()).collect();
             for _ in 0..intervals {

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use super::super::Seen;
 use super::chance::surplus;
 use super::lasting::Lasting;
+use super::tally::Tally;
 
 /// Requests miss their SLOs for no want of SMs where all demand, in full batches, takes less than this part of the GPU.
 const ROOM: f64 = 0.8;
@@ -52,24 +53,7 @@ pub(super) enum Caps {
     Fitting,
 }
 
-/// What came of one way while there was room.
-#[derive(Debug, Clone, Copy, Default)]
-struct Record {
-    arrived: f64,
-    missed: f64,
-}
-
-impl Record {
-    /// The part that missed its SLO; none while nothing is known.
-    fn part(&self) -> f64 {
-        self.missed / self.arrived.max(1.0)
-    }
-
-    fn add(&mut self, arrived: f64, missed: f64) {
-        self.arrived += arrived;
-        self.missed += missed;
-    }
-
+impl Tally {
     fn fade(&mut self) {
         self.arrived *= MEMORY;
         self.missed *= MEMORY;
@@ -83,23 +67,23 @@ impl Record {
     }
 }
 
-/// What came of one way for each priority.
+/// What came of one way for each priority, while there was room.
 #[derive(Debug, Clone, Default)]
-struct Toll(BTreeMap<u32, Record>);
+struct Toll(BTreeMap<u32, Tally>);
 
 impl Toll {
     fn fade(&mut self) {
-        self.0.values_mut().for_each(Record::fade);
+        self.0.values_mut().for_each(Tally::fade);
     }
 
-    fn add(&mut self, priority: u32, arrived: f64, missed: f64) {
-        self.0.entry(priority).or_default().add(arrived, missed);
+    fn add(&mut self, priority: u32, seen: Tally) {
+        *self.0.entry(priority).or_default() += seen;
     }
 
     /// The part of all requests that missed its SLO.
     fn part(&self) -> f64 {
-        let mut all = Record::default();
-        self.0.values().for_each(|of| all.add(of.arrived, of.missed));
+        let mut all = Tally::default();
+        self.0.values().for_each(|&of| all += of);
         all.part()
     }
 
@@ -182,14 +166,14 @@ impl Regime {
             return;
         }
         let fits = self.fitting_s.is_some();
-        let mut telling = Record::default();
+        let mut telling = Tally::default();
         self.this_way.fade();
         for (seen, priority, carried) in models {
-            let (arrived, missed) = (seen.arrived as f64, seen.missed() as f64);
-            self.this_way.add(priority, arrived, missed);
+            let seen = Tally::of(seen);
+            self.this_way.add(priority, seen);
             // Who is asked for more than the whole GPU could answer misses SLOs however it is shared.
             if carried || fits {
-                telling.add(arrived, missed);
+                telling += seen;
             }
         }
         self.intervals += 1;
@@ -337,8 +321,8 @@ mod tests {
 
     #[test]
     fn what_is_seen_of_few_requests_says_nothing_of_a_priority() {
-        let of = |arrived: f64, missed: f64| Record { arrived, missed };
-        let more = |one: Record, other: Record| one.missed_more_than(&other);
+        let of = |arrived: f64, missed: f64| Tally { arrived, missed };
+        let more = |one: Tally, other: Tally| one.missed_more_than(&other);
         // 40 are expected, chance adds 19, and a hundredth 4.
         assert_eq!([62.0, 64.0].map(|missed| more(of(400.0, missed), of(100.0, 10.0))), [false, true]);
         assert!(!more(of(19.0, 19.0), of(100.0, 0.0)) && !more(of(100.0, 100.0), of(19.0, 0.0)));

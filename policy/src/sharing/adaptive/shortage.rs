@@ -7,6 +7,7 @@
 
 use super::super::Seen;
 use super::chance::surplus;
+use super::tally::Tally;
 
 /// Who was short of SMs counts as that for so many seconds,
 const STAYS_S: f64 = 40.0;
@@ -68,19 +69,17 @@ impl Shortage {
 #[derive(Debug, Clone, Copy, Default)]
 struct Few {
     seconds: f64,
-    arrived: f64,
-    missed: f64,
+    came: Tally,
 }
 
 impl Few {
     /// Whether with those of an interval more missed the SLO than may, and than chance explains.
     fn misses_with(&mut self, seen: &Seen, may_miss: f64) -> bool {
         self.seconds += seen.span.as_secs_f64();
-        self.arrived += seen.arrived as f64;
-        self.missed += seen.missed() as f64;
-        let allowed = self.arrived * may_miss;
-        let misses = self.missed > allowed + surplus(allowed);
-        if misses || self.arrived >= REQUESTS || self.seconds >= WITHIN_S {
+        self.came += Tally::of(seen);
+        let allowed = self.came.arrived * may_miss;
+        let misses = self.came.missed > allowed + surplus(allowed);
+        if misses || self.came.arrived >= REQUESTS || self.seconds >= WITHIN_S {
             *self = Self::default();
         }
         misses

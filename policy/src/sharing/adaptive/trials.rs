@@ -1,11 +1,11 @@
 //! Trials for the sake of a priority that misses its SLOs: something is done about it, and stays if it helps.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 
 use super::gathering::Gathering;
 use super::lasting::Finding;
 use super::loads::{Loads, Steady};
+use super::tally::Tally;
 
 /// Nothing is said of fewer requests.
 const REQUESTS: f64 = 20.0;
@@ -33,27 +33,6 @@ pub(super) struct Rules {
     pub(super) better: f64,
 }
 
-/// Requests, and those of them that were late or refused.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Tally {
-    pub(super) arrived: f64,
-    pub(super) missed: f64,
-}
-
-impl Tally {
-    /// The part that missed the SLO.
-    fn part(self) -> f64 {
-        self.missed / self.arrived.max(1.0)
-    }
-}
-
-impl AddAssign for Tally {
-    fn add_assign(&mut self, other: Self) {
-        self.arrived += other.arrived;
-        self.missed += other.missed;
-    }
-}
-
 /// What was seen of a priority on one GPU, in an interval, or in several of few requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Class {
@@ -62,11 +41,9 @@ pub(super) struct Class {
     pub(super) seconds: f64,
     /// The part of the GPU that its demand takes at least.
     pub(super) load: f64,
-    /// Requests that came.
-    pub(super) arrived: f64,
-    /// Those that were late or refused.
-    pub(super) missed: f64,
-    /// As many may be.
+    /// What came, and what of it missed the SLO.
+    pub(super) seen: Tally,
+    /// As many may miss it.
     pub(super) allowed: f64,
     /// Whether there is something to be done.
     pub(super) can_be_helped: bool,
@@ -77,7 +54,7 @@ pub(super) struct Class {
 impl Class {
     /// Whether there are enough requests to say something of it.
     pub(super) fn tells(&self) -> bool {
-        self.arrived >= REQUESTS
+        self.seen.arrived >= REQUESTS
     }
 
     /// What this interval says for a trial, from -1 to 1: how many more missed their SLOs than may, by those that may.
@@ -85,22 +62,17 @@ impl Class {
         if !self.can_be_helped {
             return -1.0;
         }
-        (self.missed / self.allowed.max(f64::MIN_POSITIVE) - 1.0).clamp(-1.0, 1.0)
+        (self.seen.missed / self.allowed.max(f64::MIN_POSITIVE) - 1.0).clamp(-1.0, 1.0)
     }
 
     /// Both, one after the other.
-    pub(super) fn after(self, before: Self) -> Self {
-        let mut below = before.below;
-        below += self.below;
-        Self {
-            seconds: before.seconds + self.seconds,
-            arrived: before.arrived + self.arrived,
-            missed: before.missed + self.missed,
-            allowed: before.allowed + self.allowed,
-            can_be_helped: before.can_be_helped && self.can_be_helped,
-            below,
-            ..self
-        }
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        self.seconds += before.seconds;
+        self.seen += before.seen;
+        self.allowed += before.allowed;
+        self.can_be_helped &= before.can_be_helped;
+        self.below += before.below;
+        self
     }
 }
 
@@ -125,7 +97,7 @@ impl Record {
         self.intervals += 1;
         self.score = (self.score + class.suffers()).max(0.0);
         self.seconds += class.seconds;
-        self.seen += Tally { arrived: class.arrived, missed: class.missed };
+        self.seen += class.seen;
         self.below += class.below;
     }
 
@@ -240,7 +212,8 @@ impl Trials {
             }
             State::Helps { priority, rate, quiet, suffered } => {
                 let (priority, rate) = (*priority, *rate);
-                let asked = classes.iter().find(class(priority)).is_some_and(|class| class.arrived > 0.0);
+                let asked =
+                    classes.iter().find(class(priority)).is_some_and(|class| class.seen.arrived > 0.0);
                 let quiet = if asked { 0 } else { quiet + 1 };
                 let gone = quiet >= INTERVALS && f64::from(quiet) * span_s * rate >= REQUESTS;
                 let above = classes.partition_point(|class| class.priority < priority);

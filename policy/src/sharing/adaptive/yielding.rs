@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use shadowslice_shared::units::Sms;
 
+use super::layout::even;
 use super::model::Model;
 use super::trials::{Class, Rules, Trials};
 
@@ -61,7 +62,7 @@ impl Yielding {
         if !self.asks(priority) {
             return gpu;
         }
-        let [left, most] = [LEFT, LEFT_TO_MANY].map(|part| part_of(gpu, part));
+        let [left, most] = [LEFT, LEFT_TO_MANY].map(|part| Sms(even(f64::from(gpu.0) * part).max(Sms::STEP)));
         self.carry.get(&model).copied().unwrap_or(most).clamp(left, most)
     }
 
@@ -87,12 +88,6 @@ impl Yielding {
     }
 }
 
-/// The nearest number of SMs that there is.
-fn part_of(gpu: Sms, part: f64) -> Sms {
-    let steps = f64::from(gpu.0) * part / f64::from(Sms::STEP);
-    Sms((steps.round() as u32).max(1) * Sms::STEP)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -100,7 +95,7 @@ mod tests {
     use super::super::super::Seen;
     use super::super::super::fixtures::{live, profile, terms};
     use super::super::super::{Live, Terms};
-    use super::super::trials::Tally;
+    use super::super::tally::Tally;
     use super::*;
 
     const SPAN_S: f64 = 0.5;
@@ -108,16 +103,9 @@ mod tests {
 
     /// A hundred requests of the first priority, of which so many miss and five may, beside one that executes all the time.
     fn first(missed: f64) -> Class {
-        Class {
-            priority: 1,
-            seconds: SPAN_S,
-            load: 0.1,
-            arrived: 100.0,
-            missed,
-            allowed: 5.0,
-            can_be_helped: true,
-            below: Tally::default(),
-        }
+        let seen = Tally { arrived: 100.0, missed };
+        let (seconds, load, allowed) = (SPAN_S, 0.1, 5.0);
+        Class { priority: 1, seconds, load, seen, allowed, can_be_helped: true, ..Class::default() }
     }
 
     /// Whether the third priority makes room after so many such intervals.
@@ -184,7 +172,7 @@ mod tests {
         let fine = [
             first(5.0),
             Class { can_be_helped: false, ..first(50.0) },
-            Class { arrived: 0.15, missed: 0.15, allowed: 0.0, ..first(0.0) },
+            Class { seen: Tally { arrived: 0.15, missed: 0.15 }, allowed: 0.0, ..first(0.0) },
         ];
         for class in fine {
             assert!(!observe(&mut Yielding::new(), class, 100), "{class:?}");
@@ -198,7 +186,7 @@ mod tests {
         let mut yielding = Yielding::new();
         let none = Class { allowed: 0.0, ..first(0.0) };
         assert!(!observe(&mut yielding, none, 9), "who may miss nothing and misses nothing");
-        assert!(observe(&mut yielding, Class { missed: 1.0, ..none }, 8));
+        assert!(observe(&mut yielding, Class { allowed: 0.0, ..first(1.0) }, 8));
     }
 
     #[test]
@@ -310,14 +298,18 @@ mod tests {
         let mut yielding = Yielding::new();
         observe(&mut yielding, first(10.0), 8);
         assert!(observe(&mut yielding, first(0.0), 8));
-        let gone = Class { arrived: 0.0, ..first(0.0) };
+        let gone = Class { seen: Tally::default(), ..first(0.0) };
         assert!(observe(&mut yielding, gone, 7));
         assert!(!observe(&mut yielding, gone, 1));
     }
 
     /// So many requests in an interval, of which that part missed the SLO and one in twenty may.
     fn few(requests: f64, missed: f64) -> Class {
-        Class { arrived: requests, allowed: requests / 20.0, ..first(requests * missed) }
+        Class {
+            seen: Tally { arrived: requests, missed: requests * missed },
+            allowed: requests / 20.0,
+            ..first(0.0)
+        }
     }
 
     #[test]
