@@ -242,5 +242,5 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
     assert!(urgent[0] < 0.9, "their kernels take turns: {urgent:?}");
     assert!(urgent[1] > 0.92, "{urgent:?}");
-    assert!(kept(1, "hog") > 0.98, "half of the GPU would not carry it: {}", kept(1, "hog"));
+    assert!(kept(1, "hog") > 0.99);
 }
