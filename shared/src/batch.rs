@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::groups::{Groups, MAX_PARTITIONS};
+
 /// The largest message either way, in bytes. A batch has at most [`MAX_REQUESTS`] requests.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
@@ -27,7 +29,51 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// Supervisor to worker: run these requests as one batch.
+/// Supervisor to worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Run a batch.
+    Run(Batch),
+    /// Make a partition ready, beside what runs, and say so.
+    Prepare(Groups),
+    /// Let go of a partition that was made ready. No batch names it any more.
+    Forget(Groups),
+}
+
+/// Worker to supervisor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// What became of a batch.
+    Answer(Answer),
+    /// What became of a partition that was to be made ready.
+    Prepared(Prepared),
+}
+
+/// Whether batches may name a partition from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// The partition.
+    pub groups: Groups,
+    /// Why batches may not, if so.
+    pub result: Result<(), Unprepared>,
+    /// How long it took, in microseconds.
+    pub took_us: u64,
+}
+
+/// Why a partition is not ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Unprepared {
+    /// The model cannot have it.
+    #[error("{0}")]
+    Impossible(String),
+    /// The process has made as many partitions as it may; another process can have it.
+    #[error(
+        "the worker has had {MAX_PARTITIONS} partitions, and a context on the GPU is not given back before its process ends"
+    )]
+    Exhausted,
+}
+
+/// Requests that run as one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// Comes back with the answer.
@@ -36,6 +82,8 @@ pub struct Batch {
     pub slot: u8,
     /// `CLOCK_MONOTONIC` in nanoseconds when it was sent; both processes read the same clock.
     pub sent_ns: u64,
+    /// The partition on which it runs, which was made ready; the whole for all that the process has.
+    pub groups: Groups,
     /// Per input of the model, in its order: the shape without the batch axis, the same for all
     /// requests (the whole shape for a model without a batch axis).
     pub shapes: Vec<Vec<i64>>,
@@ -52,7 +100,7 @@ pub struct BatchRequest {
     pub inputs: Vec<Extent>,
 }
 
-/// Worker to supervisor: what became of a batch.
+/// What became of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// The batch's id.

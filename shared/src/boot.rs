@@ -20,12 +20,13 @@ use std::time::Duration;
 use ipc_channel::ipc::IpcSender;
 use serde::{Deserialize, Serialize};
 
+use crate::groups::{Division, Groups};
 use crate::profile::Profile;
 use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages; both sides must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The descriptors that a worker inherits, by number.
 pub mod descriptors {
@@ -78,6 +79,21 @@ pub enum Purpose {
     Serve,
     /// Computing the reference answers on the CPU, then exiting.
     Reference,
+    /// The same on the device, where the CPU lacks operators of the model, as those in BF16: operator by operator, on all
+    /// SMs. What others are then held against is this device's word.
+    DeviceReference,
+}
+
+impl Purpose {
+    /// Whether the worker exits once it has written the reference answers.
+    pub fn is_reference(self) -> bool {
+        matches!(self, Self::Reference | Self::DeviceReference)
+    }
+
+    /// Whether it touches the device.
+    pub fn needs_device(self) -> bool {
+        matches!(self, Self::Serve | Self::DeviceReference)
+    }
 }
 
 /// All that a worker must know to load its model.
@@ -97,6 +113,19 @@ pub struct Assignment {
     pub request_bytes: u64,
     /// Bytes of each of the response slab's slots.
     pub response_slot_bytes: u64,
+    /// Where the model's share is a partition inside the process: the one to begin with.
+    pub partition: Option<Partitioned>,
+}
+
+/// What a worker is told whose share is a partition inside the process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partitioned {
+    /// How the GPU divides into groups; a process that finds another division refuses.
+    pub division: Division,
+    /// The partition that is to be ready when the worker is warm.
+    pub groups: Groups,
+    /// The numbers of groups that the model may come to have, least and most, which the worker proves beforehand.
+    pub counts: (usize, usize),
 }
 
 /// What runs a model.
@@ -205,6 +234,21 @@ pub struct Warmed {
     pub proof: Duration,
     /// Bytes of the GPU's memory that became fewer meanwhile; none on other devices.
     pub activations: u64,
+    /// Where the share is a partition: what was proven of each number of groups.
+    pub partitions: Vec<PartitionProof>,
+}
+
+/// What was proven of the partitions of so many groups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PartitionProof {
+    /// The number of groups.
+    pub groups: usize,
+    /// Their SMs.
+    pub sms: Sms,
+    /// Bytes of the GPU's memory that the partition kept while it was ready.
+    pub memory: u64,
+    /// How every batch size fared; or why the model cannot have so many.
+    pub result: Result<Vec<WarmTime>, String>,
 }
 
 /// How a batch size fared when it was warmed up.
@@ -246,4 +290,7 @@ pub enum Refusal {
     /// The environment, a descriptor or an order was not as it must be.
     #[error("the worker was not set up right: {0}")]
     Setup(String),
+    /// The model's share cannot be a partition inside the process.
+    #[error("its share cannot be a partition inside the process: {0}")]
+    NoPartitions(String),
 }

@@ -1,6 +1,7 @@
 //! A batch as the engines see it: checked against the model and the slab before anything runs.
 
 use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, RunFailure};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
@@ -60,6 +61,11 @@ impl<'a> Inputs<'a> {
     /// The slot of its answer.
     pub fn slot(&self) -> u8 {
         self.batch.slot
+    }
+
+    /// The partition on which it runs.
+    pub fn groups(&self) -> Groups {
+        self.batch.groups
     }
 
     /// The number of requests.
@@ -140,7 +146,8 @@ mod tests {
     fn batch(change: impl FnOnce(&mut Batch)) -> Batch {
         let request = |offset| BatchRequest { rows: 2, inputs: vec![Extent { offset, len: 32 }] };
         let requests = vec![request(0), request(64)];
-        let mut batch = Batch { id: 1, slot: 0, sent_ns: 0, shapes: vec![vec![4]], requests };
+        let mut batch =
+            Batch { id: 1, slot: 0, sent_ns: 0, groups: Groups::WHOLE, shapes: vec![vec![4]], requests };
         change(&mut batch);
         batch
     }

@@ -1,6 +1,7 @@
 //! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as one line of JSON. The
 //! supervisor and measurements ask it, so that they need no CUDA of their own.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +11,12 @@ use serde::Serialize;
 use serde_json::json;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{EngineSpec, Provider, Refusal, WarmUp};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, SlabError};
 use shadowslice_shared::units::Percent;
 
 use crate::answer::AnswerSlots;
-use crate::device::cuda::{CudaFault, CudaGpu, trials};
+use crate::device::cuda::{CudaFault, CudaGpu, isolation, trials};
 use crate::engine::{Engine, Libraries, Signature};
 use crate::proof::{self, Trial, Unproven};
 
@@ -28,6 +30,10 @@ pub enum Probe {
     Facts,
     /// What green contexts cost.
     Green,
+    /// Whether partitions of two processes keep apart.
+    Partitions,
+    /// The other process of [`Probe::Partitions`].
+    Hold(Groups),
     /// What opening another process's memory costs.
     Ipc,
     /// The other process of [`Probe::Ipc`].
@@ -55,6 +61,9 @@ pub enum ProbeError {
     /// The GPU, later.
     #[error("the GPU cannot be probed")]
     Gpu(#[from] CudaFault),
+    /// The GPU's partitions.
+    #[error(transparent)]
+    Isolation(#[from] isolation::IsolationError),
     /// Memory for answers.
     #[error("there is no memory for answers")]
     Slab(#[from] SlabError),
@@ -73,6 +82,8 @@ impl Probe {
         match words[..] {
             [] => Some(Self::Facts),
             ["green"] => Some(Self::Green),
+            ["partitions"] => Some(Self::Partitions),
+            ["hold", groups] => groups.parse().ok().map(Groups::from_bits).map(Self::Hold),
             ["ipc"] => Some(Self::Ipc),
             ["ipc-open", handle] => bytes(handle).map(Self::IpcOpen),
             ["blank", model, share] => Some(Self::Blank {
@@ -89,6 +100,15 @@ impl Probe {
         match self {
             Self::Facts => facts(),
             Self::Green => line(&trials::green(&*CudaGpu::open()?)?),
+            Self::Partitions => {
+                let mut holder = Command::new(std::env::current_exe()?);
+                holder.args(["--probe", "hold"]);
+                line(&isolation::measure(&*CudaGpu::open()?, holder)?)
+            }
+            Self::Hold(groups) => {
+                isolation::hold(&*CudaGpu::open()?, groups)?;
+                line(&json!({}))
+            }
             Self::Ipc => {
                 let mut opener = Command::new(std::env::current_exe()?);
                 opener.args(["--probe", "ipc-open"]);
@@ -127,7 +147,7 @@ fn blank(model: PathBuf, share: Percent, library: PathBuf) -> Result<String, Pro
     let gpu = CudaGpu::open()?;
     let context_ms = ms(begun);
     let begun = Instant::now();
-    let (mut engine, signature) = Engine::load(&spec, &libraries, Some(gpu.clone()))?;
+    let (mut engine, signature) = Engine::load(&spec, &libraries, Some(gpu.clone()), false)?;
     let session_ms = ms(begun);
     let begun = Instant::now();
     run_once(&mut engine, &signature)?;
@@ -153,9 +173,9 @@ fn run_once(engine: &mut Engine, signature: &Signature) -> Result<(), ProbeError
     let shape = |shape: &Vec<i64>| shape.iter().skip(1).map(|&axis| axis.max(1)).collect();
     let shapes = signature.inputs.iter().map(|input| shape(&input.shape)).collect();
     let warm_up = WarmUp { batched: true, sizes: vec![1], shapes };
-    let (socket, times) = (None, Vec::new());
-    let mut trial =
-        Trial { engine, signature, slots: &slots, answers: &answers, warm_up: &warm_up, socket, times };
+    let (slots, answers, warm_up, slots_tried) = (&slots, &answers, &warm_up, IN_FLIGHT as u8);
+    let inputs = BTreeMap::new();
+    let mut trial = Trial { engine, signature, slots, answers, warm_up, socket: None, slots_tried, inputs };
     Ok(proof::warm(&mut trial, None)?)
 }
 
@@ -195,6 +215,8 @@ mod tests {
         assert_eq!(read(&format!("ipc-open {handle}")), Some(Probe::IpcOpen([15; 64])));
         assert_eq!(read(&format!("ipc-open {}", &handle[1..])), None);
         assert_eq!(read("ipc-open zz"), None);
+        assert_eq!(read("hold 5"), Some(Probe::Hold(Groups::from_bits(5))));
+        assert_eq!(read("hold -1"), None);
         assert_eq!(read("what"), None);
     }
 }

@@ -4,8 +4,11 @@
 
 mod support;
 
-use shadowslice_shared::batch::{Batch, BatchRequest, Extent};
-use shadowslice_shared::boot::WarmUp;
+use std::process::Command;
+
+use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
+use shadowslice_shared::boot::{Partitioned, WarmUp};
+use shadowslice_shared::groups::{Division, Groups};
 use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, fp32, on_gpu, onnxruntime, serving};
 
@@ -46,7 +49,8 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
         worker.requests.write(offset, &bytes).unwrap();
         let inputs = vec![Extent { offset, len: bytes.len() as u64 }];
         let requests = vec![BatchRequest { rows: rows(number), inputs }];
-        worker.send(&Batch { id: u64::from(number), slot, sent_ns: 0, shapes: vec![vec![256]], requests });
+        let (id, groups) = (u64::from(number), Groups::WHOLE);
+        worker.send(&Batch { id, slot, sent_ns: 0, groups, shapes: vec![vec![256]], requests });
     };
     send(0);
     send(1);
@@ -61,5 +65,55 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     }
     worker.receive();
     worker.receive();
+    assert!(worker.stop().success());
+}
+
+fn probe() -> serde_json::Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).arg("--probe").output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A partition to begin with, on whatever GPU this is.
+fn partitioned(groups: Groups) -> Partitioned {
+    let division: Division = serde_json::from_value(probe()["division"].clone()).unwrap();
+    let counts = (1, division.count());
+    Partitioned { division, groups, counts }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_memory() {
+    assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
+    let folder = tempfile::tempdir().unwrap();
+    let warm_up = WarmUp { batched: true, sizes: vec![1, 2, 4, 8], shapes: vec![vec![256]] };
+    let partition = partitioned(Groups::first(3));
+    let count = partition.division.count();
+    let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(turner(&folder))) };
+    let worker = serving(setup, &warm_up);
+    let run = |number: u32, groups: Groups| {
+        let bytes = fp32(&row(number).repeat(8));
+        let batch = Batch { groups, ..worker.batch(&[&[256]], &[(8, vec![bytes])]) };
+        let outputs = worker.run(&batch).unwrap();
+        assert_eq!(outputs[0].1, [fp32(&turned(&row(number)).repeat(8))], "batch {number} on {groups}");
+    };
+    run(0, Groups::first(3));
+    let free = || probe()["memory_free"].as_i64().unwrap();
+    let mut free_early = 0;
+    for number in 0..1000_u32 {
+        if number == 100 {
+            free_early = free();
+        }
+        let groups: Groups =
+            (0..=number as usize % 4).map(|step| (number as usize * 5 + step * 3) % count).collect();
+        worker.prepare(groups).unwrap();
+        run(number, groups);
+        run(number + 1, Groups::WHOLE);
+        worker.command(&shadowslice_shared::batch::Command::Forget(groups));
+    }
+    let kept = free_early - free();
+    assert!(kept <= 4 << 20, "nine hundred partitions keep {kept} B of the GPU's memory");
+    let unready = Batch { groups: Groups::first(2), ..worker.batch(&[&[256]], &[(1, vec![fp32(&row(1))])]) };
+    let refused = worker.run(&unready).unwrap_err();
+    assert!(matches!(&refused, RunFailure::BadBatch(why) if why.contains("is not ready")), "{refused}");
     assert!(worker.stop().success());
 }

@@ -9,8 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
-use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
-use shadowslice_shared::boot::{Order, Refusal, WarmUp};
+use shadowslice_shared::batch::{Batch, MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
+use shadowslice_shared::boot::{Order, Partitioned, Refusal, WarmUp};
+use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::pool::Occupied;
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use support::{
@@ -132,10 +134,10 @@ fn others_that_execute_slow_a_worker_down() {
     let profile = Some(profile(132, 5.0, Start::default()));
     let worker = serving(Setup { profile, ..Setup::new(echo()) }, &echo_warm_up());
     let batch = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b""])])]);
-    worker.pool.occupy(9, Sms(132));
+    worker.pool.occupy(9, Some(Occupied::anywhere(Sms(132))));
     worker.send(&batch);
     assert_eq!(worker.receive().execution_us, 10_000, "half of the GPU");
-    worker.pool.occupy(9, Sms(0));
+    worker.pool.occupy(9, None);
     worker.send(&batch);
     assert_eq!(worker.receive().execution_us, 5_000, "all of it");
     assert!(worker.stop().success());
@@ -227,4 +229,36 @@ fn a_warm_up_without_known_shapes_is_refused() {
         let refusal = worker.warm(WarmUp { shapes, ..echo_warm_up() }).unwrap_err();
         assert!(matches!(refusal, Refusal::Setup(_)), "{refusal:?}");
     }
+}
+
+/// A worker whose share is a partition of 132 SMs, and whose batch of one row takes 10 ms on 40 SMs.
+fn partitioned() -> Worker {
+    let division = Division::of(Sms(132)).unwrap();
+    let partition = Partitioned { division, groups: Groups::first(5), counts: (1, 17) };
+    let profile = Some(profile(40, 10.0, Start::default()));
+    serving(Setup { profile, partition: Some(partition), ..Setup::new(echo()) }, &echo_warm_up())
+}
+
+#[test]
+fn a_partition_is_in_force_with_the_batch_that_names_it() {
+    let worker = partitioned();
+    let request = (1, vec![fp32(&[1.0; 4]), strings(&[b"one"])]);
+    let on = |groups| Batch { groups, ..worker.batch(&[&[4], &[1]], std::slice::from_ref(&request)) };
+    let took = |groups| {
+        worker.send(&on(groups));
+        let answer = worker.receive();
+        assert!(answer.result.is_ok());
+        answer.execution_us
+    };
+    let far: Groups = [3, 9, 10, 11, 12].into_iter().collect();
+    for (groups, us) in [(Groups::first(5), 10_000), (Groups::first(2), 25_000), (far, 10_000)] {
+        assert_eq!(worker.prepare(groups), Ok(()));
+        assert_eq!(took(groups), us, "{groups}");
+    }
+    // A neighbour on the first two groups leaves half of each, and nobody else notices it.
+    let division = Division::of(Sms(132)).unwrap();
+    worker.pool.occupy(9, Some(Occupied::partition(&division, Groups::first(2))));
+    let (beside, apart) = (took(Groups::first(2)), took(far));
+    assert_eq!((beside, apart), (50_000, 10_000));
+    assert!(worker.stop().success());
 }

@@ -61,7 +61,7 @@ impl Partition for EmulatedGpu {
 
     fn leave(&self, ticket: Ticket) {
         let seat = seat(ticket);
-        self.pool.occupy(seat, Sms(0));
+        self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
         if let Err(error) = futex::wake(self.pool.generation(), futex::Flags::empty(), everyone) {
             tracing::warn!(%error, "workers were not told that SMs are free again; they find out when a batch ends");
@@ -92,6 +92,7 @@ mod tests {
     use std::sync::Arc;
 
     use shadowslice_shared::boot::Purpose;
+    use shadowslice_shared::pool::Occupied;
 
     use super::super::Grant;
     use super::*;
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(first.sms(), Sms(38));
         assert_ne!(first.device(), second.device());
         let DeviceSpec::Emulated { seat, .. } = first.device() else { panic!("an emulated device") };
-        emulated.pool.occupy(seat, Sms(38));
+        emulated.pool.occupy(seat, Some(Occupied::anywhere(Sms(38))));
         let device = first.device();
         drop(first);
         assert_eq!(emulated.pool.in_use(), 0);

@@ -2,16 +2,19 @@
 //! made from the one before. What goes wrong on the way is said to the supervisor.
 
 mod link;
+mod partitions;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Purpose, Refusal, WarmUp, Warmed,
-    WorkerSays,
+    Assignment, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose, Refusal, WarmUp,
+    Warmed, WorkerSays,
 };
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
 
 use crate::answer::AnswerSlots;
@@ -61,7 +64,8 @@ impl Connected {
             took,
             weights,
         }))?;
-        Ok(Loaded { link, purpose: assignment.purpose, warm: times.warm, parts })
+        let Assignment { purpose, partition, .. } = *assignment;
+        Ok(Loaded { link, purpose, partition, warm: times.warm, parts })
     }
 }
 
@@ -70,6 +74,7 @@ impl Connected {
 pub struct Loaded {
     link: Link,
     purpose: Purpose,
+    partition: Option<Partitioned>,
     /// How long warming takes on the emulated device, at least.
     warm: Duration,
     parts: Parts,
@@ -83,17 +88,16 @@ impl Loaded {
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
-        let warmed = self.parts.prove(self.purpose, &warm_up).map_err(|unproven| match unproven {
+        let aim = (self.purpose, self.partition.as_ref());
+        let warmed = self.parts.prove(aim, &warm_up).map_err(|unproven| match unproven {
             Unproven::Refused(refusal) => self.link.refuse(refusal),
             Unproven::HungUp => Fault::SupervisorGone,
         })?;
+        self.parts.engine.warmed_up().map_err(|refusal| self.link.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
         self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
-        Ok(match self.purpose {
-            Purpose::Reference => None,
-            Purpose::Serve => Some(self.parts.into_warm(warm_up.batched)),
-        })
+        Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
 
@@ -128,7 +132,7 @@ impl Parts {
         let setup = |fault: SlabError| Refusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
         let begun_ns = now_ns();
-        let on_gpu = assignment.purpose == Purpose::Serve && assignment.device == DeviceSpec::Cuda;
+        let on_gpu = assignment.purpose.needs_device() && assignment.device == DeviceSpec::Cuda;
         let libraries = Libraries::load(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
         let device = Device::open(assignment, pool)?;
@@ -143,7 +147,12 @@ impl Parts {
             pinned::pin(gpu, &requests, &writer);
         }
         let free = device.free_memory();
-        let (engine, signature) = Engine::load(&assignment.engine, &libraries, device.gpu().cloned())?;
+        let (engine, signature) = Engine::load(
+            &assignment.engine,
+            &libraries,
+            device.gpu().cloned(),
+            assignment.partition.is_some(),
+        )?;
         let weights = free.saturating_sub(device.free_memory());
         let took = LoadTimes {
             libraries: between(begun_ns, loaded_ns),
@@ -158,31 +167,47 @@ impl Parts {
     }
 
     /// Runs every batch size, and writes or checks the answers.
-    fn prove(&mut self, purpose: Purpose, warm_up: &WarmUp) -> Result<Warmed, Unproven> {
+    fn prove(
+        &mut self,
+        (purpose, partition): (Purpose, Option<&Partitioned>),
+        warm_up: &WarmUp,
+    ) -> Result<Warmed, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| Refusal::Setup(chain(&fault)))?;
-        let (engine, signature) = (&mut self.engine, &self.signature);
-        let times = Vec::with_capacity(warm_up.sizes.len());
-        let (slots, socket) = (&self.slots, Some(self.socket.as_fd()));
-        let mut trial = Trial { engine, signature, slots, answers: &answers, warm_up, socket, times };
+        let on_gpu = self.device.gpu().is_some();
+        let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
+        // Elsewhere slots are nothing but places of the answer.
+        let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
+        let inputs = BTreeMap::new();
+        let mut trial =
+            Trial { engine, signature, slots, answers: &answers, warm_up, socket, slots_tried, inputs };
         let begun_ns = now_ns();
         let free = self.device.free_memory();
-        if self.device.gpu().is_some() {
-            proof::warm(&mut trial, Some(&self.reference))?;
+        match purpose {
+            Purpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
+            Purpose::Serve | Purpose::Reference => {}
+            // So that nothing is recorded: what is written must not hang on that.
+            Purpose::DeviceReference => trial.engine.warmed_up()?,
         }
         let warm_ns = now_ns();
+        let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };
         match purpose {
-            Purpose::Reference => proof::write_reference(&mut trial, &self.reference)?,
-            Purpose::Serve => proof::prove(&mut trial, &self.reference)?,
+            Purpose::Reference | Purpose::DeviceReference => {
+                proof::write_reference(&mut trial, &self.reference)?
+            }
+            Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
         }
-        let (warmup, proof) = (between(begun_ns, warm_ns), between(warm_ns, now_ns()));
-        let activations = free.saturating_sub(self.device.free_memory());
-        Ok(Warmed { times: trial.times, warmup, proof, activations })
+        if let Some(partition) = partition {
+            warmed.partitions =
+                partitions::prove(&mut trial, (&self.reference, &self.device), partition, &warmed.times)?;
+        }
+        warmed.proof = between(warm_ns, now_ns());
+        warmed.activations = free.saturating_sub(self.device.free_memory());
+        Ok(warmed)
     }
 
     fn into_warm(self, batched: bool) -> Warm {
-        let Self { mut engine, signature, device, requests, slots, socket, .. } = self;
-        engine.warmed_up();
+        let Self { engine, signature, device, requests, slots, socket, .. } = self;
         Warm { engine, signature, batched, device, requests, slots, socket }
     }
 }

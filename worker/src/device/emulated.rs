@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
-use shadowslice_shared::pool::{Pool, SEATS};
+use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::pool::{Occupied, Pool, SEATS};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::Started;
-use super::timeline::{Progress, Share};
+use super::timeline::Progress;
 use crate::clock::{now_ns, timespec};
 use crate::errors::chain;
 
@@ -26,7 +27,11 @@ use crate::errors::chain;
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
-    share: Share,
+    gpu: Sms,
+    /// Where the share is a partition: how the GPU divides.
+    division: Option<Division>,
+    /// What it occupies while it executes.
+    own: Occupied,
     execution: Option<Execution>,
     occupied: bool,
     /// When the last batch was through.
@@ -34,10 +39,10 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the pool of a GPU of `gpu` SMs, with the share that the environment gives.
-    /// Without execution times it adds no time of its own.
+    /// Takes `seat` in the pool of a GPU of `gpu` SMs, with the share that the environment gives; with a `division`, with
+    /// the partition that each batch names. Without execution times it adds no time of its own.
     pub fn open(
-        gpu: Sms,
+        (gpu, division): (Sms, Option<Division>),
         seat: u32,
         pool: Option<OwnedFd>,
         execution: Option<Execution>,
@@ -51,18 +56,23 @@ impl EmulatedGpu {
         // Waits then end as precisely as the kernel can; without it, they are late by 50 us.
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| Refusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
-        let share = Share { own: share.sms_of(gpu), gpu };
-        Ok(Self { pool, seat, share, execution, occupied: false, free_ns: now_ns() })
+        let own = Occupied::anywhere(share.sms_of(gpu));
+        Ok(Self { pool, seat, gpu, division, own, execution, occupied: false, free_ns: now_ns() })
     }
 
     /// The SMs that the share comes to.
     pub fn sms(&self) -> Sms {
-        self.share.own
+        self.own.sms
     }
 
-    /// A batch starts.
-    pub fn start(&mut self, rows: u32, sent_ns: u64) -> Started {
+    /// A batch starts on a partition.
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         let seen_ns = now_ns();
+        let own = self.division.as_ref().map_or(self.own, |division| Occupied::partition(division, groups));
+        if own != self.own {
+            self.leave();
+            self.own = own;
+        }
         self.occupy(true);
         let at_ns = match self.execution {
             Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
@@ -76,7 +86,7 @@ impl EmulatedGpu {
     pub fn finish(&mut self, started: Started) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
-            Some(execution) => wait_through(&self.pool, execution, self.share, started),
+            Some(execution) => self.wait_through(execution, started),
             None => computed_ns,
         };
         self.free_ns = planned_ns.max(computed_ns);
@@ -95,12 +105,38 @@ impl EmulatedGpu {
             return;
         }
         self.occupied = occupied;
-        self.pool.occupy(self.seat, if occupied { self.share.own } else { Sms(0) });
+        self.pool.occupy(self.seat, occupied.then_some(self.own));
         // Two that start at once must not both miss the other.
         fence(Ordering::SeqCst);
-        let own = if occupied { u64::from(self.share.own.0) } else { 0 };
-        if self.share.contends(self.pool.in_use().saturating_sub(own)) {
+        if self.effective() < f64::from(self.own.sms.0) {
             wake_all(&self.pool);
+        }
+    }
+
+    /// The SMs that it has beside those who execute now.
+    fn effective(&self) -> f64 {
+        self.pool.effective(self.seat, self.own, self.gpu, self.division.as_ref())
+    }
+
+    /// Waits until the batch is through at the speeds that the pool dictates; returns when that was.
+    fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
+        let pool = &self.pool;
+        let mut progress = Progress::start(execution, started.rows, started.at_ns, self.effective());
+        loop {
+            let generation = pool.generation().load(Ordering::Acquire);
+            progress.change(now_ns(), self.effective());
+            let end_ns = progress.end_ns();
+            if end_ns <= now_ns() {
+                return end_ns;
+            }
+            // Ends at the deadline, when the generation changes, or for nothing; all lead to another look.
+            let _why = futex::wait_bitset(
+                pool.generation(),
+                futex::Flags::empty(),
+                generation,
+                Some(&timespec(end_ns)),
+                NonZeroU32::MAX,
+            );
         }
     }
 }
@@ -108,27 +144,6 @@ impl EmulatedGpu {
 impl Drop for EmulatedGpu {
     fn drop(&mut self) {
         self.leave();
-    }
-}
-
-/// Waits until the batch is through at the speeds that the pool dictates; returns when that was.
-fn wait_through(pool: &Pool, execution: &Execution, share: Share, started: Started) -> u64 {
-    let mut progress = Progress::start(execution, share, started.rows, started.at_ns, pool.in_use());
-    loop {
-        let generation = pool.generation().load(Ordering::Acquire);
-        progress.change(now_ns(), pool.in_use());
-        let end_ns = progress.end_ns();
-        if end_ns <= now_ns() {
-            return end_ns;
-        }
-        // Ends at the deadline, when the generation changes, or for nothing; all lead to another look.
-        let _why = futex::wait_bitset(
-            pool.generation(),
-            futex::Flags::empty(),
-            generation,
-            Some(&timespec(end_ns)),
-            NonZeroU32::MAX,
-        );
     }
 }
 
@@ -164,7 +179,9 @@ mod tests {
         EmulatedGpu {
             pool: Pool::adopt(pool.as_fd().try_clone_to_owned().unwrap()).unwrap(),
             seat,
-            share: Share { own: Sms(own), gpu: Sms(100) },
+            gpu: Sms(100),
+            division: None,
+            own: Occupied::anywhere(Sms(own)),
             execution: Some(execution),
             occupied: false,
             free_ns: now_ns(),
@@ -183,9 +200,9 @@ mod tests {
     #[test]
     fn a_refusal_names_the_cause() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, &[0; 8192]).unwrap();
+        std::io::Write::write_all(&mut file, &[0; 1 << 16]).unwrap();
         let unwritable = std::fs::File::open(file.path()).unwrap();
-        let refused = EmulatedGpu::open(Sms(100), 0, Some(unwritable.into()), None).unwrap_err();
+        let refused = EmulatedGpu::open((Sms(100), None), 0, Some(unwritable.into()), None).unwrap_err();
         assert!(refused.to_string().contains("EACCES"), "{refused}");
     }
 
@@ -196,7 +213,7 @@ mod tests {
         let sent = now_ns();
         let first = gpu.free_ns.max(sent);
         for _ in 0..20 {
-            let started = gpu.start(1, sent);
+            let started = gpu.start(1, Groups::WHOLE, sent);
             assert_eq!(gpu.finish(started), Duration::from_millis(2));
         }
         assert_eq!(gpu.free_ns, first + 40 * MS);
@@ -212,11 +229,11 @@ mod tests {
         let mut gpu = gpu(&pool, 0, 50, 1.0);
         gpu.free_ns = now_ns() - 500 * MS;
         let sent = now_ns() - 100 * MS;
-        let started = gpu.start(1, sent);
+        let started = gpu.start(1, Groups::WHOLE, sent);
         assert_eq!(started.at_ns, sent);
         assert_eq!(gpu.finish(started), Duration::from_millis(1));
         assert_eq!(gpu.free_ns, sent + MS);
-        let from_the_future = gpu.start(1, u64::MAX);
+        let from_the_future = gpu.start(1, Groups::WHOLE, u64::MAX);
         assert!(from_the_future.at_ns <= now_ns());
     }
 
@@ -224,7 +241,7 @@ mod tests {
     fn a_computation_longer_than_the_profile_moves_the_timeline() {
         let pool = Pool::create().unwrap();
         let mut gpu = gpu(&pool, 0, 50, 0.001);
-        let started = gpu.start(1, now_ns());
+        let started = gpu.start(1, Groups::WHOLE, now_ns());
         while now_ns() < started.seen_ns + 3 * MS {
             std::hint::spin_loop();
         }
@@ -238,8 +255,8 @@ mod tests {
         let mut ours = gpu(&pool, 0, 50, 5.0);
         let mut theirs = gpu(&pool, 1, u32::MAX, 1.0);
         // Beside so many SMs nothing is left for us: without the wake-up this would take years.
-        let _never_finished = theirs.start(1, now_ns());
-        let started = ours.start(1, now_ns());
+        let _never_finished = theirs.start(1, Groups::WHOLE, now_ns());
+        let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));
         drop(theirs);
         assert!(waiting.join().unwrap() >= Duration::from_millis(5));

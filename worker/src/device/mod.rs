@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::boot::{Assignment, DeviceSpec, Purpose, Refusal};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Profile, Start};
 use shadowslice_shared::units::Sms;
 
@@ -43,11 +44,12 @@ impl Device {
     pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, Refusal> {
         match (assignment.purpose, assignment.device) {
             (Purpose::Reference, _) => Ok(Self::Host),
-            (Purpose::Serve, DeviceSpec::Emulated { sms, seat }) => {
+            (_, DeviceSpec::Emulated { sms, seat }) => {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
-                EmulatedGpu::open(sms, seat, pool, execution).map(Self::Emulated)
+                let division = assignment.partition.as_ref().map(|partition| partition.division.clone());
+                EmulatedGpu::open((sms, division), seat, pool, execution).map(Self::Emulated)
             }
-            (Purpose::Serve, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
+            (_, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
         }
     }
 
@@ -82,14 +84,14 @@ impl Device {
         }
     }
 
-    /// A batch of `rows` rows, sent at `sent_ns`, starts to execute.
-    pub fn start(&mut self, rows: u32, sent_ns: u64) -> Started {
+    /// A batch of `rows` rows, sent at `sent_ns`, starts to execute on a partition.
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         match self {
             Self::Host | Self::Cuda(_) => {
                 let now = now_ns();
                 Started { at_ns: now, seen_ns: now, rows }
             }
-            Self::Emulated(gpu) => gpu.start(rows, sent_ns),
+            Self::Emulated(gpu) => gpu.start(rows, groups, sent_ns),
         }
     }
 

@@ -6,8 +6,9 @@ mod onnxruntime;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{Output, Prepared, RunFailure};
 use shadowslice_shared::boot::{EngineSpec, Refusal};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
@@ -57,11 +58,13 @@ pub struct Signature {
 }
 
 impl Engine {
-    /// Loads a model, on the host's processor or on this GPU.
+    /// Loads a model, on the host's processor or on this GPU; with `partitioned` one whose share is a partition inside
+    /// the process.
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
         gpu: Option<Arc<CudaGpu>>,
+        partitioned: bool,
     ) -> Result<(Self, Signature), Refusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
@@ -69,7 +72,8 @@ impl Engine {
             }
             (EngineSpec::OnnxRuntime { path, threads, providers, .. }, Libraries::OnnxRuntime(library)) => {
                 if let Some(gpu) = gpu {
-                    let (engine, signature) = OnGpu::load(library, path, *threads, (providers, gpu))?;
+                    let (engine, signature) =
+                        OnGpu::load(library, path, *threads, (providers, gpu), partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
                 let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
@@ -90,10 +94,26 @@ impl Engine {
     }
 
     /// The warm-up is over: what comes now comes from clients.
-    pub fn warmed_up(&mut self) {
+    pub fn warmed_up(&mut self) -> Result<(), Refusal> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
+            Self::OnGpu(engine) => engine.warmed_up(),
+        }
+    }
+
+    /// Makes a partition ready. Where nothing is bound to SMs, it is at once. `None` if that is said later.
+    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()), took_us: 0 }),
+            Self::OnGpu(engine) => engine.prepare(groups),
+        }
+    }
+
+    /// Lets go of a partition that was made ready.
+    pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
-            Self::OnGpu(engine) => engine.warmed_up(),
+            Self::OnGpu(engine) => engine.forget(groups),
         }
     }
 

@@ -20,9 +20,27 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
+/// What made-up inputs are for. They differ, so that nothing that was kept of the one passes for an answer to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Draw {
+    /// Warming up, and recording.
+    WarmUp,
+    /// Being held against the reference.
+    Proof,
+}
+
 /// The tensor of input number `input` at a batch size: floats uniform in -1 to 1, all else as `fill` says.
-pub(super) fn tensor(datatype: Datatype, count: usize, size: u32, (input, fill): (usize, Fill)) -> Vec<u8> {
-    let mut random = SplitMix64((u64::from(size) << 32) ^ input as u64);
+pub(super) fn tensor(
+    datatype: Datatype,
+    count: usize,
+    size: u32,
+    (input, fill, draw): (usize, Fill, Draw),
+) -> Vec<u8> {
+    let draw = match draw {
+        Draw::Proof => 0,
+        Draw::WarmUp => 1 << 31,
+    };
+    let mut random = SplitMix64((u64::from(size) << 32) ^ draw ^ input as u64);
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for _ in 0..count {
         let float = random.float();
@@ -77,21 +95,20 @@ mod tests {
     #[test]
     fn every_datatype_has_its_bytes_and_bits_of_both_kinds() {
         for datatype in Datatype::ALL {
-            let bytes = tensor(datatype, 64, 8, (1, Fill::Bits));
+            let bytes = tensor(datatype, 64, 8, (1, Fill::Bits, Draw::Proof));
             match datatype.size() {
                 Some(size) => assert_eq!(bytes.len(), 64 * size, "{datatype}"),
                 None => assert_eq!(byte_strings(&bytes).unwrap().len(), 64),
             }
         }
-        let booleans = tensor(Datatype::Bool, 64, 8, (1, Fill::Bits));
+        let booleans = tensor(Datatype::Bool, 64, 8, (1, Fill::Bits, Draw::Proof));
         assert!(booleans.contains(&0) && booleans.contains(&1) && booleans.iter().all(|&bit| bit < 2));
-        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Ones)), [1, 1, 1]);
-        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Zeros)), [0, 0, 0]);
-        assert!(
-            tensor(Datatype::Fp32, 4, 8, (1, Fill::Bits)) != tensor(Datatype::Fp32, 4, 8, (2, Fill::Bits))
-        );
-        assert!(
-            tensor(Datatype::Fp32, 4, 8, (1, Fill::Bits)) != tensor(Datatype::Fp32, 4, 4, (1, Fill::Bits))
-        );
+        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Ones, Draw::Proof)), [1, 1, 1]);
+        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Zeros, Draw::Proof)), [0, 0, 0]);
+        let floats = |size, input, draw| tensor(Datatype::Fp32, 4, size, (input, Fill::Bits, draw));
+        let proof = floats(8, 1, Draw::Proof);
+        for other in [floats(8, 2, Draw::Proof), floats(4, 1, Draw::Proof), floats(8, 1, Draw::WarmUp)] {
+            assert_ne!(proof, other);
+        }
     }
 }

@@ -7,12 +7,15 @@ mod compare;
 mod made_up;
 mod reference;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, BatchRequest, Extent, IN_FLIGHT, RunFailure};
+use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
 use shadowslice_shared::boot::{Refusal, WarmTime, WarmUp};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
 use shadowslice_shared::tensor::elements;
 
@@ -21,6 +24,7 @@ use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{Engine, Signature};
 use crate::errors::chain;
 use crate::inputs::Inputs;
+pub use made_up::Draw;
 use made_up::Fill;
 use reference::{Answer, Reference, SizeAnswers};
 
@@ -39,8 +43,29 @@ pub struct Trial<'a> {
     pub warm_up: &'a WarmUp,
     /// Where it is heard that nobody waits for the end any more; `None` where somebody does.
     pub socket: Option<BorrowedFd<'a>>,
-    /// How long each size executed.
-    pub times: Vec<WarmTime>,
+    /// The slots that are tried: where batches of each have places of their own, all.
+    pub slots_tried: u8,
+    /// The inputs that were made up so far; to make them up takes longer than to run them.
+    pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
+}
+
+/// A batch of made-up inputs, and the slab in which they lie.
+#[derive(Debug)]
+pub struct MadeUp {
+    fill: Fill,
+    slab: ReadableSlab,
+    shapes: Vec<Vec<i64>>,
+    request: BatchRequest,
+}
+
+/// One run of a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    size: u32,
+    fill: Fill,
+    draw: Draw,
+    slot: u8,
+    groups: Groups,
 }
 
 /// Why a worker is not proven.
@@ -76,28 +101,28 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal
 }
 
 fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, Refusal> {
-    trial.times.clear();
     let sizes = trial.warm_up.sizes.iter().map(|&size| {
-        let answers = trial.run(size, fill, 0)?;
+        let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let (answers, _) = trial.run(run)?;
         Ok(SizeAnswers { size, answers })
     });
     Ok(Reference { fill, sizes: sizes.collect::<Result<_, Refusal>>()? })
 }
 
-/// Runs every size, in the slot that the trial itself does not use, so that whatever happens only once in a
-/// process has happened: memory taken, kernels loaded and chosen. On the inputs of the reference answers, since
-/// others may be none that the model can run on; without any, on the first that are made up.
+/// Runs every size in every slot, so that whatever happens only once in a process has happened: memory taken, kernels
+/// loaded and chosen, executions recorded. On inputs like those of the reference answers, since others may be none that the
+/// model can run on, but not on the same; without any, on the first that are made up.
 pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
     let fill = match file {
         Some(file) => read(file)?.fill,
         None => Fill::ALL[0],
     };
-    let slot = u8::try_from(IN_FLIGHT - 1).expect("there are a handful of slots");
     for &size in &trial.warm_up.sizes {
-        trial.still_wanted()?;
-        trial.run(size, fill, slot)?;
+        for slot in (0..trial.slots_tried).rev() {
+            trial.still_wanted()?;
+            trial.run(Run { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
+        }
     }
-    trial.times.clear();
     Ok(())
 }
 
@@ -105,27 +130,37 @@ fn read(file: &File) -> Result<Reference, Refusal> {
     Reference::read(file).map_err(|fault| Refusal::Setup(chain(&fault)))
 }
 
-/// Runs every size, and compares the answers with those that were written.
-pub fn prove(trial: &mut Trial<'_>, file: &File) -> Result<(), Unproven> {
-    let reference = read(file)?;
+/// Runs every size on a partition, and compares the answers with those that were written; returns how long each took.
+pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
+    let Reference { fill, sizes } = read(file)?;
+    let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
     for &size in &trial.warm_up.sizes {
-        trial.still_wanted()?;
-        let expected = reference.at(size).filter(|expected| expected.len() == trial.signature.outputs.len());
+        let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
+        let expected = known.filter(|expected| expected.len() == trial.signature.outputs.len());
         let expected = expected.ok_or_else(|| {
             Refusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
-        let answers = trial.run(size, reference.fill, 0)?;
-        let mut farthest = 0.0_f64;
-        for ((spec, expected), answer) in trial.signature.outputs.iter().zip(expected).zip(&answers) {
-            let off = compare::compare(spec.datatype, expected, answer)
-                .map_err(|wrong| Refusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
-            farthest = farthest.max(off);
+        let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
+        for slot in (0..trial.slots_tried).rev() {
+            trial.still_wanted()?;
+            let (answers, took) = trial.run(Run { size, fill, draw: Draw::Proof, slot, groups })?;
+            time.took = time.took.min(took);
+            time.error = time.error.max(off(trial.signature, expected, &answers, size)?);
         }
-        if let Some(last) = trial.times.last_mut() {
-            last.error = farthest;
-        }
+        times.push(time);
     }
-    Ok(())
+    Ok(times)
+}
+
+/// How far answers lie from those that were written, which must not be too far.
+fn off(signature: &Signature, expected: &[Answer], answers: &[Answer], size: u32) -> Result<f64, Refusal> {
+    let mut farthest = 0.0_f64;
+    for ((spec, expected), answer) in signature.outputs.iter().zip(expected).zip(answers) {
+        let off = compare::compare(spec.datatype, expected, answer)
+            .map_err(|wrong| Refusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
+        farthest = farthest.max(off);
+    }
+    Ok(farthest)
 }
 
 impl Trial<'_> {
@@ -134,28 +169,39 @@ impl Trial<'_> {
         self.socket.map_or(Ok(()), still_wanted)
     }
 
-    /// Runs one batch of a single request of `size` rows.
-    fn run(&mut self, size: u32, fill: Fill, slot: u8) -> Result<Vec<Answer>, Refusal> {
-        let (slab, batch) = self.batch(size, fill, slot)?;
-        let failed = |failure: RunFailure| Refusal::WarmUp { size, why: failure.to_string() };
-        let inputs =
-            Inputs::check(&batch, &slab, &self.signature.inputs, self.warm_up.batched).map_err(failed)?;
+    /// Runs one batch of a single request; returns its answers, and how long it executed.
+    fn run(&mut self, run: Run) -> Result<(Vec<Answer>, Duration), Refusal> {
+        let made_up = self.made_up(run)?;
+        let Run { slot, groups, .. } = run;
+        let (shapes, requests) = (made_up.shapes.clone(), vec![made_up.request.clone()]);
+        let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests };
+        let failed = |failure: RunFailure| Refusal::WarmUp { size: run.size, why: failure.to_string() };
+        let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
+            .map_err(failed)?;
         let begun_ns = now_ns();
         let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
-        let took = self.engine.executed(slot).unwrap_or(waited);
-        self.times.push(WarmTime { rows: size, took, error: 0.0 });
+        let took = self.engine.executed(run.slot).unwrap_or(waited);
         let answers = outputs.into_iter().map(|output| {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();
             Answer { shape: output.shape, bytes: parts.concat() }
         });
-        Ok(answers.collect())
+        Ok((answers.collect(), took))
     }
 
-    /// A batch of made-up inputs, and the slab in which they lie.
-    fn batch(&self, size: u32, fill: Fill, slot: u8) -> Result<(ReadableSlab, Batch), Refusal> {
+    fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, Refusal> {
+        let key = (run.size, run.draw);
+        if let Some(known) = self.inputs.get(&key).filter(|known| known.fill == run.fill) {
+            return Ok(Rc::clone(known));
+        }
+        let made_up = Rc::new(self.make_up(run)?);
+        self.inputs.insert(key, Rc::clone(&made_up));
+        Ok(made_up)
+    }
+
+    fn make_up(&self, Run { size, fill, draw, .. }: Run) -> Result<MadeUp, Refusal> {
         let setup =
             |why: &str| Refusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
         let WarmUp { shapes, .. } = self.warm_up;
@@ -171,7 +217,7 @@ impl Trial<'_> {
                     spec.name
                 ))
             })?;
-            let tensor = made_up::tensor(spec.datatype, count, size, (index, fill));
+            let tensor = made_up::tensor(spec.datatype, count, size, (index, fill, draw));
             bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
             extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
             bytes.extend(tensor);
@@ -182,7 +228,7 @@ impl Trial<'_> {
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&chain(&fault)))?;
         slab.write(0, &bytes).expect("it was made for these bytes");
         let view = ReadableSlab::map(slab.as_fd(), len).map_err(|fault| setup(&chain(&fault)))?;
-        let requests = vec![BatchRequest { rows: size, inputs: extents }];
-        Ok((view, Batch { id: 0, slot, sent_ns: 0, shapes: shapes.clone(), requests }))
+        let request = BatchRequest { rows: size, inputs: extents };
+        Ok(MadeUp { fill, slab: view, shapes: shapes.clone(), request })
     }
 }

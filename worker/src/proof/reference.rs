@@ -58,12 +58,6 @@ impl Reference {
         file.read_exact_at(&mut bytes, 0).map_err(ReferenceError::Read)?;
         postcard::from_bytes(&bytes).map_err(ReferenceError::Garbled)
     }
-
-    /// The answers at a batch size.
-    pub(super) fn at(&self, size: u32) -> Option<&[Answer]> {
-        let found = self.sizes.iter().find(|answers| answers.size == size);
-        found.map(|answers| answers.answers.as_slice())
-    }
 }
 
 #[cfg(test)]
@@ -81,8 +75,6 @@ mod tests {
         reference().write(&file).unwrap();
         let read = Reference::read(&file).unwrap();
         assert_eq!(read, reference());
-        assert!(read.at(4).is_some());
-        assert!(read.at(8).is_none());
     }
 
     #[test]

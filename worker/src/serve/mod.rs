@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, MAX_MESSAGE_BYTES, Output, RunFailure, UNREADABLE, decode, encode,
+    Answer, Batch, Command, MAX_MESSAGE_BYTES, Output, Prepared, Report, RunFailure, UNREADABLE, Unprepared,
+    decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
@@ -68,11 +69,19 @@ impl Warm {
     fn one_by_one(mut self) -> Result<(), ServeFault> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
-            let answer = match read(&message, len) {
-                Ok(batch) => self.answer(&batch),
-                Err(unreadable) => unreadable,
+            let report = match read(&message, len) {
+                Ok(Command::Run(batch)) => Report::Answer(self.answer(&batch)),
+                Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
+                    Some(prepared) => Report::Prepared(prepared),
+                    None => continue,
+                },
+                Ok(Command::Forget(groups)) => {
+                    self.engine.forget(groups);
+                    continue;
+                }
+                Err(unreadable) => Report::Answer(unreadable),
             };
-            if !say(&self.socket, &answer, &mut message)? {
+            if !say(&self.socket, &report, &mut message)? {
                 return Ok(());
             }
         }
@@ -105,7 +114,7 @@ impl Warm {
     /// A batch that fails takes none of the device's time.
     fn run(&mut self, batch: &Batch) -> Result<(Duration, Vec<Output>), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
-        let started = self.device.start(inputs.rows().unwrap_or(1), batch.sent_ns);
+        let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
         let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
         Ok((self.device.finish(started), outputs))
     }
@@ -120,20 +129,20 @@ fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
     }
 }
 
-/// The batch in a message of this length, or the answer to one that cannot be read.
-fn read(message: &[u8], len: usize) -> Result<Batch, Answer> {
-    match message.get(..len).map(decode::<Batch>) {
-        Some(Ok(batch)) => Ok(batch),
+/// The command in a message of this length, or the answer to one that cannot be read.
+fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
+    match message.get(..len).map(decode::<Command>) {
+        Some(Ok(command)) => Ok(command),
         Some(Err(fault)) => Err(unreadable(&chain(&fault))),
         None => Err(unreadable("it is longer than a message may be")),
     }
 }
 
-/// Sends an answer; `false` if nobody is there to hear it.
-fn say(socket: &OwnedFd, answer: &Answer, message: &mut [u8]) -> Result<bool, ServeFault> {
-    let bytes = match encode(answer, message) {
+/// Sends a report; `false` if nobody is there to hear it.
+fn say(socket: &OwnedFd, report: &Report, message: &mut [u8]) -> Result<bool, ServeFault> {
+    let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
-        Err(_) => encode(&too_long(answer), message).expect("a short reason fits").len(),
+        Err(_) => encode(&too_long(report), message).expect("a short reason fits").len(),
     };
     match send(socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
         Ok(_) => Ok(true),
@@ -150,9 +159,18 @@ fn unreadable(why: &str) -> Answer {
     Answer { id: UNREADABLE, execution_us: 0, result: Err(RunFailure::BadBatch(why.to_owned())) }
 }
 
-fn too_long(answer: &Answer) -> Answer {
-    let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
-    Answer { id: answer.id, execution_us: answer.execution_us, result: Err(RunFailure::BadBatch(why)) }
+fn too_long(report: &Report) -> Report {
+    match report {
+        Report::Answer(Answer { id, execution_us, .. }) => {
+            let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
+            let (id, execution_us) = (*id, *execution_us);
+            Report::Answer(Answer { id, execution_us, result: Err(RunFailure::BadBatch(why)) })
+        }
+        Report::Prepared(prepared) => {
+            let why = "the reason is longer than a message may be".to_owned();
+            Report::Prepared(Prepared { result: Err(Unprepared::Impossible(why)), ..prepared.clone() })
+        }
+    }
 }
 
 fn shortened(failure: RunFailure) -> RunFailure {

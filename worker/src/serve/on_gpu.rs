@@ -7,7 +7,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use rustix::event::{PollFd, PollFlags, poll};
-use shadowslice_shared::batch::{Answer, Batch, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, RunFailure};
+use shadowslice_shared::batch::{
+    Answer, Batch, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, Report, RunFailure,
+};
 use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeFault, length, micros, read, say, shortened};
@@ -55,7 +57,7 @@ impl OnGpu {
         let mut more = true;
         while more || !self.flying.is_empty() {
             let ready = self.wait(socket, more)?;
-            if ready.through && !self.answer_those_through(socket, &mut message)? {
+            if ready.through && !self.report_those_through(socket, &mut message)? {
                 return Ok(());
             }
             if !ready.message {
@@ -69,8 +71,8 @@ impl OnGpu {
             match length(received)? {
                 None => more = false,
                 Some(len) => {
-                    if let Some(answer) = self.begin(read(&message, len))?
-                        && !say(socket, &answer, &mut message)?
+                    if let Some(report) = self.obey(read(&message, len))?
+                        && !say(socket, &report, &mut message)?
                     {
                         return Ok(());
                     }
@@ -78,6 +80,19 @@ impl OnGpu {
             }
         }
         Ok(())
+    }
+
+    /// Carries out a command; there is a report at once only of what did not take long.
+    fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<Report>, ServeFault> {
+        match command {
+            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(Report::Answer)),
+            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(Report::Prepared)),
+            Ok(Command::Forget(groups)) => {
+                self.engine.forget(groups);
+                Ok(None)
+            }
+            Err(unreadable) => Ok(Some(Report::Answer(unreadable))),
+        }
     }
 
     /// Waits for a message, if there is room for a batch, and for a batch that is through.
@@ -96,12 +111,8 @@ impl OnGpu {
     }
 
     /// Puts a batch on the GPU; an answer comes back at once only if that failed.
-    fn begin(&mut self, batch: Result<Batch, Answer>) -> Result<Option<Answer>, ServeFault> {
-        let batch = match batch {
-            Ok(batch) => batch,
-            Err(unreadable) => return Ok(Some(unreadable)),
-        };
-        match self.launch(&batch) {
+    fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
+        match self.launch(batch) {
             Ok(outputs) => {
                 self.flying.push_back(Flying { id: batch.id, slot: batch.slot, outputs });
                 Ok(None)
@@ -119,14 +130,19 @@ impl OnGpu {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Answers the batches that are through; `false` if nobody is there to hear it.
-    fn answer_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
+    /// Reports the batches that are through, and the partitions that are ready; `false` if nobody is there to hear it.
+    fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
+        while let Some(prepared) = self.engine.made() {
+            if !say(socket, &Report::Prepared(prepared), message)? {
+                return Ok(false);
+            }
+        }
         while let Some(first) = self.flying.front() {
             let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
-            if !say(socket, &answered(id, execution, outputs), message)? {
+            if !say(socket, &Report::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }

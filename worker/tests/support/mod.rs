@@ -8,26 +8,28 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, ExitStatus, Stdio};
 
 use command_fds::{CommandFdExt, FdMapping};
 use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver, IpcSender};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, decode, encode,
+    Answer, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, Report, RunFailure,
+    Unprepared, decode, encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Provider, Purpose, Refusal,
-    SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
+    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, PartitionProof, Partitioned,
+    Provider, Purpose, Refusal, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::pool::Pool;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::{AnswerSlab, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
 
-pub const REQUEST_BYTES: u64 = 1 << 20;
+pub const REQUEST_BYTES: u64 = 64 << 20;
 pub const SLOT_BYTES: u64 = 1 << 18;
 
 /// An output: its shape without the batch axis, and the bytes of each request's part.
@@ -40,11 +42,12 @@ pub struct Setup {
     pub profile: Option<Profile>,
     pub share: Option<&'static str>,
     pub seat: u32,
+    pub partition: Option<Partitioned>,
 }
 
 impl Setup {
     pub fn new(engine: EngineSpec) -> Self {
-        Self { engine, purpose: Purpose::Serve, profile: None, share: None, seat: 0 }
+        Self { engine, purpose: Purpose::Serve, profile: None, share: None, seat: 0, partition: None }
     }
 }
 
@@ -77,7 +80,7 @@ impl Worker {
         let requests = WritableSlab::create("requests", REQUEST_BYTES).unwrap();
         let responses = AnswerSlab::create("responses", SLOT_BYTES * IN_FLIGHT as u64).unwrap();
         let pool = Pool::create().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
+        let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.args(["--boot", &name]).env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
         // As the supervisor does: ONNX Runtime would send telemetry from the moment it is loaded.
         command.env("ORT_DISABLE_TELEMETRY", "1");
@@ -111,6 +114,7 @@ impl Worker {
             profile: setup.profile,
             request_bytes: REQUEST_BYTES,
             response_slot_bytes: SLOT_BYTES,
+            partition: setup.partition,
         };
         Self { child, says, orders, socket, requests, responses, pool, assignment }
     }
@@ -130,13 +134,13 @@ impl Worker {
         }
     }
 
-    /// Has it warm up.
-    pub fn warm(&self, warm_up: WarmUp) -> Result<(), Refusal> {
+    /// Has it warm up; returns what it proved of partitions.
+    pub fn warm(&self, warm_up: WarmUp) -> Result<Vec<PartitionProof>, Refusal> {
         self.orders.send(Order::Warm(warm_up)).unwrap();
         match self.says.recv().unwrap() {
-            WorkerSays::Warmed(Warmed { times, .. }) => {
-                assert!(!times.is_empty());
-                Ok(())
+            WorkerSays::Warmed(Warmed { times, partitions, .. }) => {
+                assert_eq!(times.is_empty(), self.assignment.purpose.is_reference());
+                Ok(partitions)
             }
             WorkerSays::Refused(refusal) => Err(refusal),
             other => panic!("{other:?}"),
@@ -148,18 +152,43 @@ impl Worker {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
-    /// Sends a batch.
-    pub fn send(&self, batch: &Batch) {
+    /// Sends a command.
+    pub fn command(&self, command: &Command) {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-        self.send_bytes(encode(batch, &mut buffer).unwrap());
+        self.send_bytes(encode(command, &mut buffer).unwrap());
     }
 
-    /// Waits for an answer.
-    pub fn receive(&self) -> Answer {
+    /// Sends a batch.
+    pub fn send(&self, batch: &Batch) {
+        self.command(&Command::Run(batch.clone()));
+    }
+
+    /// Waits for a report.
+    pub fn report(&self) -> Report {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         assert_ne!(len, 0, "the worker is dead");
         decode(&buffer[..len]).unwrap()
+    }
+
+    /// Waits for an answer.
+    pub fn receive(&self) -> Answer {
+        match self.report() {
+            Report::Answer(answer) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Has it make a partition ready.
+    pub fn prepare(&self, groups: Groups) -> Result<(), Unprepared> {
+        self.command(&Command::Prepare(groups));
+        match self.report() {
+            Report::Prepared(prepared) => {
+                assert_eq!(prepared.groups, groups);
+                prepared.result
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Puts requests into the slab, one input after the other: per request its rows and the bytes of
@@ -181,6 +210,7 @@ impl Worker {
             id: 7,
             slot: 0,
             sent_ns: 0,
+            groups: Groups::WHOLE,
             shapes: shapes.iter().map(|shape| shape.to_vec()).collect(),
             requests,
         }

@@ -1,34 +1,225 @@
-//! A piece of work that was recorded once, and is started again at the cost of one call.
+//! A piece of work that was recorded once, and is started again at the cost of one call: on the SMs of the whole process,
+//! or on those of a partition that it was moved to.
+//!
+//! A kernel runs where the context of its node lies, whichever stream the graph is put on. So a recording is moved by
+//! giving its nodes another context; what was made ready of it before stays as it was.
 
 use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::Arc;
 
-use cudarc::driver::{CudaGraph, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
+use super::partition::GreenContext;
 use super::{CudaFault, CudaGpu, fault};
 
-/// Recorded work. What it reads and writes must stay where it was.
-pub struct Graph(CudaGraph);
+/// Types of nodes, as the driver numbers them.
+const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
+const COPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
+const FILL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
+const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
+const ALLOT: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
+const FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-impl fmt::Debug for Graph {
+/// Recorded work that can be made ready for partitions. What it reads and writes must stay where it was.
+pub struct Recording {
+    graph: sys::CUgraph,
+    context: Arc<CudaContext>,
+}
+
+/// Recorded work that can be started.
+pub struct Executable {
+    executable: sys::CUgraphExec,
+    context: Arc<CudaContext>,
+    /// Where it was moved to; it goes after this.
+    _partition: Option<Arc<GreenContext>>,
+}
+
+// SAFETY: the driver lets any thread use a graph, as long as no two do at once: a `Recording` has one owner, and what
+// changes it takes it by `&mut`.
+unsafe impl Send for Recording {}
+// SAFETY: as above; starting it is what its one owner does.
+unsafe impl Send for Executable {}
+
+impl fmt::Debug for Recording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").finish_non_exhaustive()
+        f.debug_struct("Recording").finish_non_exhaustive()
     }
+}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executable").finish_non_exhaustive()
+    }
+}
+
+/// Why recorded work cannot be moved to a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unmovable {
+    /// A kernel of an older kind, which belongs to the context that loaded it.
+    #[error("a kernel in it is bound to its context")]
+    BoundKernel,
+    /// Something else.
+    #[error("it has a node of type {0}, which cannot be moved")]
+    Node(u32),
+    /// The driver.
+    #[error("the driver cannot tell what is in it")]
+    Driver(#[source] DriverError),
 }
 
 impl CudaGpu {
     /// Records what `work` puts on the compute stream, without executing it; `None` if that cannot be recorded.
-    pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Graph>, CudaFault> {
+    pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaFault> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.compute.begin_capture(relaxed).map_err(fault("record a batch"))?;
         let worked = work();
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         // What was not allowed in a recording ends it, and makes this fail.
-        let graph = self.compute.end_capture(flags).ok().flatten();
-        Ok(graph.filter(|_| worked.is_ok()).map(Graph))
+        // SAFETY: the stream is ours, and recording since above.
+        let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
+        let graph = graph.ok().filter(|graph| !graph.is_null());
+        let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
+        Ok(recording.filter(|_| worked.is_ok()))
     }
 
     /// Puts recorded work on the compute stream.
-    pub fn replay(&self, graph: &Graph) -> Result<(), CudaFault> {
-        graph.0.launch().map_err(fault("start recorded work"))
+    pub fn replay(&self, executable: &Executable) -> Result<(), CudaFault> {
+        // SAFETY: both are alive, and of this process.
+        let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
+        launched.map_err(fault("start recorded work"))
+    }
+}
+
+/// The way of recorded work to the GPU, on which nothing else travels.
+pub struct UploadStream(Arc<CudaStream>);
+
+impl UploadStream {
+    /// A stream of its own.
+    pub fn new(gpu: &CudaGpu) -> Result<Self, CudaFault> {
+        gpu.context.new_stream().map(Self).map_err(fault("make a stream"))
+    }
+}
+
+impl fmt::Debug for UploadStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UploadStream").finish_non_exhaustive()
+    }
+}
+
+impl Recording {
+    /// Makes it ready on all SMs of the process, where it was recorded.
+    pub fn ready(&self) -> Result<Executable, CudaFault> {
+        self.instantiate(None)
+    }
+
+    /// Makes it ready on the SMs of a partition, so that its first start takes no longer than later ones. It must be
+    /// movable.
+    pub fn ready_on(
+        &mut self,
+        partition: &Arc<GreenContext>,
+        uploads: &UploadStream,
+    ) -> Result<Executable, CudaFault> {
+        self.move_to(partition.context()).map_err(fault("move recorded work to a partition"))?;
+        let executable = self.instantiate(Some(Arc::clone(partition)))?;
+        let stream = uploads.0.cu_stream();
+        // SAFETY: both are alive, and of this process.
+        let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
+        uploaded.and_then(|()| uploads.0.synchronize()).map_err(fault("bring recorded work to it"))?;
+        Ok(executable)
+    }
+
+    fn instantiate(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaFault> {
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        // SAFETY: the graph is ours and alive.
+        let executable = unsafe { result::graph::instantiate(self.graph, flags) };
+        let executable = executable.map_err(fault("make recorded work ready"))?;
+        Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
+    }
+
+    /// Whether it can be moved to partitions.
+    pub fn movable(&self) -> Result<(), Unmovable> {
+        self.nodes().map_err(Unmovable::Driver)?.into_iter().try_for_each(|node| {
+            match type_of(node).map_err(Unmovable::Driver)? {
+                KERNEL => {
+                    let kernel = kernel_of(node).map_err(Unmovable::Driver)?;
+                    if kernel.kern.is_null() { Err(Unmovable::BoundKernel) } else { Ok(()) }
+                }
+                // Small fills and copies, which keep no SM from others for long, and memory.
+                COPY | FILL | EMPTY | ALLOT | FREE => Ok(()),
+                other => Err(Unmovable::Node(other)),
+            }
+        })
+    }
+
+    /// How many nodes it has of each type, by the driver's number.
+    pub fn census(&self) -> Result<Vec<(u32, usize)>, CudaFault> {
+        let told = fault("tell what was recorded");
+        let mut counts = std::collections::BTreeMap::new();
+        for node in self.nodes().map_err(&told)? {
+            *counts.entry(type_of(node).map_err(&told)?).or_default() += 1;
+        }
+        Ok(counts.into_iter().collect())
+    }
+
+    fn move_to(&mut self, context: sys::CUcontext) -> Result<(), DriverError> {
+        for node in self.nodes()? {
+            if type_of(node)? != KERNEL {
+                continue;
+            }
+            let mut kernel = kernel_of(node)?;
+            // With a function, which belongs to a context, the other context would be ignored.
+            kernel.func = null_mut();
+            kernel.ctx = context;
+            // SAFETY: the node is this graph's, and its arguments are those that it has.
+            unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()?;
+        }
+        Ok(())
+    }
+
+    fn nodes(&self) -> Result<Vec<sys::CUgraphNode>, DriverError> {
+        let mut count = 0;
+        // SAFETY: without room for nodes, their number is written.
+        unsafe { sys::cuGraphGetNodes(self.graph, null_mut(), &mut count) }.result()?;
+        let mut nodes = vec![null_mut(); count];
+        // SAFETY: there is room for as many as were just counted, and nobody adds one.
+        unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count) }.result()?;
+        nodes.truncate(count);
+        Ok(nodes)
+    }
+}
+
+/// The type of a node, as a number: a driver may know more of them than its bindings.
+fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
+    let mut kind = u32::MAX;
+    // SAFETY: the node is alive, and the driver writes one number of this size.
+    unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) }.result()?;
+    Ok(kind)
+}
+
+fn kernel_of(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, DriverError> {
+    let mut params = MaybeUninit::uninit();
+    // SAFETY: the node is alive and a kernel's; the driver fills all of it in.
+    unsafe {
+        sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()).result()?;
+        Ok(params.assume_init())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // If the context is beyond use, all of it is gone.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: ours, and used no more; what was made ready of it has a life of its own.
+            unsafe { result::graph::destroy(self.graph) }.ok();
+        }
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: ours, and started no more; what of it still runs ends first.
+            unsafe { result::graph::exec_destroy(self.executable) }.ok();
+        }
     }
 }

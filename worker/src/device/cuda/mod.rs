@@ -8,7 +8,9 @@
 
 pub mod buffer;
 pub mod graph;
+pub mod isolation;
 mod open;
+pub mod partition;
 pub mod pinned;
 pub mod trials;
 
@@ -95,6 +97,16 @@ impl CudaGpu {
     /// Readable when a batch is through.
     pub fn through(&self) -> BorrowedFd<'_> {
         self.through.as_fd()
+    }
+
+    /// Makes [`CudaGpu::through`] readable though no batch is through.
+    pub fn wake(&self) {
+        wake(&self.through);
+    }
+
+    /// Lets this thread call the driver.
+    pub fn bind(&self) -> Result<(), CudaFault> {
+        self.context.bind_to_thread().map_err(fault("be used by another thread"))
     }
 
     /// Forgets that a batch was through, before looking which.
@@ -196,7 +208,10 @@ impl Flight {
 unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
     // SAFETY: the event file is open as long as the stream is.
-    let file = unsafe { BorrowedFd::borrow_raw(file) };
+    wake(unsafe { BorrowedFd::borrow_raw(file) });
+}
+
+fn wake(file: impl AsFd) {
     // Full means that it is readable already.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

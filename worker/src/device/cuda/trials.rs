@@ -1,14 +1,15 @@
 //! What things cost on this GPU that a worker does not do yet: for `shadowslice-worker --probe`.
 
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::MaybeUninit;
 use std::process::Command;
-use std::ptr::null_mut;
 use std::time::Instant;
 
 use cudarc::driver::{DriverError, result, sys};
 use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Percent;
 
+use super::partition::SmGroups;
 use super::{CudaFault, CudaGpu, fault, open};
 
 /// How often each is done.
@@ -34,6 +35,8 @@ pub struct Facts {
     pub memory_total: usize,
     /// Bytes that are free, with this process's context.
     pub memory_free: usize,
+    /// How its SMs divide into groups; `None` where they do not.
+    pub division: Option<Division>,
 }
 
 /// Initialises the driver, without a context. If it cannot be, opening the GPU will say why.
@@ -60,6 +63,7 @@ pub fn facts(gpu: &CudaGpu) -> Result<Facts, CudaFault> {
         driver,
         memory_total,
         memory_free,
+        division: SmGroups::of(gpu).ok().map(|groups| groups.division().clone()),
     })
 }
 
@@ -81,24 +85,21 @@ pub struct GreenTimes {
     pub stay_us: Vec<f64>,
 }
 
-struct Green {
-    context: sys::CUgreenCtx,
-    stream: sys::CUstream,
-}
-
 /// Makes green contexts on the two halves of the SMs, and moves work from one to the other.
 pub fn green(gpu: &CudaGpu) -> Result<GreenTimes, CudaFault> {
     let failed = fault("be divided into green contexts");
-    let halves = halves(gpu).map_err(&failed)?;
+    let undivided = |_| failed(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
+    let groups = SmGroups::of(gpu).map_err(undivided)?;
+    let half = Groups::first(groups.division().count() / 2);
+    let rest = (0..groups.division().count()).filter(|&group| !half.contains(group)).collect();
     let mut create_us = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
         let begun = Instant::now();
-        let green = make_green(gpu, halves[0]).map_err(&failed)?;
+        groups.context(half)?.stream()?;
         create_us.push(us(begun));
-        destroy(green).map_err(&failed)?;
     }
-    let (first, second) =
-        (make_green(gpu, halves[0]).map_err(&failed)?, make_green(gpu, halves[1]).map_err(&failed)?);
+    let (first, second) = (groups.context(half)?, groups.context(rest)?);
+    let (first, second) = (first.stream()?, second.stream()?);
     // SAFETY: allocated here, used by the work below only, freed after it.
     let place = unsafe { result::malloc_sync(4096) }.map_err(&failed)?;
     let event = gpu.context.new_event(None).map_err(&failed)?;
@@ -115,51 +116,12 @@ pub fn green(gpu: &CudaGpu) -> Result<GreenTimes, CudaFault> {
         Ok::<f64, DriverError>(us(begun))
     };
     let repeat = |from, to| (0..TIMES).map(|_| timed(from, to)).collect::<Result<Vec<_>, _>>();
-    let switch_us = repeat(first.stream, second.stream).map_err(&failed)?;
-    let stay_us = repeat(first.stream, first.stream).map_err(&failed)?;
+    let switch_us = repeat(first.raw(), second.raw()).map_err(&failed)?;
+    let stay_us = repeat(first.raw(), first.raw()).map_err(&failed)?;
     // SAFETY: all work on it has been waited for.
     unsafe { result::free_sync(place) }.map_err(&failed)?;
-    destroy(first).and(destroy(second)).map_err(&failed)?;
-    // SAFETY: resources of the kind SM carry a count of SMs.
-    let sms = halves.iter().map(|half| unsafe { half.__bindgen_anon_1.sm.smCount }).collect();
+    let sms = [half, rest].map(|groups_of| groups.division().sms(groups_of).0).to_vec();
     Ok(GreenTimes { sms, create_us, switch_us, stay_us })
-}
-
-/// The SMs in two groups: about half, in steps that the hardware allows, and what remains.
-fn halves(gpu: &CudaGpu) -> Result<[sys::CUdevResource; 2], DriverError> {
-    let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
-    // SAFETY: plain data, for which zeros are a value; the driver fills it in below.
-    let (mut all, mut first, mut rest): (sys::CUdevResource, sys::CUdevResource, sys::CUdevResource) =
-        unsafe { (zeroed(), zeroed(), zeroed()) };
-    let mut groups = 1;
-    let half = gpu.sms().0 / 2 / 8 * 8;
-    // SAFETY: each pointer is to a resource or number of ours, and one group is asked for.
-    unsafe {
-        sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
-        sys::cuDevSmResourceSplitByCount(&mut first, &mut groups, &all, &mut rest, 0, half).result()?;
-    }
-    Ok([first, rest])
-}
-
-fn make_green(gpu: &CudaGpu, mut sms: sys::CUdevResource) -> Result<Green, DriverError> {
-    let (mut description, mut context, mut stream) = (null_mut(), null_mut(), null_mut());
-    let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-    let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-    // SAFETY: each pointer is to a handle of ours that the driver fills in.
-    unsafe {
-        sys::cuDevResourceGenerateDesc(&mut description, &mut sms, 1).result()?;
-        sys::cuGreenCtxCreate(&mut context, description, gpu.context.cu_device(), flags).result()?;
-        sys::cuGreenCtxStreamCreate(&mut stream, context, non_blocking, 0).result()?;
-    }
-    Ok(Green { context, stream })
-}
-
-fn destroy(green: Green) -> Result<(), DriverError> {
-    // SAFETY: both are ours, idle, and used no more.
-    unsafe {
-        result::stream::destroy(green.stream)?;
-        sys::cuGreenCtxDestroy(green.context).result()
-    }
 }
 
 /// Times of sharing memory between processes, in µs.

@@ -14,7 +14,7 @@ use super::output::{Layout, layout};
 use super::{broken, element_type, failed};
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::buffer::DeviceBuffer;
-use crate::device::cuda::graph::Graph;
+use crate::device::cuda::graph::{Executable, Recording};
 
 /// What batches are alike in that share their places.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,10 +38,17 @@ impl Kind {
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) kind: Kind,
-    /// Which session executes them.
-    pub(super) session: usize,
+    pub(super) session: SessionOf,
     pub(super) how: How,
     pub(super) inputs: Vec<DeviceBuffer>,
+}
+
+/// Which session executes batches of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SessionOf {
+    pub(super) index: usize,
+    /// Whether all that it does happens on the GPU, so that it can be recorded.
+    pub(super) recordable: bool,
 }
 
 /// How a batch is executed.
@@ -51,7 +58,17 @@ pub(super) enum How {
     Eager(Box<IoBinding>),
     /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the algorithms of a
     /// convolution anew whenever the batch size changes, which a recording does not.
-    Recorded(Graph, Vec<Fixed>),
+    Recorded(Recorded),
+}
+
+/// A recorded execution.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    /// On all SMs of the process.
+    pub(super) whole: Executable,
+    /// Which of the model's recordings it is.
+    pub(super) recording: usize,
+    pub(super) outputs: Vec<Fixed>,
 }
 
 /// An output that stays where it is.
@@ -80,7 +97,7 @@ impl Maker<'_> {
     pub(super) fn bind(
         &self,
         session: &Session,
-        kind: Kind,
+        (kind, of): (Kind, SessionOf),
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<Bound, RunFailure> {
@@ -95,7 +112,7 @@ impl Maker<'_> {
         for spec in outputs {
             binding.bind_output_to_device(&spec.name, self.memory).map_err(|fault| failed(&fault))?;
         }
-        Ok(Bound { kind, session: 0, how: How::Eager(Box::new(binding)), inputs: buffers })
+        Ok(Bound { kind, session: of, how: How::Eager(Box::new(binding)), inputs: buffers })
     }
 
     /// Memory for a tensor, and the tensor over it.
@@ -124,15 +141,20 @@ impl Maker<'_> {
 }
 
 impl Recorder<'_> {
-    /// Records the execution of a batch whose inputs are in place, if it can be recorded. It is executed once before,
-    /// so that all that happens only once has happened.
-    pub(super) fn record(&mut self, bound: &mut Bound, outputs: &[TensorSpec]) -> Result<(), RunFailure> {
-        let How::Eager(binding) = &mut bound.how else { return Ok(()) };
+    /// Records the execution of a batch whose inputs are in place, if it can be recorded, and so many copies more, which
+    /// are returned. It is executed once before, so that all that happens only once has happened.
+    pub(super) fn record(
+        &mut self,
+        bound: &mut Bound,
+        outputs: &[TensorSpec],
+        copies: usize,
+    ) -> Result<Vec<Recording>, RunFailure> {
+        let How::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
         let answer = self.session.run_binding_with_options(binding, self.options);
         let answer = answer.map_err(|fault| failed(&fault))?;
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
-            let Some(value) = answer.get(&spec.name) else { return Ok(()) };
+            let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
             layouts.push(layout(spec, value, bound.kind.rows)?);
         }
         drop(answer);
@@ -145,18 +167,22 @@ impl Recorder<'_> {
             binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
             fixed.push(Fixed { layout, buffer });
         }
-        let (session, options) = (&mut *self.session, self.options);
-        let work = || session.run_binding_with_options(binding, options).map(drop);
-        match self.maker.gpu.record(work).map_err(|fault| broken(&fault))? {
-            Some(graph) => bound.how = How::Recorded(graph, fixed),
-            None => {
-                for spec in outputs {
-                    binding
-                        .bind_output_to_device(&spec.name, self.maker.memory)
-                        .map_err(|fault| failed(&fault))?;
-                }
+        let mut record = || {
+            let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
+            self.maker.gpu.record(work).map_err(|fault| broken(&fault))
+        };
+        let Some(recording) = record()? else {
+            for spec in outputs {
+                binding
+                    .bind_output_to_device(&spec.name, self.maker.memory)
+                    .map_err(|fault| failed(&fault))?;
             }
-        }
-        Ok(())
+            return Ok(Vec::new());
+        };
+        let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
+        let whole = recording.ready().map_err(|fault| broken(&fault))?;
+        bound.how = How::Recorded(Recorded { whole, recording: 0, outputs: fixed });
+        copies
+            .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))
     }
 }

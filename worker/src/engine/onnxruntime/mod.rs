@@ -4,9 +4,11 @@
 mod bound;
 mod gather;
 mod input;
+mod loader;
 mod on_gpu;
 mod operators;
 mod output;
+mod partitions;
 mod providers;
 mod strings;
 

@@ -3,22 +3,25 @@
 #![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use ort::environment::Environment;
-use ort::logging::LogLevel;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
-use ort::session::builder::SessionBuilder;
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{Output, Prepared, RunFailure, Unprepared};
 use shadowslice_shared::boot::{Provider, Refusal};
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{Bound, Fixed, How, Kind, Maker, Recorder};
-use super::{Library, OnnxRuntime, Signature, broken, failed, operators, options, output, providers};
+use super::bound::{Bound, Fixed, How, Kind, Maker, Recorded, Recorder, SessionOf};
+use super::loader::{Fallback, Lengths, Loader, lengths};
+use super::partitions::Partitions;
+use super::{Library, OnnxRuntime, Signature, broken, failed, operators, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::graph::{Executable, Unmovable};
+use crate::device::cuda::partition::SmGroups;
+use crate::errors::chain;
 use crate::inputs::Inputs;
 
 /// Kinds of batches whose places are kept. Warmed-up sizes are about a dozen, in two slots.
@@ -28,31 +31,44 @@ const MAX_BOUND: usize = 64;
 pub struct OnGpu {
     // In the order in which they must go: the sessions' parts before the sessions, and the GPU last.
     bound: Vec<Bound>,
+    /// `None` where the model's share is not a partition inside the process.
+    partitions: Option<Partitions>,
+    /// Why a recording cannot be moved to partitions.
+    unmovable: Option<Unmovable>,
+    /// Why not all of the model can be computed on the GPU, if so.
+    on_host: Option<String>,
     options: RunOptions,
     allocator: Allocator,
     memory: MemoryInfo<'static>,
     /// The first is there from the start.
     sessions: Vec<OnnxRuntime>,
     loader: Loader,
-    recording: Recording,
+    phase: Phase,
     gpu: Arc<CudaGpu>,
 }
 
 /// Whether executions are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recording {
-    /// Some of it happens on the host, which a recording would not repeat.
-    Never,
-    /// As long as it warms up: what comes later may never come again. With `apart` each shape has a session of its own.
-    Warming {
-        /// Whether the sessions keep something for a shape.
-        apart: bool,
-    },
-    /// It was; what has no place yet gets one in this session, whose state no recording depends on.
+enum Phase {
+    /// As long as the worker warms up: what comes later may never come again.
+    Warming(Sharing),
+    /// They were; what has no place yet gets one in this session, whose state no recording depends on.
     Over {
         /// Its index, once it is there.
         spare: Option<usize>,
     },
+}
+
+/// Which batches share a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// All.
+    All,
+    /// Those of one shape, since sessions keep something for the shape that they saw last.
+    Shape,
+    /// Those of one shape, for which every axis has that length: else some of the work, as computing shapes, is done on
+    /// the host, which a recording would not repeat. The first session leaves all axes open, and is not recorded.
+    Fixed,
 }
 
 impl fmt::Debug for OnGpu {
@@ -62,12 +78,14 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// Loads a model with `threads` threads within those operators that run on the host's processor.
+    /// Loads a model with `threads` threads within those operators that run on the host's processor; with `partitioned`
+    /// one whose share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
         threads: u32,
         (providers, gpu): (&[Provider], Arc<CudaGpu>),
+        partitioned: bool,
     ) -> Result<(Self, Signature), Refusal> {
         let loader = Loader {
             environment: library.environment.clone(),
@@ -76,15 +94,15 @@ impl OnGpu {
             providers: providers.to_vec(),
             gpu: Arc::clone(&gpu),
         };
-        let (session, signature, recording) = match loader.session(Fallback::Forbidden) {
+        let (session, signature, sharing) = match loader.session(Fallback::Forbidden, &Lengths::new()) {
             Ok((session, signature)) => {
                 let apart = operators::remembers_shapes(model);
-                (session, signature, Recording::Warming { apart })
+                (session, signature, if apart { Sharing::Shape } else { Sharing::All })
             }
             // Either not all of it can be computed on the GPU, or it cannot be loaded at all, which is said then.
             Err(_) => {
-                let (session, signature) = loader.session(Fallback::Allowed)?;
-                (session, signature, Recording::Never)
+                let (session, signature) = loader.session(Fallback::Allowed, &Lengths::new())?;
+                (session, signature, Sharing::Fixed)
             }
         };
         let setup = |fault: ort::Error| Refusal::Setup(fault.message().to_owned());
@@ -94,13 +112,83 @@ impl OnGpu {
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
         let memory = memory().map_err(setup)?;
-        let (bound, sessions) = (Vec::new(), vec![session]);
-        Ok((Self { bound, options, allocator, memory, sessions, loader, recording, gpu }, signature))
+        let undivided = |why| Refusal::NoPartitions(chain(&why));
+        let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
+        let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
+        let partitions = partitions.map_err(|fault| Refusal::Setup(chain(&fault)))?;
+        let (bound, sessions, phase) = (Vec::new(), vec![session], Phase::Warming(sharing));
+        let engine = Self {
+            bound,
+            partitions,
+            unmovable: None,
+            on_host: None,
+            options,
+            allocator,
+            memory,
+            sessions,
+            loader,
+            phase,
+            gpu,
+        };
+        Ok((engine, signature))
     }
 
     /// The GPU.
     pub fn gpu(&self) -> &Arc<CudaGpu> {
         &self.gpu
+    }
+
+    /// How the GPU's SMs divide, where the model's share is a partition.
+    pub fn division(&self) -> Option<&Division> {
+        self.partitions.as_ref().map(Partitions::division)
+    }
+
+    /// Whether all that was warmed up can be moved to partitions, and nothing else can come; else why not.
+    pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
+        let strings = inputs.iter().chain(&self.sessions[0].outputs);
+        if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
+            return Err(format!("`{}` holds strings, which the host's processor computes", spec.name));
+        }
+        let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
+        if let Some(spec) = inputs.iter().find(open) {
+            return Err(format!(
+                "input `{}` has axes of any length besides the batch, and a recording has one length; \
+                 export the model with fixed axes",
+                spec.name
+            ));
+        }
+        let eager = self.bound.iter().find(|bound| matches!(bound.how, How::Eager(_)));
+        match eager {
+            Some(bound) if !bound.session.recordable => Err(format!(
+                "some of it is computed on the host's processor, which a recording would not repeat: {}",
+                self.on_host.as_deref().unwrap_or("an open axis of an input has no name, or several lengths")
+            )),
+            Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
+            None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
+        }
+    }
+
+    /// Makes a partition ready. What became of that follows, here or [later](Self::made).
+    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+        match &mut self.partitions {
+            Some(partitions) => partitions.prepare(groups),
+            None => {
+                let why = Unprepared::Impossible("the worker has a share by percentage".to_owned());
+                Some(Prepared { groups, result: Err(why), took_us: 0 })
+            }
+        }
+    }
+
+    /// A partition that was made ready, or could not be, since the last call.
+    pub fn made(&mut self) -> Option<Prepared> {
+        self.partitions.as_mut()?.made()
+    }
+
+    /// Lets go of a partition that was made ready.
+    pub fn forget(&mut self, groups: Groups) {
+        if let Some(partitions) = &mut self.partitions {
+            partitions.forget(groups);
+        }
     }
 
     /// Puts a batch on the GPU, and says where its answer will be once the GPU is [through](CudaGpu::executed)
@@ -112,6 +200,7 @@ impl OnGpu {
     ) -> Result<Vec<Output>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
             // They live on the host; ONNX Runtime moves what it needs.
+            self.whole_only(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
             self.sessions[0].run(inputs, slot)?
         } else {
@@ -127,11 +216,27 @@ impl OnGpu {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// The warm-up is over.
-    pub fn warmed_up(&mut self) {
-        if let Recording::Warming { apart } = self.recording {
-            self.recording = Recording::Over { spare: (!apart).then_some(0) };
+    /// What is not recorded runs on all SMs of the process, and so nowhere else.
+    fn whole_only(&self, groups: Groups) -> Result<(), RunFailure> {
+        if groups == Groups::WHOLE {
+            return Ok(());
         }
+        Err(RunFailure::Engine(
+            "a batch of this shape was not recorded, and only what was keeps to a partition".into(),
+        ))
+    }
+
+    /// The warm-up is over.
+    pub fn warmed_up(&mut self) -> Result<(), Refusal> {
+        if let Phase::Warming(sharing) = self.phase {
+            let spare = match sharing {
+                Sharing::All | Sharing::Fixed => Some(0),
+                Sharing::Shape => None,
+            };
+            self.phase = Phase::Over { spare };
+        }
+        let thread = self.partitions.as_mut().map(Partitions::warmed_up).transpose();
+        thread.map(drop).map_err(|error| Refusal::Setup(format!("no thread can be started: {error}")))
     }
 
     fn run_bound(
@@ -140,15 +245,19 @@ impl OnGpu {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<Output>, RunFailure> {
         let index = self.bound(inputs)?;
+        if let How::Eager(_) = self.bound[index].how {
+            self.whole_only(inputs.groups())?;
+        }
         self.copy_in(inputs, index)?;
-        let Self { bound, sessions, gpu, options, .. } = self;
-        let model = &mut sessions[bound[index].session];
+        let Self { bound, partitions, sessions, gpu, options, .. } = self;
+        let model = &mut sessions[bound[index].session.index];
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
         let specs = model.outputs.iter();
         match &bound[index].how {
-            How::Recorded(graph, outputs) => {
-                gpu.replay(graph).map_err(|fault| broken(&fault))?;
-                let fetched = specs.zip(outputs).map(|(spec, Fixed { layout, buffer })| {
+            How::Recorded(recorded) => {
+                let executable = executable(partitions.as_mut(), recorded, inputs.groups())?;
+                gpu.replay(executable).map_err(|fault| broken(&fault))?;
+                let fetched = specs.zip(&recorded.outputs).map(|(spec, Fixed { layout, buffer })| {
                     output::fetch(layout, size_of(spec), buffer.start(), inputs, (gpu, slot))
                 });
                 fetched.collect()
@@ -184,13 +293,13 @@ impl OnGpu {
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let session = self.session_for(&kind)?;
+        let of = self.session_for(&kind)?;
         let Self { sessions, allocator, memory, gpu, .. } = self;
-        let OnnxRuntime { session: model, outputs, .. } = &sessions[session];
-        let bound = Maker { allocator, memory, gpu }.bind(model, kind, inputs.specs(), outputs)?;
-        self.bound.push(Bound { session, ..bound });
+        let OnnxRuntime { session: model, outputs, .. } = &sessions[of.index];
+        let bound = Maker { allocator, memory, gpu }.bind(model, (kind, of), inputs.specs(), outputs)?;
+        self.bound.push(bound);
         let index = self.bound.len() - 1;
-        if matches!(self.recording, Recording::Warming { .. }) {
+        if of.recordable && matches!(self.phase, Phase::Warming(_)) {
             self.copy_in(inputs, index)?;
             self.gpu.synchronize().map_err(|fault| broken(&fault))?;
             self.record(index)?;
@@ -199,36 +308,62 @@ impl OnGpu {
     }
 
     /// The session that executes batches of this kind, loaded if need be.
-    fn session_for(&mut self, kind: &Kind) -> Result<usize, RunFailure> {
+    fn session_for(&mut self, kind: &Kind) -> Result<SessionOf, RunFailure> {
         let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
-        match self.recording {
-            Recording::Never | Recording::Warming { apart: false } => Ok(0),
-            Recording::Warming { apart: true } => match self.bound.iter().find(alike) {
-                Some(bound) => Ok(bound.session),
-                None if self.bound.is_empty() => Ok(0),
-                None => self.load_another(),
+        let known = self.bound.iter().find(alike).map(|bound| bound.session);
+        let recordable = |index| SessionOf { index, recordable: true };
+        let plain = |index| SessionOf { index, recordable: false };
+        match self.phase {
+            Phase::Warming(Sharing::All) => Ok(recordable(0)),
+            Phase::Warming(Sharing::Shape) => match known {
+                Some(session) => Ok(session),
+                None if self.bound.is_empty() => Ok(recordable(0)),
+                None => self.load_another(Fallback::Allowed, &Lengths::new()).map(recordable),
             },
-            Recording::Over { spare: Some(spare) } => Ok(spare),
-            Recording::Over { spare: None } => {
-                let spare = self.load_another()?;
-                self.recording = Recording::Over { spare: Some(spare) };
-                Ok(spare)
+            Phase::Warming(Sharing::Fixed) => {
+                let lengths = lengths(&self.sessions[0].session, kind);
+                let fixed = match (known, lengths) {
+                    (Some(session), _) => Some(session),
+                    // Some of it may need the host's processor all the same.
+                    (None, Some(lengths)) => match self.load_another(Fallback::Forbidden, &lengths) {
+                        Ok(index) => Some(recordable(index)),
+                        Err(failure) => {
+                            self.on_host = Some(failure.to_string());
+                            None
+                        }
+                    },
+                    (None, None) => None,
+                };
+                Ok(fixed.unwrap_or(plain(0)))
+            }
+            Phase::Over { spare: Some(spare) } => Ok(plain(spare)),
+            Phase::Over { spare: None } => {
+                let spare = self.load_another(Fallback::Allowed, &Lengths::new())?;
+                self.phase = Phase::Over { spare: Some(spare) };
+                Ok(plain(spare))
             }
         }
     }
 
-    fn load_another(&mut self) -> Result<usize, RunFailure> {
-        let loaded = self.loader.session(Fallback::Allowed);
+    fn load_another(&mut self, fallback: Fallback, lengths: &Lengths) -> Result<usize, RunFailure> {
+        let loaded = self.loader.session(fallback, lengths);
         let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
         self.sessions.push(session);
         Ok(self.sessions.len() - 1)
     }
 
     fn record(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self { bound, sessions, allocator, memory, options, gpu, .. } = self;
+        let Self { bound, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } = self;
         let bound = &mut bound[index];
-        let OnnxRuntime { session, outputs, .. } = &mut sessions[bound.session];
-        Recorder { session, maker: Maker { allocator, memory, gpu }, options }.record(bound, outputs)
+        let OnnxRuntime { session, outputs, .. } = &mut sessions[bound.session.index];
+        let copies = partitions.as_ref().map_or(0, Partitions::copies);
+        let maker = Maker { allocator, memory, gpu };
+        let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
+        if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
+            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
+            recorded.recording = partitions.add(copies);
+        }
+        Ok(())
     }
 
     /// Lets the parts of all inputs travel to their places, one after the other.
@@ -255,33 +390,15 @@ fn size_of(spec: &TensorSpec) -> usize {
     spec.datatype.size().expect("strings are not bound")
 }
 
-/// What it takes to load a session once more.
-struct Loader {
-    environment: Environment,
-    model: PathBuf,
-    threads: u32,
-    providers: Vec<Provider>,
-    gpu: Arc<CudaGpu>,
-}
-
-/// Whether the host's processor may take what the providers do not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fallback {
-    Allowed,
-    Forbidden,
-}
-
-impl Loader {
-    fn session(&self, fallback: Fallback) -> Result<(OnnxRuntime, Signature), Refusal> {
-        let refused = |fault: ort::Error<SessionBuilder>| Refusal::Library(fault.message().to_owned());
-        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(Refusal::Setup)?;
-        let builder = options(&self.environment, self.threads).map_err(Refusal::Model)?;
-        let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
-        if fallback == Fallback::Forbidden {
-            // That it fails is no error, and not to be logged as one.
-            builder = builder.with_disable_cpu_fallback().map_err(refused)?;
-            builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
-        }
-        OnnxRuntime::commit(builder, &self.model)
+/// The recording on the partition of a batch.
+fn executable<'e>(
+    partitions: Option<&'e mut Partitions>,
+    recorded: &'e Recorded,
+    groups: Groups,
+) -> Result<&'e Executable, RunFailure> {
+    if groups == Groups::WHOLE {
+        return Ok(&recorded.whole);
     }
+    let executable = partitions.and_then(|partitions| partitions.get(groups, recorded.recording));
+    executable.ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))
 }

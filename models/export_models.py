@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Exports models from PyTorch, as users do, for the GPU check: random weights, a free batch axis.
+
+Usage: export_models.py FOLDER [NAME ...]
+
+Names: vit-fp32 convnext-fp32 bert-fp32 vit-fp16 resnet-fp16 bert-bf16 convnext-bf16; all of them if none is given. A file that is
+there is kept. Needs torch, transformers and onnxscript; where a GPU is missing, half precision takes long.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import (BertConfig, BertModel, ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, ViTConfig,
+                          ViTModel)
+
+# The first opset in which convolutions of BF16 exist.
+OPSET = 22
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+BUILDERS = {
+    "vit": lambda: ViTModel(ViTConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=6,
+                                      intermediate_size=1536), add_pooling_layer=False),
+    "convnext": lambda: ConvNextModel(ConvNextConfig()),
+    "resnet": lambda: ResNetModel(ResNetConfig()),
+    "bert": lambda: BertModel(BertConfig(num_hidden_layers=6), add_pooling_layer=False),
+}
+
+ALL = ["vit-fp32", "convnext-fp32", "bert-fp32", "vit-fp16", "resnet-fp16", "bert-bf16", "convnext-bf16"]
+
+
+class Pooled(torch.nn.Module):
+    """The mean over all places of the last layer, as an embedding."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model(x).last_hidden_state
+        return y.mean(dim=(2, 3)) if y.dim() == 4 else y.mean(dim=1)
+
+
+def export(name, path):
+    kind, precision = name.rsplit("-", 1)
+    dtype = DTYPES[precision]
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = Pooled(BUILDERS[kind]()).eval().to(device, dtype)
+    x = torch.ones(2, 128, dtype=torch.int64) if kind == "bert" else torch.randn(2, 3, 224, 224, dtype=dtype)
+    part = path.with_suffix(".part")
+    torch.onnx.export(model, (x.to(device),), str(part), input_names=["x"], output_names=["y"], dynamo=True,
+                      dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},), opset_version=OPSET,
+                      external_data=False, verbose=False)
+    part.rename(path)
+
+
+def main():
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or ALL
+    folder.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")
+    for name in names:
+        path = folder / f"{name}.onnx"
+        if path.exists():
+            continue
+        try:
+            export(name, path)
+        except Exception as error:
+            print(f"error: {name} cannot be exported: {error}", file=sys.stderr)
+        else:
+            print(f"{path}: {path.stat().st_size / 2**20:.0f} MiB", flush=True)
+
+
+main()

@@ -1,0 +1,221 @@
+//! Groups of SMs: what a partition inside a process is made of.
+//!
+//! A GPU's SMs are divided once, in the same way in every process, into groups of [`GROUP_SMS`]; what is left over is a
+//! group of its own. A **partition** is a set of them. Partitions that share no group share no SM.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Percent, Sms};
+
+/// SMs of a group: what CUDA divides a Hopper GPU into, so that clusters of thread blocks still fit.
+pub const GROUP_SMS: u32 = 8;
+
+/// Groups of a GPU at most. The largest GPUs have about twenty.
+pub const MAX_GROUPS: usize = 64;
+
+/// Partitions that a worker keeps ready at once at most, that of the whole GPU aside.
+pub const READY_PARTITIONS: usize = 4;
+
+/// Partitions that a worker has in its life at most. NVIDIA's driver 580 keeps 4 MiB of the GPU's memory for each context that
+/// was ever made in a process (measured), so those that were made are kept, and their number is bounded.
+pub const MAX_PARTITIONS: usize = 32;
+
+/// A set of a GPU's groups: a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Groups(u64);
+
+impl Groups {
+    /// No group.
+    pub const NONE: Self = Self(0);
+
+    /// All groups of whatever GPU: the SMs that a process has.
+    pub const WHOLE: Self = Self(u64::MAX);
+
+    /// The first `count` groups.
+    pub fn first(count: usize) -> Self {
+        (0..count).collect()
+    }
+
+    /// Whether a group is among them.
+    pub fn contains(self, group: usize) -> bool {
+        group < MAX_GROUPS && self.0 & (1 << group) != 0
+    }
+
+    /// The same with one more.
+    #[must_use]
+    pub fn with(self, group: usize) -> Self {
+        debug_assert!(group < MAX_GROUPS, "no GPU has so many groups");
+        Self(self.0 | (1 << (group % MAX_GROUPS)))
+    }
+
+    /// Their number.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Those that are in both.
+    #[must_use]
+    pub fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The groups, ascending.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..MAX_GROUPS).filter(move |&group| self.contains(group))
+    }
+
+    /// The set as a number, a bit a group.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The set that a number stands for.
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+}
+
+impl FromIterator<usize> for Groups {
+    fn from_iter<I: IntoIterator<Item = usize>>(groups: I) -> Self {
+        groups.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
+impl fmt::Display for Groups {
+    /// As `0-3,7`; `all` for the whole.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::WHOLE => return f.write_str("all"),
+            Self::NONE => return f.write_str("none"),
+            _ => {}
+        }
+        let mut separator = "";
+        let mut group = 0;
+        while group < MAX_GROUPS {
+            let length = (group..MAX_GROUPS).take_while(|&group| self.contains(group)).count();
+            match length {
+                0 => {}
+                1 => write!(f, "{separator}{group}")?,
+                _ => write!(f, "{separator}{group}-{}", group + length - 1)?,
+            }
+            if length > 0 {
+                separator = ",";
+            }
+            group += length + 1;
+        }
+        Ok(())
+    }
+}
+
+/// How a GPU's SMs divide into groups: the size of each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Division(Vec<Sms>);
+
+impl Division {
+    /// A division into groups of these sizes; `None` where there are fewer than two, as then there is nothing to
+    /// choose from, or too many.
+    pub fn new(sizes: Vec<Sms>) -> Option<Self> {
+        (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
+    }
+
+    /// The division of a GPU of `total` SMs as CUDA makes it: groups of [`GROUP_SMS`], and what is left over.
+    ///
+    /// What is left over may be larger than a group: CUDA leaves out what does not lie together. Here it is not.
+    pub fn of(total: Sms) -> Option<Self> {
+        let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
+        sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
+        Self::new(sizes)
+    }
+
+    /// The number of groups.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The SMs of each group.
+    pub fn sizes(&self) -> &[Sms] {
+        &self.0
+    }
+
+    /// The SMs of all groups.
+    pub fn total(&self) -> Sms {
+        Sms(self.0.iter().map(|sms| sms.0).sum())
+    }
+
+    /// The SMs of a partition; of the whole, all.
+    pub fn sms(&self, groups: Groups) -> Sms {
+        let sizes = self.0.iter().enumerate().filter(|(group, _)| groups.contains(*group));
+        Sms(sizes.map(|(_, sms)| sms.0).sum())
+    }
+
+    /// How many groups a share comes to: as many as fit into it, one at least, and all only for the whole GPU. So shares
+    /// that sum to 100 % at most have room beside each other.
+    pub fn groups_of(&self, share: Percent) -> usize {
+        if share == Percent::WHOLE {
+            return self.count();
+        }
+        let sms = u64::from(self.total().0) * u64::from(share.get()) / 100;
+        let fitting = usize::try_from(sms / u64::from(GROUP_SMS)).unwrap_or(0);
+        fitting.clamp(1, self.count() - 1)
+    }
+
+    /// The SMs that a share comes to, where none of its groups is what is left over.
+    pub fn sms_of(&self, share: Percent) -> Sms {
+        let groups = self.groups_of(share);
+        if groups == self.count() { self.total() } else { self.sms(Groups::first(groups)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn percent(share: u32) -> Percent {
+        Percent::new(share).unwrap()
+    }
+
+    #[test]
+    fn an_h200_has_sixteen_groups_the_last_of_which_is_what_is_left_over() {
+        let division = Division::of(Sms(132)).unwrap();
+        assert_eq!((division.count(), division.total()), (17, Sms(132)));
+        let real = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
+        assert_eq!((real.count(), real.total(), real.sms(Groups::WHOLE)), (16, Sms(132), Sms(132)));
+        let sms = |share| real.sms_of(percent(share)).0;
+        assert_eq!([1, 7, 30, 50, 96, 99, 100].map(sms), [8, 8, 32, 64, 120, 120, 132]);
+    }
+
+    #[test]
+    fn shares_that_fit_into_the_gpu_have_room_beside_each_other() {
+        for total in [20, 46, 80, 100, 132, 148, 160] {
+            let division = Division::of(Sms(total)).unwrap();
+            for first in 1..100 {
+                let groups = |share| division.groups_of(percent(share));
+                let room = groups(first) + groups(100 - first);
+                // Of a share below a group, one group is given all the same.
+                let small = total * first.min(100 - first) / 100 < GROUP_SMS;
+                assert!(room <= division.count() + usize::from(small), "{first} % of {total} SMs");
+            }
+        }
+    }
+
+    #[test]
+    fn a_gpu_without_two_groups_has_no_partitions() {
+        assert_eq!(Division::of(Sms(8)), None);
+        assert_eq!(Division::of(Sms(10)).unwrap().count(), 2);
+        assert_eq!(Division::of(Sms(8 * 65)), None);
+    }
+
+    #[test]
+    fn sets_are_shown_as_ranges() {
+        let set: Groups = [0, 1, 2, 5, 62, 63].into_iter().collect();
+        assert_eq!(set.to_string(), "0-2,5,62-63");
+        assert_eq!((Groups::WHOLE.to_string(), Groups::NONE.to_string()), ("all".into(), "none".into()));
+        assert_eq!(set.common(Groups::first(6)).iter().collect::<Vec<_>>(), [0, 1, 2, 5]);
+        assert_eq!(Groups::from_bits(set.bits()), set);
+        assert_eq!((set.count(), Groups::first(3).count()), (6, 3));
+    }
+}

@@ -1,0 +1,70 @@
+//! What a worker proves whose share is a partition inside the process.
+//!
+//! How a batch fares depends on the number of SMs, and not on which they are: kernels that do not fit, or that reckon with
+//! the SMs that there were when they were recorded. So every number of groups that the model may come to have is
+//! proven before the worker serves, on the first groups; afterwards a partition is in force without further ado.
+
+use std::fs::File;
+
+use shadowslice_shared::boot::{PartitionProof, Partitioned, Refusal, WarmTime};
+use shadowslice_shared::groups::Groups;
+
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::proof::{self, Trial, Unproven};
+
+/// Proves each number of groups; the answers of the whole GPU have been proven, with `times`. Then makes the partition ready
+/// that the worker begins with.
+pub(super) fn prove(
+    trial: &mut Trial<'_>,
+    (reference, device): (&File, &Device),
+    Partitioned { division, groups, counts: (least, most) }: &Partitioned,
+    times: &[WarmTime],
+) -> Result<Vec<PartitionProof>, Unproven> {
+    if let Engine::OnGpu(engine) = &*trial.engine {
+        let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
+        movable.map_err(Refusal::NoPartitions)?;
+        if engine.division() != Some(division) {
+            let why = "this process finds other groups of SMs than those before it".to_owned();
+            return Err(Refusal::NoPartitions(why).into());
+        }
+    }
+    let mut proofs = Vec::new();
+    for count in *least..=*most {
+        let proof = if count == division.count() {
+            PartitionProof { groups: count, sms: division.total(), memory: 0, result: Ok(times.to_vec()) }
+        } else {
+            let groups = Groups::first(count);
+            let (memory, result) = try_on(trial, (reference, device), groups)?;
+            PartitionProof { groups: count, sms: division.sms(groups), memory, result }
+        };
+        proofs.push(proof);
+    }
+    let begin = (*groups != Groups::WHOLE).then(|| trial.engine.prepare(*groups)).flatten();
+    if let Some(Err(why)) = begin.map(|prepared| prepared.result) {
+        return Err(Refusal::NoPartitions(format!("groups {groups} cannot be had: {why}")).into());
+    }
+    Ok(proofs)
+}
+
+/// The memory that a partition takes, in bytes, and how every size fares on it; or why the model cannot have it.
+fn try_on(
+    trial: &mut Trial<'_>,
+    (reference, device): (&File, &Device),
+    groups: Groups,
+) -> Result<(u64, Result<Vec<WarmTime>, String>), Unproven> {
+    let free = device.free_memory();
+    if let Some(Err(why)) = trial.engine.prepare(groups).map(|prepared| prepared.result) {
+        trial.engine.forget(groups);
+        return Ok((0, Err(why.to_string())));
+    }
+    let proven = proof::prove(trial, reference, groups);
+    let memory = free.saturating_sub(device.free_memory());
+    trial.engine.forget(groups);
+    match proven {
+        Ok(times) => Ok((memory, Ok(times))),
+        // It fails to run, too, where a kernel does not fit.
+        Err(Unproven::Refused(refusal)) => Ok((memory, Err(refusal.to_string()))),
+        Err(unproven) => Err(unproven),
+    }
+}

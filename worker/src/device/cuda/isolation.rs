@@ -1,0 +1,213 @@
+//! Whether partitions of two processes that share no group keep apart, and those that share all do not: on each GPU this is
+//! measured before it is relied on, since NVIDIA documents no order of the groups.
+//!
+//! One process holds half of the groups with work that never ends. The other times a short kernel on the other half, and on
+//! the same one, where it has to wait for the long ones of the first.
+
+use std::ffi::CStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::ptr::null_mut;
+use std::time::Instant;
+
+use cudarc::driver::{DriverError, result, sys};
+use serde::Serialize;
+use shadowslice_shared::groups::{Division, Groups};
+
+use super::partition::{GreenStream, SmGroups, Undivided};
+use super::{CudaFault, CudaGpu, fault};
+
+/// How often each is timed.
+const TIMES: usize = 21;
+
+/// How long the short kernel and one of the long ones spin, in cycles: some 20 us and 3 ms.
+const SHORT: u64 = 40_000;
+const LONG: u64 = 6_000_000;
+
+/// Long kernels that wait behind the one that runs, so that there is no gap between them.
+const AHEAD: usize = 4;
+
+/// Threads of a block. Two such blocks fill an SM.
+const THREADS: u32 = 1024;
+
+/// Spins for so many cycles of the SM's clock.
+const SPIN: &CStr = c"
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry spin(.param .u64 cycles)
+{
+    .reg .u64 %rd<5>;
+    .reg .pred %p;
+    ld.param.u64 %rd1, [cycles];
+    mov.u64 %rd2, %clock64;
+again:
+    mov.u64 %rd3, %clock64;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p, %rd4, %rd1;
+    @%p bra again;
+    ret;
+}
+";
+
+/// Why it could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum IsolationError {
+    /// There are no groups.
+    #[error(transparent)]
+    Undivided(#[from] Undivided),
+    /// The GPU.
+    #[error("partitions cannot be measured")]
+    Gpu(#[from] CudaFault),
+    /// The other process.
+    #[error("another process cannot be started or heard")]
+    Other(#[from] std::io::Error),
+}
+
+/// How long a short kernel took at the median, in us.
+#[derive(Debug, Serialize)]
+pub struct Isolation {
+    /// How the GPU divides.
+    pub division: Division,
+    /// On half of the GPU, with nobody beside it.
+    pub alone_us: f64,
+    /// While another process holds the other half.
+    pub apart_us: f64,
+    /// While it holds the same half.
+    pub together_us: f64,
+}
+
+/// Times a short kernel beside another process, which `holder` starts with the groups to hold as its last argument.
+pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
+    let groups = SmGroups::of(gpu)?;
+    let division = groups.division().clone();
+    let held = Groups::first(division.count() / 2);
+    let others: Groups = (0..division.count()).filter(|&group| !held.contains(group)).collect();
+    let spin = Spin::load(gpu)?;
+    let time = |on: Groups| {
+        let context = groups.context(on)?;
+        let stream = context.stream()?;
+        let blocks = division.sms(on).0;
+        let timed = (0..TIMES).map(|_| {
+            let begun = Instant::now();
+            spin.run(&stream, blocks, SHORT)?;
+            spin.finish(&stream)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        });
+        let mut timed = timed.collect::<Result<Vec<f64>, CudaFault>>()?;
+        timed.sort_by(f64::total_cmp);
+        Ok::<f64, CudaFault>(timed[TIMES / 2])
+    };
+    // The first run is not like the others.
+    time(others)?;
+    let alone_us = time(others)?;
+    holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let holding = Holding::wait_for(holder.spawn()?)?;
+    let apart_us = time(others)?;
+    let together_us = time(held)?;
+    holding.end()?;
+    Ok(Isolation { division, alone_us, apart_us, together_us })
+}
+
+/// Another process that holds a part of the GPU until its standard input ends.
+struct Holding(Child);
+
+impl Holding {
+    /// Waits until it does.
+    fn wait_for(mut child: Child) -> std::io::Result<Self> {
+        let said = child.stdout.take().map(BufReader::new);
+        let holding = Self(child);
+        let mut line = String::new();
+        said.map(|mut said| said.read_line(&mut line)).transpose()?;
+        let silent = || std::io::Error::other("it ended before it held its part of the GPU");
+        if line.is_empty() { Err(silent()) } else { Ok(holding) }
+    }
+
+    fn end(mut self) -> std::io::Result<()> {
+        drop(self.0.stdin.take());
+        self.0.wait().map(drop)
+    }
+}
+
+/// Keeps these groups busy until standard input ends, and says so once it does.
+pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
+    let groups = SmGroups::of(gpu)?;
+    let context = groups.context(held)?;
+    let stream = context.stream()?;
+    let spin = Spin::load(gpu)?;
+    let blocks = 2 * groups.division().sms(held).0;
+    let (ended, end) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        // An error ends it as well.
+        std::io::stdin().read_to_end(&mut Vec::new()).ok();
+        ended.send(()).ok();
+    });
+    let marks = (0..AHEAD).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
+    let marks = marks.collect::<Result<Vec<_>, _>>()?;
+    let mut rounds = marks.iter().cycle();
+    let launch = |mark: &cudarc::driver::CudaEvent| {
+        spin.run(&stream, blocks, LONG)?;
+        // SAFETY: both are alive.
+        unsafe { result::event::record(mark.cu_event(), stream.raw()) }.map_err(fault("mark a kernel"))
+    };
+    marks.iter().try_for_each(launch)?;
+    writeln!(std::io::stdout(), "holding")?;
+    std::io::stdout().flush()?;
+    while end.try_recv().is_err() {
+        let oldest = rounds.next().expect("a cycle does not end");
+        oldest.synchronize().map_err(fault("finish a kernel"))?;
+        launch(oldest)?;
+    }
+    Ok(spin.finish(&stream)?)
+}
+
+/// A kernel that spins.
+struct Spin {
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+}
+
+impl Spin {
+    fn load(gpu: &CudaGpu) -> Result<Self, CudaFault> {
+        let failed = fault("load a kernel");
+        gpu.bind()?;
+        let (mut module, mut function) = (null_mut(), null_mut());
+        // SAFETY: the source ends with a zero, and the driver fills in both handles.
+        let loaded: Result<(), DriverError> = unsafe {
+            sys::cuModuleLoadData(&mut module, SPIN.as_ptr().cast())
+                .result()
+                .and_then(|()| sys::cuModuleGetFunction(&mut function, module, c"spin".as_ptr()).result())
+        };
+        loaded.map_err(failed)?;
+        Ok(Self { module, function })
+    }
+
+    /// Starts it with so many blocks.
+    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
+        let mut arguments = [(&raw mut cycles).cast()];
+        // SAFETY: the kernel takes one number of 64 bits, which is read before the call returns.
+        let launched = unsafe {
+            result::launch_kernel(
+                self.function,
+                (blocks, 1, 1),
+                (THREADS, 1, 1),
+                0,
+                stream.raw(),
+                &mut arguments,
+            )
+        };
+        launched.map_err(fault("start a kernel"))
+    }
+
+    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaFault> {
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(stream.raw()) }.map_err(fault("finish a kernel"))
+    }
+}
+
+impl Drop for Spin {
+    fn drop(&mut self) {
+        // SAFETY: ours; what ran of it has been waited for.
+        unsafe { sys::cuModuleUnload(self.module) }.result().ok();
+    }
+}

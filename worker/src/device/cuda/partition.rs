@@ -1,0 +1,168 @@
+//! Partitions of the GPU within this process: green contexts, each of which has some of the groups of SMs.
+//!
+//! NVIDIA documents no order of the groups. That all processes divide alike is shown on each GPU before it is relied on
+//! (`shadowslice-worker --probe partitions`).
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::zeroed;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+use shadowslice_shared::groups::{Division, GROUP_SMS, Groups, MAX_GROUPS};
+use shadowslice_shared::units::Sms;
+
+use super::{CudaFault, CudaGpu, fault};
+
+/// The groups of SMs of a GPU.
+#[derive(Clone)]
+pub struct SmGroups {
+    resources: Vec<sys::CUdevResource>,
+    division: Division,
+    context: Arc<CudaContext>,
+}
+
+/// A part of the GPU, to which work can be moved.
+pub struct GreenContext {
+    green: sys::CUgreenCtx,
+    context: sys::CUcontext,
+    primary: Arc<CudaContext>,
+}
+
+// SAFETY: descriptions of SMs, which nothing changes.
+unsafe impl Send for SmGroups {}
+// SAFETY: the driver lets any thread use a context, several at once, and end it.
+unsafe impl Send for GreenContext {}
+// SAFETY: as above.
+unsafe impl Sync for GreenContext {}
+
+impl fmt::Debug for SmGroups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmGroups").field("division", &self.division).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for GreenContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GreenContext").finish_non_exhaustive()
+    }
+}
+
+/// Why a process has no groups of SMs.
+#[derive(Debug, thiserror::Error)]
+pub enum Undivided {
+    /// The driver does not divide: it is too old, or the process has a share of the GPU by percentage.
+    #[error("the driver does not divide the GPU's SMs (CUDA 12.4 or later is needed, and a share of 100 %)")]
+    Driver(#[source] DriverError),
+    /// It has too few SMs.
+    #[error("the GPU has too few SMs to be divided: {0}")]
+    TooFew(Sms),
+}
+
+impl SmGroups {
+    /// Divides the SMs of the process.
+    pub fn of(gpu: &CudaGpu) -> Result<Self, Undivided> {
+        let resources = split(gpu).map_err(Undivided::Driver)?;
+        // SAFETY: resources of the kind SM carry a count of SMs.
+        let sizes = resources.iter().map(|group| Sms(unsafe { group.__bindgen_anon_1.sm.smCount }));
+        let division = Division::new(sizes.collect()).ok_or(Undivided::TooFew(gpu.sms()))?;
+        Ok(Self { resources, division, context: Arc::clone(&gpu.context) })
+    }
+
+    /// How the SMs divide.
+    pub fn division(&self) -> &Division {
+        &self.division
+    }
+
+    /// Makes a context on these groups.
+    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaFault> {
+        let failed = fault("make a partition");
+        self.context.bind_to_thread().map_err(&failed)?;
+        let among = self.resources.iter().enumerate().filter(|(group, _)| groups.contains(*group));
+        let mut resources: Vec<_> = among.map(|(_, resource)| *resource).collect();
+        let count = u32::try_from(resources.len()).expect("a handful of groups");
+        let (mut description, mut green, mut context) = (null_mut(), null_mut(), null_mut());
+        let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
+        // SAFETY: the resources come from one division, and each pointer is to a handle of ours that the driver fills in.
+        unsafe {
+            sys::cuDevResourceGenerateDesc(&mut description, resources.as_mut_ptr(), count)
+                .result()
+                .map_err(&failed)?;
+            sys::cuGreenCtxCreate(&mut green, description, self.context.cu_device(), flags)
+                .result()
+                .map_err(&failed)?;
+        }
+        let primary = Arc::clone(&self.context);
+        // SAFETY: made just above.
+        let known = unsafe { sys::cuCtxFromGreenCtx(&mut context, green) }.result();
+        let green = GreenContext { green, context, primary };
+        known.map(|()| green).map_err(failed)
+    }
+}
+
+/// The groups, and what is left over as the last one.
+fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
+    let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    let mut count = u32::try_from(MAX_GROUPS).expect("a small number");
+    // SAFETY: plain data, for which zeros are a value; the driver fills it in below.
+    let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
+    // SAFETY: as above.
+    let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();
+    // SAFETY: each pointer is to a resource or number of ours, and there is room for as many groups as are asked for.
+    unsafe {
+        sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
+        sys::cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &all, &mut rest, 0, GROUP_SMS)
+            .result()?;
+    }
+    groups.truncate(count as usize);
+    // SAFETY: resources of the kind SM carry a count of SMs; without any left over it is of no kind.
+    let left_over = rest.type_ == kind && unsafe { rest.__bindgen_anon_1.sm.smCount } > 0;
+    groups.extend(left_over.then_some(rest));
+    Ok(groups)
+}
+
+impl GreenContext {
+    /// What work is moved to.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.context
+    }
+
+    /// A stream whose work keeps to the partition.
+    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
+        let mut stream = null_mut();
+        let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is alive, and the driver fills in the handle.
+        let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
+        made.result().map_err(fault("make a stream in a partition"))?;
+        Ok(GreenStream { stream, _context: PhantomData })
+    }
+}
+
+/// A stream in a partition.
+pub(super) struct GreenStream<'c> {
+    stream: sys::CUstream,
+    _context: PhantomData<&'c GreenContext>,
+}
+
+impl GreenStream<'_> {
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.stream
+    }
+}
+
+impl Drop for GreenStream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: ours, and used no more; its context is alive.
+        unsafe { result::stream::destroy(self.stream) }.ok();
+    }
+}
+
+impl Drop for GreenContext {
+    fn drop(&mut self) {
+        if self.primary.bind_to_thread().is_ok() {
+            // SAFETY: ours; what was moved to it kept it alive, and is gone.
+            unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
+        }
+    }
+}
