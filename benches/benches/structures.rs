@@ -12,8 +12,9 @@ use shadowslice::process::BatchSocket;
 use shadowslice_policy::batcher::{self, Limits, Next};
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Extent, MAX_MESSAGE_BYTES, Output, decode, encode,
+    Answer, Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, Output, Report, decode, encode,
 };
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
 use shadowslice_shared::units::Moment;
 
@@ -84,29 +85,30 @@ fn messages(criterion: &mut Criterion) {
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
     for requests in [1, 32] {
         let extents = || (0..requests).map(|place| Extent { offset: place * 64, len: 64 });
-        let batch = Batch {
+        let batch = Command::Run(Batch {
             id: 123_456,
             slot: 1,
+            groups: Groups::WHOLE,
             sent_ns: 1_234_567_890_123,
             shapes: vec![vec![16]],
             requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
-        };
+        });
         let output = Output { shape: vec![16], parts: extents().collect() };
-        let answer = Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]) };
+        let answer = Report::Answer(Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]) });
 
         group.bench_function(BenchmarkId::new("encode a batch", requests), |bencher| {
             bencher.iter(|| encode(black_box(&batch), &mut buffer).map(<[u8]>::len));
         });
         let batch = encoded(&batch);
         group.bench_function(BenchmarkId::new("decode a batch", requests), |bencher| {
-            bencher.iter(|| decode::<Batch>(black_box(&batch)));
+            bencher.iter(|| decode::<Command>(black_box(&batch)));
         });
         group.bench_function(BenchmarkId::new("encode an answer", requests), |bencher| {
             bencher.iter(|| encode(black_box(&answer), &mut buffer).map(<[u8]>::len));
         });
         let answer = encoded(&answer);
         group.bench_function(BenchmarkId::new("decode an answer", requests), |bencher| {
-            bencher.iter(|| decode::<Answer>(black_box(&answer)));
+            bencher.iter(|| decode::<Report>(black_box(&answer)));
         });
     }
     group.finish();

@@ -77,6 +77,13 @@ impl Predictor {
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
+    /// The same on so many SMs, of which nothing was seen yet.
+    #[must_use]
+    pub fn on(&self, sms: Sms) -> Self {
+        let (profile, sizes) = (self.profile.clone(), self.sizes.clone());
+        Self { profile, sms, sizes, observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
+    }
+
     /// Batches execute as the next of these sizes.
     #[must_use]
     pub fn padded_to(mut self, mut sizes: Vec<u32>) -> Self {

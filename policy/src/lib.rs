@@ -7,13 +7,14 @@
 //! On the way of a request: [`door`] says whether it can still be answered in time, [`queue`] holds it,
 //! [`batcher`] says when it runs and with whom, [`punctual`] who of those that wait is in time, [`late`] whether it still runs when its deadline has
 //! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
-//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow. [`sharing`] divides the GPUs by what was
+//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow, [`groups`] says which SMs a partition has. [`sharing`] divides the GPUs by what was
 //! seen, of which [`bursts`] and [`pressure`] are noted as requests come.
 
 pub mod batcher;
 pub mod blame;
 pub mod bursts;
 pub mod door;
+pub mod groups;
 pub mod handover;
 pub mod late;
 pub mod latency;

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::admin::{Admin, Reach};
 use crate::clock::Clock;
 use crate::config::{self, Config, Limits, ModelControl, Start};
-use crate::control::{Context, ControlThread, MemoryLedger, ModelState, Planned, Planner};
+use crate::control::{Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner};
 use crate::errors;
 use crate::exit::{self, fail};
 use crate::host::{self, HostError, RunDir};
@@ -22,7 +22,7 @@ use crate::metrics;
 use crate::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
 use crate::nvml::Watch;
 use crate::otlp::{Exporter, ExporterError};
-use crate::partition::Gpus;
+use crate::partition::{Gpus, Partition};
 use crate::pipeline::PRESSURES;
 use crate::process::may_raise_priority;
 use crate::repository::{Asked, Repository};
@@ -120,6 +120,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
         memory: ledgers(config),
+        groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
@@ -130,6 +131,11 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
     // Nothing that still runs is waited for: by now all was answered, or a second signal came.
     runtime.shutdown_background();
     code
+}
+
+/// The groups of SMs that a GPU divides into; none where it does not.
+fn groups_of(gpu: &dyn Partition) -> usize {
+    gpu.division().map_or(0, |division| division.count())
 }
 
 /// What the models need of each GPU's memory.

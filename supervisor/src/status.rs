@@ -4,13 +4,15 @@ mod gpus;
 mod plan;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use shadowslice_shared::groups::Division;
 
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub use plan::plan;
 
-use crate::config::{HandoverMode, Model};
+use crate::config::Model;
 use crate::control::{Handovers, ModelPlan, ModelState, Standing};
 use crate::nvml::Watched;
 use crate::partition::{GpuStanding, Partition};
@@ -38,6 +40,12 @@ pub struct GpuStatus {
     pub backend: String,
     /// Its SMs.
     pub sms: u32,
+    /// How they divide into groups, of which partitions inside workers are made; `None` where there are none.
+    #[serde(default)]
+    pub groups: Option<Vec<u32>>,
+    /// Why there are none.
+    #[serde(default)]
+    pub no_partitions: Option<String>,
     /// The MPS server's process, while it takes clients.
     pub mps_server_pid: Option<i32>,
     /// Why it takes no workers at the moment.
@@ -61,6 +69,15 @@ pub struct ModelStatus {
     pub share_percent: u32,
     /// Its SMs.
     pub sms: u32,
+    /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
+    #[serde(default)]
+    pub mechanism: String,
+    /// Why not inside the worker, where it is not.
+    #[serde(default)]
+    pub no_partition: Option<String>,
+    /// Where it is a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
+    #[serde(default)]
+    pub groups: Option<String>,
     /// Whether people hold the share.
     pub held: bool,
     /// The share that the policy wants; `None` where none decides, or has not yet.
@@ -122,7 +139,11 @@ pub struct SloStatus {
 pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus {
     let GpuStanding { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
-    GpuStatus { index, device, uuid, backend: backend.to_owned(), sms: sms.0, mps_server_pid, why, nvml }
+    let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
+    let groups = gpu.division().map(sizes).map_err(str::to_owned);
+    let (backend, no_partitions) = (backend.to_owned(), groups.as_ref().err().cloned());
+    let (sms, groups) = (sms.0, groups.ok());
+    GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
 }
 
 /// One model's status, from its parts, those of all GPUs, and what was last decided about it.
@@ -136,7 +157,7 @@ pub fn of_model(
     let Report { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let execution = pipeline.execution_times().into_iter();
-    let shadow = model.handover == HandoverMode::Shadow;
+    let shadow = standing.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let (state, why) = match &standing.state {
@@ -154,6 +175,9 @@ pub fn of_model(
         gpu: model.gpu,
         share_percent: standing.share.get(),
         sms: standing.sms,
+        mechanism: standing.mechanism.to_owned(),
+        no_partition: standing.no_partition.clone(),
+        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
         held: standing.held,
         wanted_percent: plan.map(|plan| plan.wanted_percent),
         verdict: plan.map(|plan| plan.why.clone()),
@@ -187,6 +211,9 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
         gpu: model.gpu,
         share_percent: 0,
         sms: 0,
+        mechanism: String::new(),
+        no_partition: None,
+        groups: None,
         held: false,
         wanted_percent: None,
         verdict: None,
@@ -227,7 +254,8 @@ pub fn table(status: &Status) -> String {
         "P99 MS",
         "SLO MS",
         "MET",
-        "HAND-OVERS",
+        "CHANGES",
+        "BY",
     ];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(status.models.iter().map(row));
@@ -279,7 +307,7 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-fn row(model: &ModelStatus) -> [String; 14] {
+fn row(model: &ModelStatus) -> [String; 15] {
     [
         model.name.clone(),
         model.state.clone(),
@@ -295,5 +323,9 @@ fn row(model: &ModelStatus) -> [String; 14] {
         format!("{:.1}", model.slo.latency_ms),
         format!("{:.2}%", model.slo.attainment * 100.0),
         model.handovers.completed.to_string(),
+        match &model.groups {
+            Some(groups) => format!("{} {groups}", model.mechanism),
+            None => model.mechanism.clone(),
+        },
     ]
 }

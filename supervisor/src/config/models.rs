@@ -241,11 +241,13 @@ fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, con
 
 fn handover(fields: &Fields<'_>) -> HandoverMode {
     let words = [
+        ("auto", HandoverMode::Auto),
+        ("in-process", HandoverMode::InProcess),
         ("shadow", HandoverMode::Shadow),
         ("restart", HandoverMode::Restart),
         ("never", HandoverMode::Never),
     ];
-    fields.or("handover", HandoverMode::Shadow, |value| value.one_of(&words))
+    fields.or("handover", HandoverMode::Auto, |value| value.one_of(&words))
 }
 
 fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> Standby {

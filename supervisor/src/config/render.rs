@@ -124,6 +124,8 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
     queue(f, model.queue)?;
     writeln!(f, "    priority: {}", model.priority)?;
     let handover = match model.handover {
+        HandoverMode::Auto => "auto",
+        HandoverMode::InProcess => "in-process",
         HandoverMode::Shadow => "shadow",
         HandoverMode::Restart => "restart",
         HandoverMode::Never => "never",

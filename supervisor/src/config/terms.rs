@@ -10,8 +10,8 @@ impl Model {
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
         let initial = sms(self.share.initial);
         let (min, max) = match self.handover {
-            HandoverMode::Shadow | HandoverMode::Restart => (sms(self.share.min), sms(self.share.max)),
             HandoverMode::Never => (initial, initial),
+            _ => (sms(self.share.min), sms(self.share.max)),
         };
         Terms {
             name: self.name.clone(),

@@ -179,6 +179,13 @@ pub enum Engine {
     },
 }
 
+impl Engine {
+    /// Whether TensorRT computes some of it.
+    pub fn has_tensorrt(&self) -> bool {
+        matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&Provider::TensorRt))
+    }
+}
+
 /// A provider of kernels for a real GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Provider {
@@ -263,6 +270,10 @@ pub enum OnLate {
 /// How a model's share is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoverMode {
+    /// Inside the worker where that can be, else by a shadow.
+    Auto,
+    /// Inside the worker, which has a partition of the GPU's SMs; the model does not serve where that cannot be.
+    InProcess,
     /// A second worker warms up beside the first, and takes over.
     Shadow,
     /// The worker stops, and starts again at the new share; requests wait.

@@ -11,6 +11,8 @@ use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
 use super::changes::Changes;
+use super::groups::GroupLedger;
+use super::in_process::{InProcess, Mechanism};
 use super::incumbent::Incumbent;
 use super::memory::{MemoryLedger, Place};
 use super::outcome::{Effect, Settling};
@@ -49,6 +51,8 @@ pub struct Context {
     pub readings: Arc<Readings>,
     /// What the models need of the GPUs' memory, by the index of the GPU.
     pub memory: Vec<Arc<MemoryLedger>>,
+    /// Who has which of the GPUs' groups of SMs, likewise.
+    pub groups: Vec<Arc<GroupLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
     /// Where the next worker's name comes from.
@@ -66,6 +70,8 @@ pub struct Inbox {
     pub events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
     pub calls: watch::Receiver<()>,
+    /// When some model on the GPU is to have other groups of SMs.
+    pub moves: watch::Receiver<()>,
 }
 
 /// What a controller has heard.
@@ -74,6 +80,7 @@ enum Heard {
     Lane(LaneFact),
     Worker(WorkerEvent),
     CalledIn,
+    GroupsMoved,
     Due,
 }
 
@@ -91,6 +98,10 @@ pub struct Controller {
     pub(super) leaving: BTreeMap<WorkerId, Moment>,
     /// The share in force, and the one that a restart gets.
     pub(super) share: Percent,
+    /// How it is changed.
+    pub(super) mechanism: Mechanism,
+    /// Why it cannot be changed as the configuration demands, if so; the model does not serve then.
+    pub(super) no_mechanism: Option<String>,
     pub(super) incumbent: Incumbent,
     /// Since when the one that serves does.
     pub(super) serves_since: Moment,
@@ -153,12 +164,23 @@ impl Controller {
     /// A controller that has started nothing yet, and how it stands.
     pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
         let share = parts.share;
-        let sms = parts.gpu.sms(share).0;
+        let groups = &parts.context.groups[parts.model.gpu];
+        let (mechanism, no_mechanism) = match Mechanism::of(&parts.model, &*parts.gpu, groups, share) {
+            Ok(mechanism) => (mechanism, None),
+            Err(why) => (Mechanism::Process { why: why.clone() }, Some(why)),
+        };
+        let sms = match &mechanism {
+            Mechanism::InProcess(inside) => inside.sms_of(share).0,
+            Mechanism::Process { .. } => parts.gpu.sms(share).0,
+        };
         let (standing, seen) = watch::channel(Standing {
             state: ModelState::Loading,
             share,
             sms,
             since: Moment::default(),
+            partition: None,
+            mechanism: "shadow",
+            no_partition: None,
             coming: None,
             ready: None,
             starting: None,
@@ -173,7 +195,8 @@ impl Controller {
             changes: Changes::default(),
         });
         let ledger = Arc::clone(&parts.context.memory[parts.model.gpu]);
-        let place = ledger.enter(&parts.model);
+        let has_shadows = mechanism.makes_shadows(parts.model.handover);
+        let place = ledger.enter(&parts.model, has_shadows);
         let controller = Self {
             context: parts.context,
             model: parts.model,
@@ -183,6 +206,8 @@ impl Controller {
             workers: BTreeMap::new(),
             leaving: BTreeMap::new(),
             share,
+            mechanism,
+            no_mechanism,
             incumbent: Incumbent::Down { why: "not started".to_owned() },
             serves_since: Moment::default(),
             proved: false,
@@ -218,6 +243,7 @@ impl Controller {
             self.on(heard);
             self.tend_standby();
             self.tend_awaited();
+            self.tend_partition();
             self.tend_relief();
             self.publish();
         }
@@ -240,6 +266,7 @@ impl Controller {
             Some(event) = inbox.events.recv() => Heard::Worker(event),
             Some(order) = inbox.orders.recv() => Heard::Order(order),
             Ok(()) = inbox.calls.changed() => Heard::CalledIn,
+            Ok(()) = inbox.moves.changed() => Heard::GroupsMoved,
             () = alarm => Heard::Due,
         }
     }
@@ -253,8 +280,9 @@ impl Controller {
             }
             Heard::Order(Order::Standby { share }) => self.standby.wish = share,
             Heard::Order(Order::Configure { model }) => {
-                self.ledger.tell(&model);
                 self.model = model;
+                self.ledger.tell(&self.model, self.makes_shadows());
+                self.share_is(self.share);
             }
             Heard::Order(Order::Hold { held, reply }) => {
                 let news = std::mem::replace(&mut self.held, held) != held;
@@ -264,6 +292,8 @@ impl Controller {
             Heard::Lane(fact) => self.on_lane(fact),
             Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
             Heard::CalledIn => self.on_call(),
+            // What follows from it, `tend_partition` does.
+            Heard::GroupsMoved => {}
             Heard::Due => self.on_time(),
         }
     }
@@ -275,7 +305,9 @@ impl Controller {
         }
         let leavers = self.leaving.values().copied().min();
         let settling = self.settling.as_ref().map(Settling::due);
-        [self.incumbent.due(), swap, self.standby_due(), settling, leavers].into_iter().flatten().min()
+        let moving = self.in_process().and_then(InProcess::due);
+        let all = [self.incumbent.due(), swap, self.standby_due(), settling, leavers, moving];
+        all.into_iter().flatten().min()
     }
 
     fn on_time(&mut self) {
@@ -289,6 +321,7 @@ impl Controller {
         self.leavers_on_time(now);
         self.incumbent_on_time(now);
         self.swap_on_time(now);
+        self.partition_on_time(now);
         self.settling_on_time(now);
     }
 
@@ -303,6 +336,7 @@ impl Controller {
                 self.restarts.served();
                 self.note_effect(worker, at);
             }
+            LaneFact::Prepared(worker, prepared) => self.prepared(worker, prepared),
             LaneFact::Gone(worker) => self.lane_gone(worker),
             LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
             LaneFact::Broken(worker, why) => self.misbehaved(worker, &why),
@@ -381,7 +415,7 @@ impl Controller {
     }
 
     pub(super) fn sms(&self, share: Percent) -> Sms {
-        self.gpu.sms(share)
+        self.in_process().map_or_else(|| self.gpu.sms(share), |inside| inside.sms_of(share))
     }
 
     pub(super) fn pid(&self, worker: WorkerId) -> Option<i32> {

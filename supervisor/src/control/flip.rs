@@ -9,7 +9,6 @@ use super::incumbent::Incumbent;
 use super::outcome::Effect;
 use super::resize::Wanted;
 use super::swap::Swap;
-use crate::config::HandoverMode;
 use crate::pipeline::WorkerId;
 
 impl Controller {
@@ -99,9 +98,10 @@ impl Controller {
     pub(super) fn tend_relief(&mut self) {
         let settled = self.coming().is_none() && matches!(self.incumbent, Incumbent::Serving { .. });
         let more = |share: Percent| self.sms(share) > self.sms(self.share);
-        let larger = self.ready_share().is_some_and(more) || self.standby.wish.is_some_and(more);
+        let inside = self.in_process().is_some() && more(self.model.share.max);
+        let larger = inside || self.ready_share().is_some_and(more) || self.standby.wish.is_some_and(more);
         // A new worker after the old one's end would make those wait who are late already.
-        let seamless = self.model.handover == HandoverMode::Shadow;
+        let seamless = self.is_seamless();
         let relief = self.context.policy_acts && !self.held && settled && seamless && larger;
         if relief != self.relief {
             self.relief = relief;
@@ -202,7 +202,10 @@ impl Controller {
     pub(super) fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standing() else { return false };
         let Some(share) = self.workers.get(&worker).map(|worker| worker.share) else { return false };
-        let from = std::mem::replace(&mut self.share, share);
+        let from = self.share;
+        // Inside a worker the share is what it was.
+        let share = if self.in_process().is_some() { from } else { share };
+        self.share = share;
         tracing::warn!(
             model = self.model.name,
             why,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use shadowslice_policy::restart::Verdict;
-use shadowslice_shared::boot::{Purpose, Refusal, WarmTime};
+use shadowslice_shared::boot::{Purpose, Refusal, Warmed};
 use shadowslice_shared::units::{Moment, Percent};
 
+use super::ResizeRefused;
 use super::controller::Controller;
 use super::standing::ModelState;
 use crate::pipeline::WorkerId;
@@ -87,7 +88,7 @@ impl Incumbent {
 impl Controller {
     /// Starts the model from nothing.
     pub(super) fn begin(&mut self) {
-        if let Some(why) = self.model.broken.clone() {
+        if let Some(why) = self.model.broken.clone().or(self.no_mechanism.clone()) {
             self.down(why);
         } else {
             self.boot(Purpose::Reference);
@@ -100,7 +101,7 @@ impl Controller {
         match self.launch(purpose, self.share, false) {
             Ok(worker) => {
                 self.incumbent = match purpose {
-                    Purpose::Reference => Incumbent::Proving { worker, deadline },
+                    Purpose::Reference | Purpose::DeviceReference => Incumbent::Proving { worker, deadline },
                     Purpose::Serve => Incumbent::Booting { worker, deadline },
                 };
                 self.swap_incumbent_is(Some(worker));
@@ -138,7 +139,7 @@ impl Controller {
         }
         match said {
             WorkerSaid::Connected => self.connected(worker),
-            WorkerSaid::Warmed(warmed) => self.warmed(worker, &warmed.times),
+            WorkerSaid::Warmed(warmed) => self.warmed(worker, &warmed),
             WorkerSaid::Refused(refusal) => self.refused(&refusal),
             WorkerSaid::Loaded(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }
@@ -148,6 +149,14 @@ impl Controller {
     /// memory was short, so that such a refusal counts as a death.
     fn refused(&mut self, refusal: &Refusal) {
         let why = refusal.to_string();
+        if let Refusal::NoPartitions(_) = refusal {
+            self.leave_partitions(&why);
+            if self.in_process().is_none() {
+                // It is no death: another worker comes at once, with a share of its own.
+                self.incumbent = Incumbent::Waiting { until: self.now(), why };
+            }
+            return;
+        }
         if self.proved || matches!(refusal, Refusal::Setup(_)) {
             tracing::error!(model = self.model.name, why, "a worker refused");
             self.last_words = why;
@@ -169,7 +178,7 @@ impl Controller {
         }
     }
 
-    fn warmed(&mut self, worker: WorkerId, times: &[WarmTime]) {
+    fn warmed(&mut self, worker: WorkerId, warmed: &Warmed) {
         match self.incumbent {
             Incumbent::Proving { .. } => match self.reference.seal() {
                 Ok(()) => {
@@ -180,7 +189,7 @@ impl Controller {
                 Err(error) => self.down(crate::errors::chain(&error)),
             },
             Incumbent::Booting { .. } => {
-                self.attach(worker, times);
+                self.attach(worker, warmed);
                 self.serve_with(worker);
                 self.swap_incumbent_serves();
                 self.replaced();
@@ -196,6 +205,9 @@ impl Controller {
         if let Some(process) = self.workers.get_mut(&worker) {
             process.serve();
             share = process.share;
+            if let Some(groups) = process.groups {
+                self.serves_on(groups);
+            }
         }
         self.note_serving(self.pid(worker));
         self.pipeline.route(Some(worker));
@@ -269,6 +281,7 @@ impl Controller {
         self.incumbent = Incumbent::Down { why: why.clone() };
         self.swap_incumbent_is(None);
         self.replacing_failed(&why);
+        self.repartition_failed(&ResizeRefused::NotServing { model: self.model.name.clone(), why });
     }
 
     /// Tells a worker that it is not wanted any more, and sees to it that it goes.

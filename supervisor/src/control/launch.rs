@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmTime};
+use shadowslice_shared::boot::{Assignment, Loaded, Purpose, Warmed};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Percent;
 
 use super::controller::Controller;
 use super::{engine, loaded};
 use crate::config::{Engine, Model};
 use crate::partition::{Grant, GrantError, Wanted};
-use crate::pipeline::{Arrival, LaneReader, WorkerId};
+use crate::pipeline::{Arrival, LaneReader, Slice, WorkerId};
 use crate::process::{Launch, SpawnError, Worker};
 
 /// Why a worker could not be launched.
@@ -38,7 +39,12 @@ impl Controller {
         low_priority: bool,
     ) -> Result<WorkerId, LaunchError> {
         let Model { priority, memory_limit, .. } = *self.model;
-        let wanted = Wanted { share, priority, memory_limit, room: self.room() };
+        let partition = self.in_process().filter(|_| purpose == Purpose::Serve);
+        let partition = partition.map(|inside| inside.assignment(&self.model));
+        // A partition is made within a process that has the whole GPU, and so is a reference that needs the GPU.
+        let whole = partition.is_some() || purpose == Purpose::DeviceReference;
+        let granted = if whole { Percent::WHOLE } else { share };
+        let wanted = Wanted { share: granted, priority, memory_limit, room: self.room() };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
         let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
         let assignment = Assignment {
@@ -49,6 +55,7 @@ impl Controller {
             profile: self.model.profile.clone(),
             request_bytes: self.pipeline.request_bytes(),
             response_slot_bytes: self.context.response_bytes,
+            partition,
         };
         let launch = Launch {
             id,
@@ -72,19 +79,28 @@ impl Controller {
     }
 
     /// Puts a warm worker's lane on the pipeline, with how long its batches took to warm up.
-    pub(super) fn attach(&mut self, worker: WorkerId, times: &[WarmTime]) {
+    pub(super) fn attach(&mut self, worker: WorkerId, warmed: &Warmed) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         self.note_warm();
+        self.note_proofs(&warmed.partitions);
         let standing = self.gpu.standing();
-        let Some(worker) = self.workers.get_mut(&worker) else { return };
-        let Some(lane) = worker.lane() else { return };
+        let Some((share, sms, groups)) =
+            self.workers.get(&worker).map(|worker| (worker.share, worker.sms, worker.groups))
+        else {
+            return;
+        };
+        let times = warmed.times.clone();
+        let slice = match groups {
+            Some(groups) => self.first_slice(groups, &times, share),
+            None => Slice { groups: Groups::WHOLE, share, sms, times },
+        };
+        let Some(lane) = self.workers.get_mut(&worker).and_then(Worker::lane) else { return };
         let arrival = Arrival {
-            worker: worker.id,
-            share: worker.share,
-            sms: worker.sms,
+            worker,
+            slice,
+            sizes: warmed.times.iter().map(|time| time.rows).collect(),
             pads: standing.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
             device: standing.uuid.unwrap_or(standing.device).into(),
-            times: times.to_vec(),
             crowding: self.gpu.crowding(),
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::controller::Controller;
 use super::launch::LaunchError;
-use crate::config::{Gpu, HandoverMode, Model};
+use crate::config::{Gpu, Model};
 use crate::partition::{GrantError, Room, gib};
 
 /// How long it takes until NVML's readings have what a worker took.
@@ -126,8 +126,8 @@ impl MemoryLedger {
 
     /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
     /// known.
-    pub(super) fn enter(&self, model: &Model) -> Place {
-        self.tell(model);
+    pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> Place {
+        self.tell(model, has_shadows);
         let mut book = self.book.lock();
         if let Some(row) = book.rows.get_mut(&model.name) {
             row.controllers += 1;
@@ -136,8 +136,8 @@ impl MemoryLedger {
         Place(book.entered)
     }
 
-    /// This is how the model is configured now.
-    pub(super) fn tell(&self, model: &Model) {
+    /// This is how the model is configured now, and whether shadows of it may be started.
+    pub(super) fn tell(&self, model: &Model, has_shadows: bool) {
         let memory = model.profile.as_ref().map(|profile| profile.memory);
         let sum =
             memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
@@ -145,7 +145,7 @@ impl MemoryLedger {
         let row = book.rows.entry(model.name.clone()).or_default();
         row.told = sum.filter(|bytes| *bytes > 0);
         row.priority = model.priority;
-        row.has_shadows = model.handover == HandoverMode::Shadow;
+        row.has_shadows = has_shadows;
     }
 
     /// A controller has ended. With a model's last one goes what would be kept for its shadows.

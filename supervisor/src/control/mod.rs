@@ -13,6 +13,8 @@ mod changes;
 mod controller;
 mod engine;
 mod flip;
+mod groups;
+mod in_process;
 mod incumbent;
 mod launch;
 mod loaded;
@@ -29,6 +31,7 @@ mod thread;
 pub use changes::{Cause, Changes, Outcomes};
 pub use controller::{Context, Controller, Inbox, Parts};
 pub use engine::spec as engine_spec;
+pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
@@ -118,6 +121,14 @@ pub enum ResizeRefused {
     /// Something else is under way.
     #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
     Busy(String),
+    /// Its worker cannot have it as a partition.
+    #[error("model '{model}' cannot have a partition of that size: {why}; it has the share before")]
+    NoPartition {
+        /// The model.
+        model: String,
+        /// Why it cannot.
+        why: String,
+    },
     /// It has `handover: restart`, and its worker did not start at that share.
     #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]
     NoWorker {

@@ -61,7 +61,7 @@ impl Controller {
         let (detect, onset, reply) = (swap.wanted.detect(), swap.wanted.onset, swap.wanted.reply.take());
         self.handovers.flips += u64::from(swap.at_once);
         let report = self.report("completed", None);
-        self.share = to;
+        self.share_is(to);
         self.changes.completed(cause, detect, &report);
         self.handovers.completed += 1;
         tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
@@ -123,6 +123,16 @@ impl Controller {
         }
     }
 
+    /// How a change to a share went that is in force.
+    pub(super) fn report_of_change(&self, wanted: &Wanted, from: Percent) -> HandoverReport {
+        HandoverReport {
+            cause: wanted.cause.name().to_owned(),
+            detect_ms: wanted.detect().map(ms),
+            effect_ms: None,
+            ..self.report_of("completed", None, (from, wanted.share))
+        }
+    }
+
     /// How a change went whose stall is measured, after a death if nothing else is said.
     pub(super) fn report_of(
         &self,
@@ -133,6 +143,7 @@ impl Controller {
         let stall = self.pipeline.stall();
         HandoverReport {
             outcome: outcome.to_owned(),
+            mechanism: self.mechanism_name().0.to_owned(),
             cause: "death".to_owned(),
             at_once: true,
             why,

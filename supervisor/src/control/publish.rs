@@ -1,6 +1,11 @@
 //! What others see of a controller.
 
+use std::sync::Arc;
+
+use shadowslice_shared::units::{Percent, Sms};
+
 use super::controller::Controller;
+use super::incumbent::Incumbent;
 use super::standing::{BootMs, ModelState, Standing, WorkerStanding};
 use crate::process::Worker;
 
@@ -10,10 +15,15 @@ impl Controller {
             let seen = self.standing.borrow();
             (self.share, if seen.share == self.share { seen.since } else { self.now() })
         };
+        let (mechanism, no_partition) = self.mechanism_name();
+        let partition = self.in_process().map(|inside| (Arc::clone(inside.division()), inside.current()));
         let standing = Standing {
             state: self.state(),
             share,
-            sms: self.sms(share).0,
+            sms: self.sms_in_force().0,
+            partition,
+            mechanism,
+            no_partition,
             since,
             coming: self.coming(),
             ready: self.ready_share(),
@@ -33,6 +43,19 @@ impl Controller {
             *seen = standing;
             changed
         });
+    }
+
+    /// The SMs on which batches run: a partition's may be more or fewer than those that the share comes to, by what is left over
+    /// when the GPU is divided.
+    fn sms_in_force(&self) -> Sms {
+        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        let inside = self.in_process().filter(|_| serves);
+        inside.map_or_else(|| self.sms(self.share), |inside| inside.division().sms(inside.current()))
+    }
+
+    /// The share that a worker has.
+    fn share_of(&self, worker: &Worker) -> Percent {
+        if worker.groups.is_some() { self.share } else { worker.share }
     }
 
     /// While the next worker boots, requests wait for it if there was one before.
@@ -60,8 +83,8 @@ impl Controller {
         WorkerStanding {
             role: role.to_owned(),
             pid: worker.pid,
-            share_percent: worker.share.get(),
-            sms: worker.sms.0,
+            share_percent: self.share_of(worker).get(),
+            sms: self.sms_of(worker.id).unwrap_or(worker.sms).0,
             phase: phase.to_owned(),
             restarts: self.restarts.deaths(),
             boot_ms: BootMs::of(worker.times()),

@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 use super::ResizeRefused;
 use super::changes::Cause;
 use super::controller::Controller;
+use super::in_process::InProcess;
 use super::incumbent::Incumbent;
-use super::standing::{HandoverReport, ms, us};
+use super::standing::{HandoverReport, ms};
 use super::swap::Swap;
 use crate::config::HandoverMode;
 use crate::pipeline::WorkerId;
@@ -32,6 +33,11 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
+    /// The share that a model has is to be had by other means.
+    pub(super) fn again(share: Percent, now: Moment) -> Self {
+        Self { share, cause: Cause::Policy, onset: None, decided: now, reply: None }
+    }
+
     /// How long it took to see that the load had changed.
     pub(super) fn detect(&self) -> Option<Duration> {
         self.onset.map(|onset| self.decided.since(onset))
@@ -63,6 +69,7 @@ impl Controller {
     pub(super) fn coming(&self) -> Option<Percent> {
         let replacing = self.replacing.as_ref().map(|replacing| replacing.wanted.share);
         let next = self.next.as_ref().map(|wanted| wanted.share);
+        let next = next.or(self.in_process().and_then(InProcess::coming));
         next.or(replacing).or(self.swap.as_ref().and_then(Swap::coming))
     }
 
@@ -89,7 +96,8 @@ impl Controller {
         }
         let phase = self.swap.as_ref().map(|swap| swap.machine.phase());
         let settled = matches!(phase, None | Some(PhaseName::Probation | PhaseName::Retiring));
-        if !settled || self.next.is_some() || self.replacing.is_some() {
+        let inside = self.in_process().is_some_and(|inside| inside.coming().is_some());
+        if !settled || inside || self.next.is_some() || self.replacing.is_some() {
             return Some(ResizeRefused::Busy(model()));
         }
         if !self.proved {
@@ -111,6 +119,7 @@ impl Controller {
     }
 
     fn change_share(&mut self, wanted: Wanted) {
+        let Err(wanted) = self.repartition(wanted) else { return };
         let Err(wanted) = self.flip(wanted) else { return };
         let Err(wanted) = self.hand_over_to_starting(wanted) else { return };
         if self.swap.is_some() {
@@ -140,6 +149,7 @@ impl Controller {
         for wanted in [self.next.take(), replacing].into_iter().flatten() {
             self.refuse(wanted, refused.clone());
         }
+        self.repartition_failed(refused);
         // A hand-over's own order is answered by its channel's end.
         self.swap = None;
     }
@@ -174,7 +184,8 @@ impl Controller {
     /// A model that had given up is tried again, at the share asked for.
     fn revive(&mut self, wanted: Wanted) {
         self.restarts.served();
-        let from = std::mem::replace(&mut self.share, wanted.share);
+        let from = self.share;
+        self.share_is(wanted.share);
         self.pipeline.begin_stall();
         self.replacing = Some(Replacing { from, wanted, served: false });
         self.boot(Purpose::Serve);
@@ -183,22 +194,11 @@ impl Controller {
     /// The worker at the new share serves.
     pub(super) fn replaced(&mut self) {
         let Some(Replacing { from, mut wanted, .. }) = self.replacing.take() else { return };
-        let stall = self.pipeline.stall();
         let effect = self.now().since(wanted.decided);
         let report = HandoverReport {
-            outcome: "completed".to_owned(),
-            cause: wanted.cause.name().to_owned(),
             at_once: false,
-            detect_ms: wanted.detect().map(ms),
-            settle_ms: None,
-            why: None,
-            from_percent: from.get(),
-            to_percent: wanted.share.get(),
-            from_sms: self.sms(from).0,
-            to_sms: self.sms(wanted.share).0,
             effect_ms: Some(ms(effect)),
-            stall_us: us(stall.longest),
-            stall_total_us: us(stall.total),
+            ..self.report_of_change(&wanted, from)
         };
         self.handovers.completed += 1;
         self.changes.completed(wanted.cause, wanted.detect(), &report);
@@ -218,7 +218,7 @@ impl Controller {
         };
         tracing::error!(model = self.model.name, share = %wanted.share, back = %from, why, "no worker at this share");
         self.aborted(wanted, ResizeRefused::NoWorker { model: self.model.name.clone(), why: why.to_owned() });
-        self.share = from;
+        self.share_is(from);
         self.restarts.served();
         self.boot(Purpose::Serve);
         true
@@ -232,7 +232,7 @@ impl Controller {
         }
     }
 
-    fn aborted(&mut self, wanted: Wanted, refused: ResizeRefused) {
+    pub(super) fn aborted(&mut self, wanted: Wanted, refused: ResizeRefused) {
         self.handovers.aborted += 1;
         self.changes.of(wanted.cause).aborted += 1;
         answer(wanted, refused);

@@ -137,10 +137,10 @@ impl Controller {
     /// The share at which a worker should stand ready, if one should.
     fn standby_wanted(&self) -> Option<Percent> {
         let wish = match self.model.handover {
-            HandoverMode::Shadow => self.standby.wish,
-            HandoverMode::Never => None,
             // It never has two workers.
             HandoverMode::Restart => return None,
+            // Where shares change inside the worker, another one stands ready for deaths alone.
+            _ => self.standby.wish.filter(|_| self.makes_shadows()),
         };
         match self.model.standby {
             Mode::Off => None,
@@ -272,7 +272,7 @@ impl Controller {
                 }
             }
             WorkerSaid::Warmed(warmed) => {
-                self.attach(worker, &warmed.times);
+                self.attach(worker, &warmed);
                 tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
                 self.standby.state = State::Ready { worker, since: self.now() };
                 self.standby.obstacle = None;

@@ -1,12 +1,15 @@
 //! How a model stands, for `status`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::LoadTimes;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
+use crate::partition::Partition;
 use crate::process::BootTimes;
 
 /// What a model is doing.
@@ -35,6 +38,12 @@ pub struct Standing {
     pub share: Percent,
     /// Its SMs.
     pub sms: u32,
+    /// Where it is a partition inside the worker: how the GPU divides, and the groups on which batches run.
+    pub partition: Option<(Arc<Division>, Groups)>,
+    /// How it is changed: `in-process`, `shadow`, `restart` or `never`.
+    pub mechanism: &'static str,
+    /// Why not inside the worker, where it is not.
+    pub no_partition: Option<String>,
     /// Since when; the origin for the share that it was started with.
     pub since: Moment,
     /// The share that is to come, by a hand-over that is under way or waits.
@@ -62,6 +71,13 @@ pub struct Standing {
     pub handovers: Handovers,
     /// What became of the orders to change its share.
     pub changes: Changes,
+}
+
+impl Standing {
+    /// The SMs that a share of its GPU comes to, by the means by which its share is changed.
+    pub(super) fn sms_of(&self, gpu: &dyn Partition, share: Percent) -> Sms {
+        self.partition.as_ref().map_or_else(|| gpu.sms(share), |(division, _)| division.sms_of(share))
+    }
 }
 
 /// A worker as its controller sees it.
@@ -128,6 +144,9 @@ pub struct Handovers {
     pub aborted: u64,
     /// Completed ones that were taken back in their probation.
     pub rolled_back: u64,
+    /// Completed ones inside the worker.
+    #[serde(default)]
+    pub in_process: u64,
     /// Completed ones to a worker that stood ready.
     pub flips: u64,
     /// Times that the standing worker took over from one that died.
@@ -141,6 +160,9 @@ pub struct Handovers {
 pub struct HandoverReport {
     /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
     pub outcome: String,
+    /// How: `in-process`, `shadow`, `restart` or `never`, as the model's share is changed now.
+    #[serde(default)]
+    pub mechanism: String,
     /// Who wanted it: `hand`, `policy` or `pressure`; else it was a `death`.
     pub cause: String,
     /// Whether a worker stood ready for it.

@@ -251,7 +251,7 @@ impl Controller {
         let Some(swap) = &self.swap else { return };
         let (worker, from) = (swap.worker(side), swap.from);
         if side == Side::Incumbent {
-            self.share = from;
+            self.share_is(from);
         }
         match worker.filter(|worker| self.workers.contains_key(worker)) {
             Some(worker) => self.serve_with(worker),
@@ -293,7 +293,7 @@ impl Controller {
         match said {
             WorkerSaid::Connected => self.feed(Fact::Connected),
             WorkerSaid::Warmed(warmed) => {
-                self.attach(worker, &warmed.times);
+                self.attach(worker, &warmed);
                 self.feed(Fact::Warmed);
             }
             WorkerSaid::Refused(refusal) => self.feed(Fact::BootFailed(refusal.to_string())),

@@ -106,7 +106,8 @@ impl Workshop {
             events,
         });
         let calls = self.context.memory[model.gpu].calls();
-        let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls };
+        let moves = self.context.groups[model.gpu].moves();
+        let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls, moves };
         let hired = Hired { controller, inbox, orders: orders.clone() };
         self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
         let (route, guests) = Route::to(Arc::clone(&pipeline));

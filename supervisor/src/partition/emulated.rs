@@ -3,11 +3,13 @@
 use parking_lot::Mutex;
 use rustix::thread::futex;
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::{Percent, Sms};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use super::{Environment, GpuStanding, GrantError, Partition, Tally, Ticket, Wanted};
 
@@ -15,6 +17,7 @@ use super::{Environment, GpuStanding, GrantError, Partition, Tally, Ticket, Want
 #[derive(Debug)]
 pub struct EmulatedGpu {
     sms: Sms,
+    division: Option<Arc<Division>>,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
     tally: Tally,
@@ -23,7 +26,8 @@ pub struct EmulatedGpu {
 impl EmulatedGpu {
     /// A GPU of `sms` SMs that nobody uses.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
-        Ok(Self { sms, pool: Pool::create()?, taken: Mutex::default(), tally: Tally::default() })
+        let division = Division::of(sms).map(Arc::new);
+        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), tally: Tally::default() })
     }
 }
 
@@ -46,6 +50,12 @@ impl Partition for EmulatedGpu {
 
     fn sms(&self, share: Percent) -> Sms {
         share.sms_of(self.sms)
+    }
+
+    fn division(&self) -> Result<&Arc<Division>, &str> {
+        self.division
+            .as_ref()
+            .ok_or("the emulated GPU has too few SMs, or too many, to be divided into groups")
     }
 
     fn tally(&self) -> &Tally {
@@ -89,8 +99,6 @@ impl Partition for EmulatedGpu {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use shadowslice_shared::boot::Purpose;
     use shadowslice_shared::pool::Occupied;
 

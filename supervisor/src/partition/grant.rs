@@ -50,7 +50,7 @@ impl Grant {
     pub fn of(gpu: &Arc<dyn Partition>, wanted: Wanted, purpose: Purpose) -> Result<Self, GrantError> {
         let (ticket, reservation) = match purpose {
             Purpose::Reference => (None, None),
-            Purpose::Serve => {
+            Purpose::Serve | Purpose::DeviceReference => {
                 let room = wanted.room.map(|room| Reservation::of(&**gpu, room)).transpose()?;
                 (Some(gpu.enter()?), room)
             }

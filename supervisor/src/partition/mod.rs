@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shadowslice_shared::boot::DeviceSpec;
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::SEATS;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -26,7 +27,7 @@ use crate::pipeline::Crowding;
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
 pub use mps::{Control, ControlError, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
-pub use probe::{ProbeError, Probed, probe};
+pub use probe::{Isolation, ProbeError, Probed, isolation, probe};
 pub use whole::WholeGpu;
 
 /// Variables that a worker's environment must have.
@@ -128,6 +129,9 @@ pub trait Partition: fmt::Debug + Send + Sync {
 
     /// The SMs that a worker with this share gets.
     fn sms(&self, share: Percent) -> Sms;
+
+    /// How its SMs divide into groups, where processes can have partitions of their own; else why they cannot.
+    fn division(&self) -> Result<&Arc<Division>, &str>;
 
     /// The part of the GPU that a worker with this share can take for itself.
     fn claim(&self, share: Percent) -> Percent {

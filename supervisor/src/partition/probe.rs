@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use shadowslice_shared::groups::Division;
 
 use super::Environment;
 use super::command::{self, CommandError};
@@ -29,6 +31,43 @@ pub struct Probed {
     pub memory_free: u64,
 }
 
+/// How a short kernel fared beside another process that held half of the GPU's groups.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Isolation {
+    /// How the GPU divides.
+    pub division: Division,
+    /// On the other half, before that process was there, in us.
+    pub alone_us: f64,
+    /// On the other half.
+    pub apart_us: f64,
+    /// On the same half.
+    pub together_us: f64,
+}
+
+/// Beside who holds other groups a kernel may take so many times what it takes alone.
+const APART: f64 = 2.0;
+
+/// Beside who holds the same groups it takes so many times as long at least: the other one's take a hundred times as long.
+const TOGETHER: f64 = 5.0;
+
+impl Isolation {
+    /// How the GPU divides, if partitions keep apart that share no group, and others do not; else why they cannot be
+    /// relied on.
+    pub fn proven(self) -> Result<Division, String> {
+        let Self { division, alone_us, apart_us, together_us } = self;
+        let times = format!("{alone_us:.0} us alone, {apart_us:.0} apart, {together_us:.0} together");
+        if apart_us > APART * alone_us {
+            return Err(format!(
+                "partitions of two processes that share no group do not keep apart ({times})"
+            ));
+        }
+        if together_us < TOGETHER * alone_us {
+            return Err(format!("groups of SMs are not the same in two processes ({times})"));
+        }
+        Ok(division)
+    }
+}
+
 /// Why a probe found nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
@@ -51,7 +90,20 @@ pub enum ProbeError {
 
 /// Runs the probe in these surroundings.
 pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, ProbeError> {
-    let said = command::run(program, &["--probe"], environment, "", LIMIT).await.map_err(ProbeError::Run)?;
+    ask(program, &["--probe"], environment).await
+}
+
+/// Measures whether partitions of two processes keep apart in these surroundings.
+pub async fn isolation(program: &Path, environment: &Environment) -> Result<Isolation, ProbeError> {
+    ask(program, &["--probe", "partitions"], environment).await
+}
+
+async fn ask<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[&str],
+    environment: &Environment,
+) -> Result<T, ProbeError> {
+    let said = command::run(program, arguments, environment, "", LIMIT).await.map_err(ProbeError::Run)?;
     if !said.status.success() {
         let why = said.err.trim().trim_start_matches("error: ");
         let why = if why.is_empty() { said.status.to_string() } else { why.to_owned() };
@@ -59,4 +111,22 @@ pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, 
     }
     serde_json::from_str(said.out.trim())
         .map_err(|source| ProbeError::Unclear { said: said.out.trim().to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::units::Sms;
+
+    use super::*;
+
+    #[test]
+    fn partitions_are_relied_on_only_where_they_keep_apart_and_meet_as_they_should() {
+        let proven = |alone_us, apart_us, together_us| {
+            let division = Division::of(Sms(132)).unwrap();
+            Isolation { division, alone_us, apart_us, together_us }.proven()
+        };
+        assert!(proven(60.0, 62.0, 3000.0).is_ok());
+        assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("do not keep apart"));
+        assert!(proven(60.0, 60.0, 62.0).unwrap_err().contains("not the same in two processes"));
+    }
 }

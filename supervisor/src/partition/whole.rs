@@ -1,8 +1,10 @@
 //! A CUDA GPU without MPS: every worker has the whole of it, and they take turns.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
@@ -50,6 +52,10 @@ impl Partition for WholeGpu {
 
     fn sms(&self, _share: Percent) -> Sms {
         self.sms
+    }
+
+    fn division(&self) -> Result<&Arc<Division>, &str> {
+        Err("without MPS processes take turns on the whole GPU")
     }
 
     fn claim(&self, _share: Percent) -> Percent {

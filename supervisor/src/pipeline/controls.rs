@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{Door, Seen};
-use shadowslice_shared::batch::{MAX_MESSAGE_BYTES, MAX_REQUESTS};
+use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
 use super::counts::Counts;
-use super::lane::WorkerId;
+use super::lane::{Slice, WorkerId};
 use super::request::Metadata;
 use super::stall::Stall;
 use super::state::Gate;
@@ -84,6 +85,27 @@ impl Pipeline {
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| state.route(worker, now));
+    }
+
+    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] says what came of it.
+    pub fn prepare(&self, worker: WorkerId, groups: Groups) {
+        self.command(worker, Command::Prepare(groups));
+    }
+
+    /// Has `worker` let go of a partition that no further batch names.
+    pub fn forget(&self, worker: WorkerId, groups: Groups) {
+        self.command(worker, Command::Forget(groups));
+    }
+
+    fn command(&self, worker: WorkerId, command: Command) {
+        if let Some(lane) = self.state.lock().lane_mut(worker) {
+            lane.command(command);
+        }
+    }
+
+    /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
+    pub fn move_to(&self, worker: WorkerId, slice: Slice) {
+        self.change(|state| state.move_to(worker, slice));
     }
 
     /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.

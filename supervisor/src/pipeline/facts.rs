@@ -1,5 +1,6 @@
 //! What a pipeline tells its controller.
 
+use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -17,6 +18,8 @@ pub enum LaneFact {
     Drained(WorkerId),
     /// Its worker completed its first batch since it was routed to.
     FirstAnswer(WorkerId, Moment),
+    /// Its worker has made a partition ready, or could not.
+    Prepared(WorkerId, Prepared),
     /// Its worker's socket ended, and it with that.
     Gone(WorkerId),
     /// A request has proved that it kills its workers: what died of it was not the model's doing.

@@ -1,6 +1,6 @@
 //! A lane: the way from a pipeline to one worker, and what is on it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +11,9 @@ use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::batcher;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::queue::Entry;
-use shadowslice_shared::batch::{self, Batch, BatchRequest, IN_FLIGHT, MAX_MESSAGE_BYTES};
+use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES};
 use shadowslice_shared::boot::WarmTime;
+use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::oneshot;
@@ -79,6 +80,8 @@ pub(crate) struct InFlight {
     pub(crate) id: u64,
     pub(crate) slot: u8,
     pub(crate) rows: u32,
+    /// The partition on which it runs.
+    pub(crate) groups: Groups,
     pub(crate) sent: Moment,
     /// Whether nothing was before it when it was sent, or when it came to the front.
     pub(crate) executing_since: Option<Moment>,
@@ -100,19 +103,33 @@ impl InFlight {
 pub struct Arrival {
     /// Its name.
     pub worker: WorkerId,
-    /// Its share of the GPU.
-    pub share: Percent,
-    /// Its SMs.
-    pub sms: Sms,
+    /// The part of the GPU that it begins with.
+    pub slice: Slice,
     /// The GPU, as traces name it.
     pub device: Arc<str>,
-    /// How long its batches executed when they were warmed up.
-    pub times: Vec<WarmTime>,
+    /// The batch sizes that were warmed up.
+    pub sizes: Vec<u32>,
     /// Whether it pads batches to the next size that was warmed up.
     pub pads: bool,
     /// How crowded its GPU is.
     pub crowding: Crowding,
 }
+
+/// The part of a GPU on which a worker's batches run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slice {
+    /// Its groups of SMs, which the worker has ready; the whole for all that its process has.
+    pub groups: Groups,
+    /// The share that it is.
+    pub share: Percent,
+    /// Its SMs.
+    pub sms: Sms,
+    /// How long batches executed there when they were tried; nothing where that is not known.
+    pub times: Vec<WarmTime>,
+}
+
+/// Commands that may wait for room in a worker's socket.
+const OUTBOX: usize = 4 * READY_PARTITIONS;
 
 /// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
 pub type Crowding = Arc<AtomicU32>;
@@ -123,8 +140,14 @@ pub(crate) struct Lane {
     pub(crate) worker: WorkerId,
     /// The same, with where it runs, for those who trace requests.
     place: Arc<Place>,
-    /// What its batches should take: every share has times of its own.
+    /// Where its next batch runs.
+    pub(crate) groups: Groups,
+    /// What its batches should take there: every share has times of its own.
     pub(crate) predictor: Predictor,
+    /// The same of partitions that it was on before, by their SMs.
+    learnt: BTreeMap<Sms, Predictor>,
+    /// Before anything was seen.
+    blank: Predictor,
     crowding: Crowding,
     /// The same by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
@@ -137,6 +160,8 @@ pub(crate) struct Lane {
     socket: Arc<BatchSocket>,
     free_slots: Vec<u8>,
     message: Vec<u8>,
+    /// What could not be sent yet, before any further batch.
+    outbox: VecDeque<Command>,
 }
 
 /// Why a batch could not be sent.
@@ -155,16 +180,17 @@ impl Lane {
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
     ) -> Self {
-        let sizes = arrival.times.iter().filter(|_| arrival.pads).map(|time| time.rows).collect();
-        let mut predictor = Predictor::new(profile, arrival.sms).padded_to(sizes);
-        for time in &arrival.times {
-            predictor.expect(time.rows, time.took);
-        }
-        let Arrival { worker, share, sms, device, .. } = arrival;
+        let sizes = if arrival.pads { arrival.sizes } else { Vec::new() };
+        let Arrival { worker, slice, device, .. } = arrival;
+        let Slice { groups, share, sms, times } = slice;
+        let blank = Predictor::new(profile, sms).padded_to(sizes);
         Self {
             worker,
             place: Arc::new(Place { worker: worker.0, share, sms, device }),
-            predictor,
+            groups,
+            predictor: expecting(&blank, sms, &times),
+            learnt: BTreeMap::new(),
+            blank,
             crowding: arrival.crowding,
             shapes: ShapeTimes::of(metadata, sms),
             duty: Duty::Standing,
@@ -174,7 +200,42 @@ impl Lane {
             socket,
             free_slots: (0..IN_FLIGHT).rev().map(|slot| u8::try_from(slot).expect("two slots")).collect(),
             message: vec![0; MAX_MESSAGE_BYTES],
+            outbox: VecDeque::new(),
         }
+    }
+
+    /// Its next batch runs on this part of the GPU.
+    pub(crate) fn move_to(&mut self, slice: Slice) {
+        let Slice { groups, share, sms, times } = slice;
+        let known = self.learnt.remove(&sms);
+        let predictor = known.unwrap_or_else(|| expecting(&self.blank, sms, &times));
+        let before = std::mem::replace(&mut self.predictor, predictor);
+        self.learnt.insert(self.place.sms, before);
+        let Place { worker, device, .. } = &*self.place;
+        self.place = Arc::new(Place { worker: *worker, share, sms, device: Arc::clone(device) });
+        (self.groups, self.proven) = (groups, false);
+    }
+
+    /// Has a command wait its turn, and sends what can be sent. What nobody can take is not sent: its worker is gone, or
+    /// will be found to hang.
+    pub(crate) fn command(&mut self, command: Command) {
+        if self.outbox.len() < OUTBOX {
+            self.outbox.push_back(command);
+        }
+        self.flush();
+    }
+
+    /// Sends the commands that wait, as far as the worker takes them; whether it took all.
+    pub(crate) fn flush(&mut self) -> bool {
+        while let Some(command) = self.outbox.front() {
+            let bytes =
+                batch::encode(command, &mut self.message).expect("a set of groups fits into a message");
+            if send_bytes(&self.socket, bytes).is_err() {
+                return false;
+            }
+            self.outbox.pop_front();
+        }
+        true
     }
 
     /// Whether it can take a batch.
@@ -245,27 +306,25 @@ impl Lane {
 
     /// Sends a batch. There is room, and there are requests, all of one shape.
     pub(crate) fn send(&mut self, id: u64, requests: Vec<Waiting>, now: Moment) -> Result<(), SendFailure> {
+        if !self.flush() {
+            return Err(SendFailure::Blocked(requests));
+        }
         let slot = *self.free_slots.last().expect("the caller has seen that there is room");
+        let groups = self.groups;
         let batch = Batch {
             id,
             slot,
             sent_ns: monotonic_ns(),
+            groups,
             shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
             requests: requests.iter().map(wire_request).collect(),
         };
-        let bytes = match batch::encode(&batch, &mut self.message) {
+        let bytes = match batch::encode(&Command::Run(batch), &mut self.message) {
             Ok(bytes) => bytes,
             Err(error) => return Err(SendFailure::TooLarge(requests, errors::chain(&error))),
         };
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let sent = loop {
-            match send(self.socket.as_raw_fd(), bytes, flags) {
-                Err(Errno::EINTR) => {}
-                sent => break sent,
-            }
-        };
-        match sent {
-            Ok(_) => {}
+        match send_bytes(&self.socket, bytes) {
+            Ok(()) => {}
             Err(Errno::EMSGSIZE) => {
                 let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
                 return Err(SendFailure::TooLarge(requests, why.to_owned()));
@@ -277,7 +336,8 @@ impl Lane {
         note::sent(&requests, (id, rows), &self.place, now);
         let executing_since = self.in_flight.is_empty().then_some(now);
         let held = Vec::new();
-        self.in_flight.push_back(InFlight { id, slot, rows, sent: now, executing_since, requests, held });
+        let sent = now;
+        self.in_flight.push_back(InFlight { id, slot, rows, groups, sent, executing_since, requests, held });
         Ok(())
     }
 
@@ -302,6 +362,26 @@ impl Lane {
         let mut batches = self.in_flight.iter_mut().map(InFlight::abandon);
         let executing = batches.next().unwrap_or_default();
         (executing, batches.flatten().collect())
+    }
+}
+
+/// What a model's batches should take on so many SMs, where it was tried.
+fn expecting(blank: &Predictor, sms: Sms, times: &[WarmTime]) -> Predictor {
+    let mut predictor = blank.on(sms);
+    for time in times {
+        predictor.expect(time.rows, time.took);
+    }
+    predictor
+}
+
+/// Sends a message without waiting.
+fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    loop {
+        match send(socket.as_raw_fd(), bytes, flags) {
+            Err(Errno::EINTR) => {}
+            sent => return sent.map(drop),
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
 pub use histogram::{LatencyHistogram, RowsHistogram};
-pub use lane::{Arrival, Crowding, WorkerId};
+pub use lane::{Arrival, Crowding, Slice, WorkerId};
 pub use pieces::Pieces;
 pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure};
+use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, Report, RunFailure};
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Moment;
 
@@ -51,7 +51,7 @@ impl LaneReader {
             match self.socket.receive(&mut message).await {
                 Ok(0) => break,
                 Ok(length) => {
-                    if let Err(why) = self.answered(&message[..length]) {
+                    if let Err(why) = self.reported(&message[..length]) {
                         self.broken(why);
                         return self.gone(&mut message).await;
                     }
@@ -87,8 +87,18 @@ impl LaneReader {
     }
 
     /// Takes one message; an error says what was wrong with it.
-    fn answered(&self, message: &[u8]) -> Result<(), String> {
-        let answer: Answer = batch::decode(message).map_err(|error| errors::chain(&error))?;
+    fn reported(&self, message: &[u8]) -> Result<(), String> {
+        match batch::decode(message).map_err(|error| errors::chain(&error))? {
+            Report::Answer(answer) => self.answered(answer),
+            Report::Prepared(prepared) => {
+                let fact = LaneFact::Prepared(self.worker, prepared);
+                self.pipeline.state.lock().reporter.report(fact);
+                Ok(())
+            }
+        }
+    }
+
+    fn answered(&self, answer: Answer) -> Result<(), String> {
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
         let batch =

@@ -17,7 +17,7 @@ use super::Rules;
 use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
-use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
+use super::lane::{Duty, InFlight, Lane, SendFailure, Slice, Waiting, WorkerId};
 use super::note;
 use super::pressure::Relief;
 use super::queues::Queues;
@@ -293,13 +293,17 @@ impl State {
 
     /// The answer to a batch was good and has been copied.
     pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
-        let &InFlight { slot, rows, ref requests, .. } = batch;
+        let &InFlight { slot, rows, groups, ref requests, .. } = batch;
         let Some(lane) = self.lane_mut(worker) else { return };
-        lane.predictor.observe(rows, execution);
-        if let Some((times, request)) = lane.shapes.as_mut().zip(requests.first()) {
+        // On another partition it says nothing of the SMs on which the lane is now.
+        let here = groups == lane.groups;
+        if here {
+            lane.predictor.observe(rows, execution);
+        }
+        if let Some((times, request)) = lane.shapes.as_mut().zip(requests.first()).filter(|_| here) {
             times.observe(&request.shape, rows, execution);
         }
-        let first = !std::mem::replace(&mut lane.proven, true);
+        let first = here && !std::mem::replace(&mut lane.proven, true);
         if lane.duty == Duty::Serving {
             self.stats.recent.executed(rows, execution);
         }
@@ -338,6 +342,15 @@ impl State {
             }
         }
         self.dispatch(now);
+    }
+
+    /// The next batch of `worker` runs on this part of the GPU.
+    pub(crate) fn move_to(&mut self, worker: WorkerId, slice: Slice) {
+        let Some(lane) = self.lane_mut(worker) else { return };
+        lane.move_to(slice);
+        if lane.duty == Duty::Serving {
+            self.stats.recent.share_changed();
+        }
     }
 
     /// Asks for a fact once `worker` has nothing in flight.

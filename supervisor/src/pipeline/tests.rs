@@ -16,9 +16,11 @@ use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::batch::{
-    self, Answer, Batch, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+    self, Answer, Batch, Command, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared, Report,
+    RunFailure,
 };
 use shadowslice_shared::boot::WarmTime;
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -43,26 +45,36 @@ struct Actor {
 }
 
 impl Actor {
-    /// The next batch. Blocks, so on a thread that may.
-    async fn batch(&self) -> Batch {
+    /// The next command. Blocks, so on a thread that may.
+    async fn command(&self) -> Command {
         let socket = self.socket.try_clone().unwrap();
         let received = tokio::task::spawn_blocking(move || {
             let mut message = vec![0; MAX_MESSAGE_BYTES];
             let length = recv(socket.as_raw_fd(), &mut message, MsgFlags::empty()).unwrap();
-            batch::decode::<Batch>(&message[..length]).unwrap()
+            batch::decode::<Command>(&message[..length]).unwrap()
         });
         tokio::time::timeout(Duration::from_secs(10), received).await.unwrap().unwrap()
+    }
+
+    /// The next command, which is a batch.
+    async fn batch(&self) -> Batch {
+        match self.command().await {
+            Command::Run(batch) => batch,
+            other => panic!("{other:?} instead of a batch"),
+        }
     }
 
     fn say(&self, bytes: &[u8]) {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
-    fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
+    fn report(&self, report: &Report) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
-        let answer = Answer { id, execution_us: 10, result };
-        let bytes = batch::encode(&answer, &mut message).unwrap();
-        self.say(bytes);
+        self.say(batch::encode(report, &mut message).unwrap());
+    }
+
+    fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
+        self.report(&Report::Answer(Answer { id, execution_us: 10, result }));
     }
 
     /// Answers each request of a batch with four bytes.
@@ -131,10 +143,9 @@ impl Stage {
         let metadata = self.pipeline.metadata().unwrap();
         let mut arrival = Arrival {
             worker: WorkerId(worker),
-            share: Percent::WHOLE,
-            sms,
+            slice: Slice { groups: Groups::WHOLE, share: Percent::WHOLE, sms, times: Vec::new() },
             device: "emulated".into(),
-            times: Vec::new(),
+            sizes: Vec::new(),
             pads: false,
             crowding: Crowding::default(),
         };
@@ -295,6 +306,35 @@ async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
     for request in behind {
         assert_eq!(request.await.unwrap(), Ok(good()));
     }
+}
+
+#[tokio::test]
+async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
+    let mut stage = Stage::new();
+    let worker = stage.enter(1);
+    let first = stage.ask();
+    let batch = worker.batch().await;
+    assert_eq!(batch.groups, Groups::WHOLE);
+    let groups = Groups::first(3);
+    stage.pipeline.prepare(WorkerId(1), groups);
+    assert_eq!(worker.command().await, Command::Prepare(groups));
+    let prepared = Prepared { groups, result: Ok(()), took_us: 7 };
+    worker.report(&Report::Prepared(prepared.clone()));
+    assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
+    let slice = Slice { groups, share: Percent::new(20).unwrap(), sms: Sms(24), times: Vec::new() };
+    stage.pipeline.move_to(WorkerId(1), slice);
+    // What was sent before runs where it was sent to, and is no first answer on the new SMs.
+    let second = stage.ask();
+    worker.answer_well(&batch);
+    assert_eq!(first.await.unwrap(), Ok(good()));
+    let batch = worker.batch().await;
+    assert_eq!(batch.groups, groups);
+    worker.answer_well(&batch);
+    assert_eq!(second.await.unwrap(), Ok(good()));
+    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    stage.pipeline.forget(WorkerId(1), groups);
+    assert_eq!(worker.command().await, Command::Forget(groups));
+    assert_eq!(stage.pipeline.stall().total, Duration::ZERO);
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, descriptors};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot};
@@ -139,6 +140,8 @@ pub struct Worker {
     pub share: Percent,
     /// The SMs that come with that.
     pub sms: Sms,
+    /// Where its share is a partition inside it: the one that it begins with.
+    pub groups: Option<Groups>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
     boot: SyncSender<Option<Box<Assignment>>>,
@@ -193,6 +196,7 @@ impl Worker {
 
         let (kill, killed) = mpsc::channel(1);
         let sms = launch.grant.sms();
+        let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
         let events = launch.events.clone();
         // Room for the order to load, and for the end.
         let (go, orders) = sync_channel(2);
@@ -211,6 +215,7 @@ impl Worker {
             pid,
             share: launch.share,
             sms,
+            groups,
             socket: Arc::new(socket),
             slab: Some(slab),
             boot: go,

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Extent, MAX_MESSAGE_BYTES, MessageError, decode, encode,
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, Report, decode, encode,
 };
 use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmUp, Warmed};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Memory;
 use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
@@ -145,6 +146,7 @@ impl Bench<'_> {
             profile: self.model.profile.clone(),
             request_bytes: self.requests.bytes(),
             response_slot_bytes: self.response_bytes,
+            partition: None,
         };
         let launch = Launch {
             id: WorkerId(0),
@@ -219,6 +221,7 @@ impl Bench<'_> {
             id: u64::from(run),
             slot: 0,
             sent_ns: monotonic_ns(),
+            groups: Groups::WHOLE,
             shapes: plan.shapes.clone(),
             requests: vec![BatchRequest { rows: size, inputs: extents }],
         })
@@ -271,13 +274,15 @@ async fn end(mut worker: Worker, events: &mut mpsc::Receiver<WorkerEvent>) {
 /// Runs one batch; returns its execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
-    let bytes = encode(batch, &mut message)?;
+    let bytes = encode(&Command::Run(batch.clone()), &mut message)?;
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send)?;
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
         return Err(BenchError::Ended("in the middle of a batch".to_owned()));
     }
-    let answer: Answer = decode(message.get(..len).unwrap_or_default())?;
+    let Report::Answer(answer) = decode(message.get(..len).unwrap_or_default())? else {
+        return Err(BenchError::Ended("when it spoke of a partition that nobody asked for".to_owned()));
+    };
     answer.result.map_err(|failure| refused(&failure))?;
     Ok(answer.execution_us)
 }
@@ -312,7 +317,14 @@ mod tests {
         let (ours, theirs) = BatchSocket::pair().unwrap();
         let dying =
             std::thread::spawn(move || recv(theirs.as_raw_fd(), &mut [0; 64], MsgFlags::empty()).unwrap());
-        let batch = Batch { id: 0, slot: 0, sent_ns: 0, shapes: Vec::new(), requests: Vec::new() };
+        let batch = Batch {
+            id: 0,
+            slot: 0,
+            sent_ns: 0,
+            groups: Groups::WHOLE,
+            shapes: Vec::new(),
+            requests: Vec::new(),
+        };
         let ended = execute(&ours, &batch).await.unwrap_err();
         assert!(matches!(ended, BenchError::Ended(_)), "{ended}");
         dying.join().unwrap();

@@ -135,6 +135,8 @@ mod tests {
             uuid: None,
             backend: "mps".to_owned(),
             sms: 132,
+            groups: None,
+            no_partitions: None,
             mps_server_pid: None,
             why: None,
             nvml,

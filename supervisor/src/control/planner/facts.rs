@@ -10,7 +10,7 @@ use super::orders::Orders;
 /// How a model stands, and what was seen of it since the last time.
 pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
-    let sms = |share| sharer.gpu.sms(share);
+    let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {
         share: Sms(standing.sms),
         since: standing.since,

@@ -80,7 +80,7 @@ pub struct Planner {
 impl Sharer {
     /// As far as they are known: how it batches, it says when it is loaded.
     fn terms(&self) -> Terms {
-        let terms = self.model.terms(|share| self.gpu.sms(share));
+        let terms = self.model.terms(|share| self.sms(share));
         match self.pipeline.metadata() {
             Some(metadata) => Terms { max_batch: metadata.max_batch.max(1), ..terms },
             None => terms,
@@ -89,7 +89,12 @@ impl Sharer {
 
     /// The smallest share that comes to these SMs; the one `at` hand if that does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
-        if self.gpu.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.gpu.sms(share)) }
+        if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
+    }
+
+    /// The SMs that a share comes to, by the means by which it is changed.
+    fn sms(&self, share: Percent) -> Sms {
+        self.standing.borrow().sms_of(&*self.gpu, share)
     }
 }
 
@@ -324,7 +329,7 @@ impl Planner {
             return Err("the model does not serve".to_owned());
         }
         let to = sharer.share(change.to, from);
-        if sharer.gpu.sms(to) == sharer.gpu.sms(from) {
+        if sharer.sms(to) == sharer.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
         orders.send(&sharer.orders, to, (cause, change.onset), now)?;
@@ -334,7 +339,7 @@ impl Planner {
             from_percent = from.get(),
             to_percent = to.get(),
             from_sms = live.share.0,
-            to_sms = sharer.gpu.sms(to).0,
+            to_sms = sharer.sms(to).0,
             cause = cause.name(),
             verdict,
             arrival_rate = figures.arrival_rate,

@@ -158,7 +158,7 @@ fn of_model(
         share_percent: share.get(),
         sms: live.share.0,
         wanted_percent: wanted.get(),
-        wanted_sms: sharer.gpu.sms(wanted).0,
+        wanted_sms: sharer.sms(wanted).0,
         held: live.held,
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),

@@ -52,6 +52,9 @@ fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing 
         state,
         share,
         sms: gpu.sms(share).0,
+        partition: None,
+        mechanism: "shadow",
+        no_partition: None,
         since: Moment::default(),
         coming: None,
         ready: None,
@@ -157,6 +160,7 @@ fn a_hand_over_that_was_taken_back_rests_too() {
     let (_, reply) = rig.ordered(0).unwrap();
     let report = HandoverReport {
         outcome: "completed".to_owned(),
+        mechanism: "shadow".to_owned(),
         cause: "policy".to_owned(),
         at_once: false,
         why: None,

@@ -14,15 +14,17 @@ mod place;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::probe::{ProbeError, probe};
+use super::probe::{Isolation, ProbeError, isolation, probe};
 use super::{
     Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wait, Wanted,
 };
@@ -130,6 +132,7 @@ pub struct MpsGpu {
     environment: Environment,
     total: Sms,
     least: Sms,
+    division: Result<Arc<Division>, String>,
     tally: Tally,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
@@ -148,6 +151,7 @@ struct Running {
 struct Found {
     total: Sms,
     least: Sms,
+    division: Result<Arc<Division>, String>,
 }
 
 impl MpsGpu {
@@ -179,6 +183,7 @@ impl MpsGpu {
             environment: surroundings,
             total: found.total,
             least: found.least,
+            division: found.division,
             tally: Tally::default(),
             requests,
             condition: seen,
@@ -255,6 +260,8 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
             server,
             sms = found.total.0,
             least_sms = found.least.0,
+            groups = found.division.as_ref().ok().map(|division| division.count()),
+            no_partitions = found.division.as_ref().err(),
             "MPS is up"
         );
         Ok(found)
@@ -306,7 +313,10 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
         Ok(Sms(found.sms))
     };
     let smallest = Percent::new(1).expect("1 is a percentage");
-    let found = Found { total: at(Percent::WHOLE).await?, least: at(smallest).await? };
+    let (total, least) = (at(Percent::WHOLE).await?, at(smallest).await?);
+    let isolation = isolation(&setup.probe, keeper.control.environment()).await;
+    let division = isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven).map(Arc::new);
+    let found = Found { total, least, division };
     if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
 }
 
@@ -325,6 +335,10 @@ impl Partition for MpsGpu {
 
     fn sms(&self, share: Percent) -> Sms {
         share.sms_of(self.total).max(self.least)
+    }
+
+    fn division(&self) -> Result<&Arc<Division>, &str> {
+        self.division.as_ref().map_err(String::as_str)
     }
 
     fn tally(&self) -> &Tally {

@@ -1,0 +1,208 @@
+//! Which groups of SMs each model gets whose share is a partition inside its process.
+//!
+//! Every model gets neighbouring groups, so that few different partitions occur: a worker can have few in its life. Those that
+//! fit beside each other share no group. Those that do not overlap where that harms least: with as few others as may be, and
+//! rather with a lower priority than with a higher one. Beyond that as little moves as may be.
+
+use shadowslice_shared::groups::Groups;
+
+/// A model whose share is a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenant {
+    /// The groups that it is to have; of all, it has the whole GPU, and nobody makes room for that.
+    pub count: usize,
+    /// Its priority; 1 is the highest.
+    pub priority: u32,
+    /// Those that it has.
+    pub now: Groups,
+}
+
+/// What it costs to give a model a run of groups; less is better, the first difference decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    /// Groups that it would share, once for each model that has them already.
+    shared: usize,
+    /// Of these, by the highest priority that has to share; 0 where none has, and the lower the priority the less.
+    harm: u32,
+    /// Groups that it does not have now.
+    moved: usize,
+    /// How far it is from an end of the GPU, so that what is free lies together.
+    inside: usize,
+}
+
+/// Times that a placement is made better at most.
+const ROUNDS: usize = 8;
+
+/// The groups of each model on a GPU of `total` groups. Where they are asked for again, nothing moves.
+pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+    let has = |tenant: &Tenant| if tenant.count < total { tenant.now.count() == tenant.count } else { true };
+    let mut placed = match tenants.iter().all(has) {
+        true => tenants
+            .iter()
+            .map(|tenant| if tenant.count < total { tenant.now } else { Groups::WHOLE })
+            .collect(),
+        false => place_in_turn(tenants, total),
+    };
+    for _ in 0..ROUNDS {
+        let moved: Vec<Tenant> =
+            tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..*tenant }).collect();
+        let next = place_in_turn(&moved, total);
+        if overlaps(&moved, &next) >= overlaps(&moved, &placed) {
+            break;
+        }
+        placed = next;
+    }
+    // What is free may not lie together. Where all fit, all are placed anew, in the order in which they lie.
+    let parts = tenants.iter().filter(|tenant| tenant.count < total);
+    let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
+    if fit && overlaps(tenants, &placed).0 > 0 { side_by_side(tenants, total) } else { placed }
+}
+
+/// Each in turn gets the run that costs least, higher priorities first.
+fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+    let mut placed = vec![Groups::WHOLE; tenants.len()];
+    let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
+    // Of one priority those first that have groups: they stay, and who comes takes what is free.
+    order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
+    let mut before: Vec<(Groups, u32)> = Vec::new();
+    for index in order {
+        let tenant = &tenants[index];
+        let count = tenant.count.max(1);
+        let runs = (0..=total - count).map(|start| (start..start + count).collect::<Groups>());
+        let cost = |run: &Groups| {
+            let met = before.iter().filter(|(groups, _)| groups.common(*run) != Groups::NONE);
+            Cost {
+                shared: met.clone().map(|(groups, _)| groups.common(*run).count()).sum(),
+                harm: met.map(|(_, priority)| u32::MAX - priority).max().unwrap_or(0),
+                moved: count - run.common(tenant.now).count(),
+                inside: first(*run).min(total - count - first(*run)),
+            }
+        };
+        let run = runs.min_by_key(cost).unwrap_or(Groups::WHOLE);
+        before.push((run, tenant.priority));
+        placed[index] = run;
+    }
+    placed
+}
+
+/// All beside each other from the first group on, in the order in which they lie now.
+fn side_by_side(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+    let mut placed = vec![Groups::WHOLE; tenants.len()];
+    let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
+    order.sort_by_key(|&index| {
+        let now = tenants[index].now;
+        (if now == Groups::WHOLE { total } else { first(now) }, index)
+    });
+    let mut start = 0;
+    for index in order {
+        let end = start + tenants[index].count.max(1);
+        placed[index] = (start..end).collect();
+        start = end;
+    }
+    placed
+}
+
+fn first(groups: Groups) -> usize {
+    groups.iter().next().unwrap_or(0)
+}
+
+/// How many groups are shared by two models, the whole GPU aside; and the same with each counted by how high the higher of the
+/// two priorities is, so that of two placements the less harmful one comes first.
+fn overlaps(tenants: &[Tenant], placed: &[Groups]) -> (usize, u64) {
+    let parts: Vec<(u32, Groups)> = tenants
+        .iter()
+        .map(|tenant| tenant.priority)
+        .zip(placed.iter().copied())
+        .filter(|(_, groups)| *groups != Groups::WHOLE)
+        .collect();
+    let pairs = parts.iter().enumerate().flat_map(|(at, one)| {
+        parts[at + 1..].iter().map(|other| (one.1.common(other.1).count(), one.0.min(other.0)))
+    });
+    pairs.fold((0, 0), |(groups, harm), (shared, priority)| {
+        (groups + shared, harm + shared as u64 * u64::from(u32::MAX - priority))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: usize = 16;
+
+    fn run(from: usize, count: usize) -> Groups {
+        (from..from + count).collect()
+    }
+
+    fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
+        Tenant { count, priority, now }
+    }
+
+    #[test]
+    fn those_that_fit_share_nothing_and_stay_where_they_are() {
+        let two = [tenant(5, 1, run(0, 5)), tenant(6, 1, Groups::WHOLE)];
+        assert_eq!(place(&two, TOTAL), [run(0, 5), run(10, 6)]);
+        let shrinks = [tenant(3, 1, run(0, 5)), tenant(6, 1, run(10, 6))];
+        assert_eq!(place(&shrinks, TOTAL), [run(0, 3), run(10, 6)]);
+        let grows = [tenant(9, 1, run(0, 5)), tenant(6, 1, run(10, 6))];
+        assert_eq!(place(&grows, TOTAL), [run(0, 9), run(10, 6)]);
+    }
+
+    #[test]
+    fn the_whole_gpu_is_nobodys_neighbour() {
+        let models =
+            [tenant(TOTAL, 1, run(3, 4)), tenant(4, 2, Groups::WHOLE), tenant(TOTAL, 3, Groups::WHOLE)];
+        assert_eq!(place(&models, TOTAL), [Groups::WHOLE, run(0, 4), Groups::WHOLE]);
+    }
+
+    #[test]
+    fn where_what_is_free_lies_apart_all_move_together() {
+        let models = [tenant(4, 1, run(2, 4)), tenant(4, 1, run(8, 4)), tenant(8, 2, Groups::WHOLE)];
+        assert_eq!(place(&models, TOTAL), [run(0, 4), run(4, 4), run(8, 8)]);
+    }
+
+    #[test]
+    fn what_does_not_fit_overlaps_with_the_lowest_priority() {
+        let models = [tenant(6, 1, run(0, 6)), tenant(6, 3, run(10, 6)), tenant(6, 2, Groups::WHOLE)];
+        let placed = place(&models, TOTAL);
+        assert_eq!(placed[0], run(0, 6));
+        assert_eq!(placed[0].common(placed[2]), Groups::NONE, "the second priority keeps clear of the first");
+        assert_eq!(placed[0].common(placed[1]).count() + placed[2].common(placed[1]).count(), 2);
+        assert_eq!(
+            placed[0].common(placed[1]),
+            Groups::NONE,
+            "the third overlaps with the second: {placed:?}"
+        );
+    }
+
+    /// Every mix of up to four models on a small GPU, from wherever they were.
+    #[test]
+    fn whatever_is_asked_for_each_gets_as_many_and_no_two_meet_that_fit() {
+        let total = 6;
+        let mut now = [Groups::WHOLE; 4];
+        let mut seed = 1_u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for round in 0..20_000 {
+            let tenants: Vec<Tenant> = (0..1 + draw(4) as usize)
+                .map(|at| tenant(1 + draw(6) as usize, 1 + draw(3) as u32, now[at]))
+                .collect();
+            let placed = place(&tenants, total);
+            let wanted: usize =
+                tenants.iter().map(|tenant| tenant.count).filter(|&count| count < total).sum();
+            for (tenant, &groups) in tenants.iter().zip(&placed) {
+                let whole = tenant.count >= total;
+                assert!(if whole { groups == Groups::WHOLE } else { groups.count() == tenant.count });
+                assert!(whole || groups.iter().all(|group| group < total), "{groups}");
+            }
+            if wanted <= total {
+                assert_eq!(overlaps(&tenants, &placed).0, 0, "round {round}: {tenants:?} {placed:?}");
+            }
+            let again: Vec<Tenant> =
+                tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..*tenant }).collect();
+            assert_eq!(place(&again, total), placed, "round {round}: what is in place stays: {tenants:?}");
+            now[..placed.len()].copy_from_slice(&placed);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Who has which groups of a GPU's SMs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use shadowslice_policy::groups::{Tenant, place};
+use shadowslice_shared::groups::Groups;
+use tokio::sync::watch;
+
+/// The groups of one GPU, and the models whose shares are partitions.
+#[derive(Debug)]
+pub struct GroupLedger {
+    total: usize,
+    tenants: Mutex<Tenants>,
+    moved: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Tenants {
+    next: u64,
+    by_id: BTreeMap<u64, Tenant>,
+}
+
+/// A model's place in the ledger; it is left with this.
+#[derive(Debug)]
+pub(super) struct Tenancy {
+    id: u64,
+    ledger: Arc<GroupLedger>,
+}
+
+impl GroupLedger {
+    /// Of a GPU with so many groups, which nobody has; none where it does not divide.
+    pub fn new(total: usize) -> Self {
+        Self { total, tenants: Mutex::default(), moved: watch::Sender::new(()) }
+    }
+
+    /// Changes whenever somebody's groups do.
+    pub fn moves(&self) -> watch::Receiver<()> {
+        self.moved.subscribe()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Tenants)) {
+        let mut tenants = self.tenants.lock();
+        change(&mut tenants);
+        let (ids, all): (Vec<u64>, Vec<Tenant>) =
+            tenants.by_id.iter().map(|(id, tenant)| (*id, *tenant)).unzip();
+        for (id, groups) in ids.into_iter().zip(place(&all, self.total)) {
+            if let Some(tenant) = tenants.by_id.get_mut(&id) {
+                tenant.now = groups;
+            }
+        }
+        self.moved.send_replace(());
+    }
+}
+
+impl Tenancy {
+    /// A model comes, which is to have so many groups.
+    pub(super) fn of(ledger: &Arc<GroupLedger>, count: usize, priority: u32) -> Self {
+        let mut id = 0;
+        ledger.change(|tenants| {
+            id = tenants.next;
+            tenants.next += 1;
+            tenants.by_id.insert(id, Tenant { count, priority, now: Groups::WHOLE });
+        });
+        Self { id, ledger: Arc::clone(ledger) }
+    }
+
+    /// It is to have so many groups.
+    pub(super) fn ask(&self, count: usize, priority: u32) {
+        let asked = |tenant: &Tenant| (tenant.count, tenant.priority) == (count, priority);
+        if self.ledger.tenants.lock().by_id.get(&self.id).is_some_and(asked) {
+            return;
+        }
+        self.ledger.change(|tenants| {
+            if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
+                (tenant.count, tenant.priority) = (count, priority);
+            }
+        });
+    }
+
+    /// The groups that it is to have.
+    pub(super) fn groups(&self) -> Groups {
+        self.ledger.tenants.lock().by_id.get(&self.id).map_or(Groups::WHOLE, |tenant| tenant.now)
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        self.ledger.change(|tenants| {
+            tenants.by_id.remove(&self.id);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_and_goes_is_told_to_the_others() {
+        let ledger = Arc::new(GroupLedger::new(16));
+        let moves = ledger.moves();
+        let first = Tenancy::of(&ledger, 10, 1);
+        let second = Tenancy::of(&ledger, 6, 1);
+        assert_eq!(first.groups().common(second.groups()), Groups::NONE);
+        assert!(moves.has_changed().unwrap());
+        let at_first = first.groups();
+        first.ask(16, 1);
+        assert_eq!(first.groups(), Groups::WHOLE);
+        first.ask(10, 1);
+        assert_eq!(first.groups(), at_first);
+        drop(second);
+        let third = Tenancy::of(&ledger, 6, 1);
+        assert_eq!(third.groups().common(first.groups()), Groups::NONE);
+    }
+}
