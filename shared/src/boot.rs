@@ -271,6 +271,9 @@ pub enum Refusal {
     /// The model cannot be loaded; trying again will not help.
     #[error("the model cannot be loaded: {0}")]
     Model(String),
+    /// No kernel for one of its operators; another processor may have one.
+    #[error("the model cannot be loaded: {0}")]
+    NoOperator(String),
     /// The warm-up did not run.
     #[error("the warm-up failed at batch size {size}: {why}")]
     WarmUp {

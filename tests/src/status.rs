@@ -42,6 +42,11 @@ pub struct Model {
     pub share_percent: u32,
     /// The SMs of that share.
     pub sms: u32,
+    /// How it is changed: `in-process`, `shadow`, `restart` or `never`.
+    #[serde(default)]
+    pub mechanism: String,
+    /// The groups of SMs of a partition inside the worker.
+    pub groups: Option<String>,
     /// Its worker processes.
     pub workers: Vec<Worker>,
     /// What became of its requests.
@@ -117,6 +122,9 @@ pub struct Handover {
     pub from_sms: u32,
     /// The SMs after.
     pub to_sms: u32,
+    /// How it was done.
+    #[serde(default)]
+    pub mechanism: String,
     /// From the decision to the first batch completed at the new share; none before that batch.
     pub effect_ms: Option<f64>,
     /// How long a batch was ready, a slot free, and no lane took it.

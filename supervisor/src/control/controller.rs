@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use shadowslice_policy::restart::Restarts;
+use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
@@ -105,8 +106,12 @@ pub struct Controller {
     pub(super) incumbent: Incumbent,
     /// Since when the one that serves does.
     pub(super) serves_since: Moment,
-    /// Whether the reference answers have been written.
+    /// Who writes the reference answers: a worker on the host's processor, or else on the device.
+    pub(super) reference_by: Purpose,
+    /// Whether they have been written.
     pub(super) proved: bool,
+    /// How often workers with so many SMs answered wrongly.
+    pub(super) wrong_at: BTreeMap<Sms, u32>,
     pub(super) swap: Option<Swap>,
     pub(super) standby: Standby,
     /// The worker whose first answer will tell the last hand-over's effect.
@@ -210,7 +215,9 @@ impl Controller {
             no_mechanism,
             incumbent: Incumbent::Down { why: "not started".to_owned() },
             serves_since: Moment::default(),
+            reference_by: Purpose::Reference,
             proved: false,
+            wrong_at: BTreeMap::new(),
             swap: None,
             standby: Standby::new(),
             effect: None,

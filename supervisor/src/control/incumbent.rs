@@ -15,6 +15,14 @@ use crate::process::WorkerSaid;
 /// How long a model waits before it asks a GPU again that took no worker.
 const GPU_PAUSE: Duration = Duration::from_millis(200);
 
+/// Wrong answers at one share so often are no accident.
+const WRONG_TWICE: u32 = 2;
+
+/// What is known of wrong answers that come again, and what helps.
+pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so that no further one is tried. \
+    Half precision (FP16, BF16) is wrong under MPS percentages below 100 % on Hopper GPUs (cuBLAS); it is right with \
+    `handover: in-process`, and at a share of 100 %";
+
 /// The worker that serves, or what there is instead of it.
 #[derive(Debug)]
 pub(super) enum Incumbent {
@@ -91,7 +99,7 @@ impl Controller {
         if let Some(why) = self.model.broken.clone().or(self.no_mechanism.clone()) {
             self.down(why);
         } else {
-            self.boot(Purpose::Reference);
+            self.boot(self.reference_by);
         }
     }
 
@@ -129,7 +137,7 @@ impl Controller {
 
     /// Whether the reference answers are there decides what boots next.
     pub(super) fn boot_next(&mut self) {
-        let purpose = if self.proved { Purpose::Serve } else { Purpose::Reference };
+        let purpose = if self.proved { Purpose::Serve } else { self.reference_by };
         self.boot(purpose);
     }
 
@@ -149,13 +157,29 @@ impl Controller {
     /// memory was short, so that such a refusal counts as a death.
     fn refused(&mut self, refusal: &Refusal) {
         let why = refusal.to_string();
-        if let Refusal::NoPartitions(_) = refusal {
-            self.leave_partitions(&why);
-            if self.in_process().is_none() {
-                // It is no death: another worker comes at once, with a share of its own.
-                self.incumbent = Incumbent::Waiting { until: self.now(), why };
+        match refusal {
+            Refusal::NoPartitions(_) => {
+                self.leave_partitions(&why);
+                if self.in_process().is_none() {
+                    // It is no death: another worker comes at once, with a share of its own.
+                    self.incumbent = Incumbent::Waiting { until: self.now(), why };
+                }
+                return;
             }
-            return;
+            Refusal::NoOperator(_) if self.reference_by == Purpose::Reference && self.on_gpu() => {
+                tracing::warn!(
+                    model = self.model.name,
+                    why,
+                    "the host's processor cannot compute the reference answers; the GPU does, on all of its SMs"
+                );
+                self.reference_by = Purpose::DeviceReference;
+                self.incumbent = Incumbent::Waiting { until: self.now(), why };
+                return;
+            }
+            Refusal::Proof { .. } if self.answers_wrongly(self.share) => {
+                return self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
+            }
+            _ => {}
         }
         if self.proved || matches!(refusal, Refusal::Setup(_)) {
             tracing::error!(model = self.model.name, why, "a worker refused");
@@ -163,6 +187,23 @@ impl Controller {
         } else {
             self.down(why);
         }
+    }
+
+    fn on_gpu(&self) -> bool {
+        self.gpu.standing().uuid.is_some()
+    }
+
+    /// A worker with this share has answered wrongly; whether that was so before.
+    pub(super) fn answers_wrongly(&mut self, share: Percent) -> bool {
+        let sms = self.sms(share);
+        let times = self.wrong_at.entry(sms).or_default();
+        *times += 1;
+        *times >= WRONG_TWICE
+    }
+
+    /// Whether workers with this share answer wrongly, as far as that is known.
+    pub(super) fn is_wrong_at(&self, share: Percent) -> bool {
+        self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= WRONG_TWICE)
     }
 
     fn connected(&mut self, worker: WorkerId) {

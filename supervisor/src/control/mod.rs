@@ -44,6 +44,7 @@ use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
 
 use crate::config::Model;
+use incumbent::WRONG_AT_A_SHARE;
 
 /// Orders that may wait for a controller.
 pub const ORDERS: usize = 16;
@@ -128,6 +129,14 @@ pub enum ResizeRefused {
         model: String,
         /// Why it cannot.
         why: String,
+    },
+    /// Workers with that share answered wrongly.
+    #[error("model '{model}' does not answer rightly at {share}. {WRONG_AT_A_SHARE}")]
+    Wrong {
+        /// The model.
+        model: String,
+        /// The share asked for.
+        share: Percent,
     },
     /// It has `handover: restart`, and its worker did not start at that share.
     #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]

@@ -112,6 +112,9 @@ impl Controller {
             let why = "its worker is being restarted; ask again when it serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
+        if self.is_wrong_at(share) {
+            return Some(ResizeRefused::Wrong { model: model(), share });
+        }
         if self.sms(share) == self.sms(self.share) && !down {
             return Some(ResizeRefused::InForce { share, sms: self.sms(share).0 });
         }

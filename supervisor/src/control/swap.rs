@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::handover::{Action, Fact, Handover, PhaseName, Side};
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::{Purpose, Refusal};
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::controller::Controller;
@@ -296,7 +296,13 @@ impl Controller {
                 self.attach(worker, &warmed);
                 self.feed(Fact::Warmed);
             }
-            WorkerSaid::Refused(refusal) => self.feed(Fact::BootFailed(refusal.to_string())),
+            WorkerSaid::Refused(refusal) => {
+                let share = self.workers.get(&worker).map(|worker| worker.share);
+                if let (Refusal::Proof { .. }, Some(share)) = (&refusal, share) {
+                    self.answers_wrongly(share);
+                }
+                self.feed(Fact::BootFailed(refusal.to_string()));
+            }
             // Its exit follows.
             WorkerSaid::Lost(_) | WorkerSaid::Loaded(_) | WorkerSaid::Exited(_) => {}
         }

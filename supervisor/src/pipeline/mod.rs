@@ -28,6 +28,7 @@ mod pressure;
 mod queues;
 mod reader;
 mod request;
+mod routing;
 mod settle;
 mod shapes;
 mod stall;

@@ -17,7 +17,7 @@ use super::Rules;
 use super::counts::Refusal;
 use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
-use super::lane::{Duty, InFlight, Lane, SendFailure, Slice, Waiting, WorkerId};
+use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
 use super::note;
 use super::pressure::Relief;
 use super::queues::Queues;
@@ -324,56 +324,6 @@ impl State {
         self.dispatch(now);
     }
 
-    /// Routes to `worker`, or to nobody. What the old lane has, it finishes.
-    pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
-        let from = self.serving().map(|lane| self.lanes[lane].worker);
-        if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
-            self.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
-        }
-        for lane in &mut self.lanes {
-            if Some(lane.worker) == worker {
-                if lane.duty != Duty::Serving {
-                    self.stats.recent.share_changed();
-                    lane.proven = false;
-                }
-                lane.duty = Duty::Serving;
-            } else if lane.duty == Duty::Serving {
-                lane.duty = Duty::Standing;
-            }
-        }
-        self.dispatch(now);
-    }
-
-    /// The next batch of `worker` runs on this part of the GPU.
-    pub(crate) fn move_to(&mut self, worker: WorkerId, slice: Slice) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        lane.move_to(slice);
-        if lane.duty == Duty::Serving {
-            self.stats.recent.share_changed();
-        }
-    }
-
-    /// Asks for a fact once `worker` has nothing in flight.
-    pub(crate) fn drain(&mut self, worker: WorkerId) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
-        if lane.is_empty() {
-            lane.duty = Duty::Standing;
-            self.reporter.report(LaneFact::Drained(worker));
-        } else {
-            lane.duty = Duty::Draining;
-        }
-    }
-
-    /// Takes back what `worker` has, without blaming anybody.
-    pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        let (mut executing, behind) = lane.abandon();
-        executing.extend(behind);
-        note::lost(&executing, Lost::TakenBack, now);
-        self.put_back(executing, now);
-        self.dispatch(now);
-    }
-
     /// A worker is gone, and its lane with it.
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
         if self.is_idle(worker) {
@@ -438,7 +388,7 @@ impl State {
     }
 
     /// Has requests that ran without an answer wait again, unless nobody will serve them any more.
-    fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
+    pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
         if let Gate::Shut(why) = &self.gate {
             let why = why.clone();
             return self.refuse(requests, &why, now);

@@ -39,7 +39,12 @@ pub(crate) const ROWS: &[Row] = &[
     // Decisions. None of them reads a slab, speaks to a process or knows a wire.
     Row {
         part: "policy/src",
-        may: &["crate", "shadowslice_shared::units", "shadowslice_shared::profile"],
+        may: &[
+            "crate",
+            "shadowslice_shared::groups",
+            "shadowslice_shared::units",
+            "shadowslice_shared::profile",
+        ],
         never: PURE,
     },
     // Simulated worlds around them, as pure as they are: files are read by who asks for a simulation.
@@ -171,6 +176,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::partition",
             "crate::pipeline",
             "crate::process",
+            "shadowslice_policy::groups",
             "shadowslice_policy::handover",
             "shadowslice_policy::restart",
             "shadowslice_shared",
@@ -244,7 +250,6 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         part: "supervisor/src/status.rs",
         may: &[
-            "crate::config::HandoverMode",
             "crate::config::Model",
             "crate::control::Handovers",
             "crate::control::ModelPlan",
@@ -256,6 +261,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::pipeline::Counts",
             "crate::pipeline::Pipeline",
             "crate::pipeline::Report",
+            "shadowslice_shared::groups::Division",
         ],
         never: NO_GPU,
     },
@@ -473,8 +479,11 @@ pub(crate) const UNSAFE: &[&str] = &[
     "supervisor/src/process/spawn.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",
+    "worker/src/device/cuda/graph.rs",
+    "worker/src/device/cuda/isolation.rs",
     "worker/src/device/cuda/mod.rs",
     "worker/src/device/cuda/open.rs",
+    "worker/src/device/cuda/partition.rs",
     "worker/src/device/cuda/pinned.rs",
     "worker/src/device/cuda/trials.rs",
     "worker/src/engine/onnxruntime/bound.rs",

@@ -6,6 +6,7 @@ mod broken;
 mod collector;
 mod crash;
 mod doctor;
+mod in_process;
 mod lifecycle;
 mod limits;
 mod metrics;

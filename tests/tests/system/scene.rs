@@ -29,11 +29,12 @@ fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// A model that answers `x` as `y`, with more keys.
+/// A model that answers `x` as `y`, with more keys. Its share is changed by shadows unless they say otherwise.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
+    let handover = if more.contains("handover: ") { "" } else { "handover: shadow, " };
     format!(
-        "{{name: {name}, engine: emulated, {slo}{more}, \
+        "{{name: {name}, engine: emulated, {slo}{handover}{more}, \
          tensors: [{{input: x, output: y, datatype: FP32, shape: [16]}}]}}"
     )
 }

@@ -27,9 +27,9 @@ pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
 
 /// One line for a resize.
 pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
-    let Handover { from_sms, to_sms, .. } = handover;
+    let Handover { from_sms, to_sms, mechanism, .. } = handover;
     println!(
-        "{}   resized {model} from {from_sms} to {to_sms} SMs, in effect after {} ms, stall {} us",
+        "{}   resized {model} from {from_sms} to {to_sms} SMs ({mechanism}), in effect after {} ms, stall {} us",
         clock(at),
         number(handover.effect_ms, 0),
         number(handover.stall_us, 0),
@@ -61,7 +61,7 @@ impl Report<'_> {
     /// The final table, with what the server itself says in `status`.
     pub(crate) fn table(&self, status: &Status) {
         println!(
-            "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>11}{:>12}{:>13}",
+            "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>12}{:>9}{:>12}{:>13}",
             "model",
             "requests",
             "checked",
@@ -71,7 +71,8 @@ impl Report<'_> {
             "p99",
             "SLO",
             "kept",
-            "hand-overs",
+            "changed by",
+            "changes",
             "worst stall",
             "worst effect",
         );
@@ -126,9 +127,10 @@ impl Report<'_> {
 fn row(model: &str, tally: &Tally, slo: f64, resizes: &Resizes) {
     let worst =
         |value: fn(&Handover) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
+    let by = resizes.completed.last().map_or("?", |handover| handover.mechanism.as_str());
     let kept = 100.0 * tally.attainment(Duration::from_secs_f64(slo.max(0.0) / 1e3));
     println!(
-        "{model:<9}{:>9}{:>9}{:>7}{:>8}{:>6.1} ms{:>6.1} ms{slo:>6.0} ms{kept:>6.1} %{:>11}{:>9} us{:>10} ms",
+        "{model:<9}{:>9}{:>9}{:>7}{:>8}{:>6.1} ms{:>6.1} ms{slo:>6.0} ms{kept:>6.1} %{by:>12}{:>9}{:>9} us{:>10} ms",
         tally.offered,
         tally.answered(),
         tally.wrong,

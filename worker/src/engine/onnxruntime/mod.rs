@@ -15,6 +15,7 @@ mod strings;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use ort::ErrorCode;
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
@@ -80,7 +81,10 @@ impl OnnxRuntime {
             .map_err(|_| {
                 Refusal::Model("an input or output is no tensor, and only tensors can be served".into())
             })?
-            .map_err(|fault| Refusal::Model(fault.message().to_owned()))?;
+            .map_err(|fault| match fault.code() {
+                ErrorCode::NotImplemented => Refusal::NoOperator(fault.message().to_owned()),
+                _ => Refusal::Model(fault.message().to_owned()),
+            })?;
         let inputs = specs("input", session.inputs()).map_err(Refusal::Model)?;
         let outputs = specs("output", session.outputs()).map_err(Refusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();

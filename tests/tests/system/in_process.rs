@@ -1,0 +1,165 @@
+//! Shares that change inside the worker.
+
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::server::Server;
+
+use crate::scene::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
+
+/// The groups in a text such as `0-4,7`.
+fn groups(text: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        from.parse::<u32>().unwrap_or(0)..=to.parse().unwrap_or(0)
+    };
+    text.split(',').flat_map(range).collect()
+}
+
+async fn two_models(first: &str, second: &str) -> Result<Server, Error> {
+    let models = [("one", first), ("two", second)].map(|(name, more)| {
+        format!("  - {}\n", echo(name, &format!("profile: profile.yaml, handover: auto, {more}")))
+    });
+    let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat()))?;
+    home.write("profile.yaml", profile(2.0))?;
+    Server::ready(home).await
+}
+
+#[tokio::test]
+async fn a_share_changes_in_the_same_process_and_its_batches_take_as_long_as_the_profile_says() {
+    // 10 ms with 66 SMs, so 82 ms with the 8 of a tenth.
+    let server =
+        one_echo(10.0, "handover: auto, share: {initial: 100%}, queue: {on_late: serve}").await.unwrap();
+    let before = server.model("echo").await.unwrap();
+    assert_eq!(
+        (before.mechanism.as_str(), before.groups.as_deref(), before.sms),
+        ("in-process", Some("all"), 132)
+    );
+    let loading = load(&server, "echo", 10.0, Duration::from_secs(3));
+    let handover = server.resize("echo", 10).await.unwrap();
+    assert_eq!((handover.from_sms, handover.to_sms), (132, 8));
+    assert_eq!(handover.mechanism, "in-process");
+    let narrow = server
+        .wait_status("echo", "batches on 8 SMs", |model| {
+            model.more["latency_ms"]["p99"].as_f64() > Some(82.0)
+        })
+        .await
+        .unwrap();
+    assert_eq!((narrow.sms, narrow.workers.len(), narrow.workers[0].pid), (8, 1, before.workers[0].pid));
+    assert_nothing_lost(&loading.await.unwrap());
+    let last = server.model("echo").await.unwrap().handovers.last.unwrap();
+    assert!(last.effect_ms.is_some_and(|ms| (82.0..500.0).contains(&ms)), "{last:?}");
+    assert_eq!(last.stall_us, Some(0.0));
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn ten_thousand_changes_under_load_lose_nothing_and_stall_nobody() {
+    let server = one_echo(2.0, "handover: auto, share: {initial: 50%}").await.unwrap();
+    let pid = server.model("echo").await.unwrap().workers[0].pid;
+    let loading = load(&server, "echo", 300.0, Duration::from_secs(20));
+    let (mut done, mut longest) = (0_u32, 0.0_f64);
+    while done < 10_000 && !loading.is_finished() {
+        let share = [30, 75, 100, 45, 60][done as usize % 5];
+        let handover = server.resize_by_socket("echo", share).await.unwrap();
+        longest = longest.max(handover.stall_us.unwrap());
+        done += 1;
+    }
+    let model = server.model("echo").await.unwrap();
+    assert_eq!(done, 10_000, "changes within the load");
+    assert_eq!((model.handovers.completed, model.handovers.aborted), (u64::from(done), 0));
+    assert_eq!((model.workers.len(), model.workers[0].pid), (1, pid));
+    assert_eq!(longest, 0.0, "a stall");
+    assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn shares_that_fit_get_groups_of_their_own_and_others_overlap() {
+    let server = two_models("share: {initial: 50%}", "share: {initial: 40%}").await.unwrap();
+    let of = async |name: &str| groups(&server.model(name).await.unwrap().groups.unwrap());
+    let shared = async || {
+        let (one, two) = (of("one").await, of("two").await);
+        one.iter().filter(|group| two.contains(group)).count()
+    };
+    assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (8, 6, 0));
+    server.resize("one", 60).await.unwrap();
+    assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (9, 6, 0));
+    // 12 and 6 of 17 groups: one has to be shared.
+    server.resize("one", 75).await.unwrap();
+    assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (12, 6, 1));
+    server.stop().await.unwrap();
+}
+
+/// How long a batch of one row executes, as the emulated device says, in ms.
+async fn executes(server: &Server, model: &str) -> f64 {
+    server.model(model).await.unwrap().more["execution_ms"]["1"].as_f64().unwrap()
+}
+
+#[tokio::test]
+async fn a_neighbour_on_other_groups_costs_nothing_and_on_the_same_half() {
+    let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
+    let server = two_models(more, more).await.unwrap();
+    // 2 ms on all SMs, in proportion on fewer.
+    server.home().write("profile.yaml", profile(2.0).replace("[66]", "[132]")).unwrap();
+    server.home().run(&["reload"]).await.unwrap();
+    let busy = load(&server, "two", 600.0, Duration::from_secs(4));
+    assert_nothing_lost(&load(&server, "one", 20.0, Duration::from_secs(2)).await.unwrap());
+    let apart = executes(&server, "one").await;
+    assert!(
+        (apart - 2.0 * 132.0 / 64.0).abs() < 0.1,
+        "{apart} ms on 64 SMs beside a neighbour on the others"
+    );
+    for model in ["one", "two"] {
+        server.resize(model, 100).await.unwrap();
+    }
+    assert_nothing_lost(&load(&server, "one", 20.0, Duration::from_secs(1)).await.unwrap());
+    let together = executes(&server, "one").await;
+    assert!(together > 2.5, "{together} ms beside a neighbour on the same SMs");
+    assert_nothing_lost(&busy.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_in_the_middle_of_changes_comes_back_with_its_share_and_loses_nothing() {
+    let more = "handover: auto, share: {initial: 30%}, queue: {on_late: serve}, slo: 5s";
+    let server = one_echo(5.0, more).await.unwrap();
+    let loading = load(&server, "echo", 100.0, Duration::from_secs(8));
+    let mut last = 30;
+    for round in 0..40_u32 {
+        let share = [50, 30, 80, 45][round as usize % 4];
+        if round % 10 == 5 {
+            let pid = server.model("echo").await.unwrap().workers.first().map(|worker| worker.pid);
+            pid.map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL).ok());
+        }
+        if server.resize_by_socket("echo", share).await.is_ok() {
+            last = share;
+        }
+    }
+    let model =
+        server.wait_status("echo", "a worker that serves", |model| model.state == "ready").await.unwrap();
+    assert_eq!((model.share_percent, model.mechanism.as_str()), (last, "in-process"));
+    let deaths = model.more["worker_deaths"].as_u64().unwrap();
+    assert!(deaths >= 3, "{deaths} deaths");
+    assert_nothing_lost(&loading.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn where_the_gpu_does_not_divide_it_is_a_shadow_or_the_model_says_why_not() {
+    let small = EMULATED.replace("sms: 132", "sms: 8");
+    let models = ["auto", "in-process"]
+        .map(|how| format!("  - {}\n", echo(how, &format!("handover: {how}, share: {{min: 25%}}"))));
+    let home = Home::with_config(&format!("{small}models:\n{}", models.concat())).unwrap();
+    let server = Server::start(home, None).unwrap();
+    let unready = server.wait_status("in-process", "an end", |model| model.state == "unready").await.unwrap();
+    assert!(unready.more["why"].as_str().unwrap().contains("too few SMs"));
+    let auto = server.wait_status("auto", "a worker", |model| model.state == "ready").await.unwrap();
+    assert_eq!(auto.mechanism, "shadow");
+    assert!(auto.more["no_partition"].as_str().unwrap().contains("too few SMs"));
+    let handover = server.resize("auto", 25).await.unwrap();
+    assert_eq!((handover.mechanism.as_str(), handover.to_sms), ("shadow", 2));
+    server.stop().await.unwrap();
+}
