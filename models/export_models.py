@@ -3,8 +3,8 @@
 
 Usage: export_models.py FOLDER [NAME ...]
 
-Names: vit-fp32 convnext-fp32 bert-fp32 vit-fp16 resnet-fp16 bert-bf16 convnext-bf16; all of them if none is given. A file that is
-there is kept. Needs torch, transformers and onnxscript; where a GPU is missing, half precision takes long.
+Names: vit-fp32 convnext-fp32 bert-fp32 vit-fp16 resnet-fp16 bert-bf16 convnext-bf16; all of them if none is given. Those of half
+precision take and give FP32 all the same. A file that is there is kept. Needs torch, transformers and onnxscript.
 """
 
 import sys
@@ -34,13 +34,13 @@ ALL = ["vit-fp32", "convnext-fp32", "bert-fp32", "vit-fp16", "resnet-fp16", "ber
 class Pooled(torch.nn.Module):
     """The mean over all places of the last layer, as an embedding."""
 
-    def __init__(self, model):
+    def __init__(self, model, dtype):
         super().__init__()
-        self.model = model
+        self.model, self.dtype = model, dtype
 
     def forward(self, x):
-        y = self.model(x).last_hidden_state
-        return y.mean(dim=(2, 3)) if y.dim() == 4 else y.mean(dim=1)
+        y = self.model(x.to(self.dtype) if x.is_floating_point() else x).last_hidden_state
+        return (y.mean(dim=(2, 3)) if y.dim() == 4 else y.mean(dim=1)).float()
 
 
 def export(name, path):
@@ -48,8 +48,8 @@ def export(name, path):
     dtype = DTYPES[precision]
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = Pooled(BUILDERS[kind]()).eval().to(device, dtype)
-    x = torch.ones(2, 128, dtype=torch.int64) if kind == "bert" else torch.randn(2, 3, 224, 224, dtype=dtype)
+    model = Pooled(BUILDERS[kind]().to(dtype), dtype).eval().to(device)
+    x = torch.ones(2, 128, dtype=torch.int64) if kind == "bert" else torch.randn(2, 3, 224, 224)
     part = path.with_suffix(".part")
     torch.onnx.export(model, (x.to(device),), str(part), input_names=["x"], output_names=["y"], dynamo=True,
                       dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},), opset_version=OPSET,

@@ -3,7 +3,8 @@
 
 Usage: make_gpu_models.py FOLDER [NAME ...]
 
-Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base; all of them if none is given. What costs time on a
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base, and resnet50 and bert-base with -fp16 or -bf16 behind; all of them
+if none is given. Those compute in half precision, and take and give FP32 all the same. What costs time on a
 GPU is there (layers, channels, kernels, strides), what only matters for trained weights is not: batch
 norms are folded into the convolutions before them. Weights are drawn from fixed seeds and scaled by the
 layers' inputs (He et al., 2015), so that signals neither vanish nor explode and answers can be compared.
@@ -18,6 +19,22 @@ import numpy as np
 from onnx import TensorProto, checker, helper, numpy_helper, save
 
 OPSET = 17
+# The first in which there are convolutions of BF16.
+OPSET_BF16 = 22
+
+# What a model computes in, by the end of its name.
+PRECISIONS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+
+
+def precision(name):
+    """The element type that a model of this name computes in."""
+    return PRECISIONS.get(name.rsplit("-", 1)[-1], TensorProto.FLOAT)
+
+
+def rounded_to_bf16(values):
+    """The upper halves of FP32 values, rounded to the nearest."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class Graph:
@@ -25,12 +42,27 @@ class Graph:
 
     def __init__(self, name):
         self.random = np.random.default_rng(zlib.crc32(name.encode()))
+        self.element = precision(name)
         self.nodes, self.constants, self.channels = [], [], {}
 
     def constant(self, value, dtype=np.float32):
         name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        value = np.asarray(value, dtype)
+        if dtype == np.float32 and self.element == TensorProto.BFLOAT16:
+            raw = rounded_to_bf16(value).tobytes()
+            self.constants.append(helper.make_tensor(name, TensorProto.BFLOAT16, value.shape, raw, raw=True))
+        else:
+            half = dtype == np.float32 and self.element == TensorProto.FLOAT16
+            self.constants.append(numpy_helper.from_array(value.astype(np.float16) if half else value, name))
         return name
+
+    def entered(self, x):
+        """A float input, as the model computes in it."""
+        return x if self.element == TensorProto.FLOAT else self.add("Cast", x, to=self.element)
+
+    def left(self, x, output):
+        """A float output under this name."""
+        return self.add("Cast", x, output=output, to=TensorProto.FLOAT)
 
     def add(self, operator, *inputs, output=None, **attributes):
         output = output or f"n{len(self.nodes)}"
@@ -68,7 +100,14 @@ class Graph:
         return self.keep("Clip", x, self.constant(0), self.constant(6))
 
     def pool(self, x, kernel, stride, pad=0):
-        return self.keep("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+        return self.pooled("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+
+    def pooled(self, operator, x, **attributes):
+        """A pooling, of which ONNX Runtime has none of BF16."""
+        if self.element != TensorProto.BFLOAT16:
+            return self.keep(operator, x, **attributes)
+        wide = self.keep("Cast", x, to=TensorProto.FLOAT)
+        return self.keep("Cast", self.keep(operator, wide, **attributes), to=self.element)
 
     def dense(self, x, inputs, width, gain=2.0, output=None):
         return self.add("Gemm", x, self.weight((width, inputs), inputs, gain), self.bias(width), transB=1, output=output)
@@ -81,7 +120,8 @@ class Graph:
 
     def save(self, path, inputs, outputs):
         graph = helper.make_graph(self.nodes, path.stem, inputs, outputs, self.constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+        opset = OPSET_BF16 if self.element == TensorProto.BFLOAT16 else OPSET
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
         checker.check_model(model)
         # Under another name first: a file that is there is whole.
         save(model, path.with_suffix(".part"), format="protobuf")
@@ -91,7 +131,7 @@ class Graph:
 def image_model(path, body):
     """A classifier of 3x224x224 images into 1000 classes; `body` adds it and names its logits `logits`."""
     graph = Graph(path.stem)
-    body(graph, "image")
+    body(graph, graph.entered("image"))
     graph.save(path,
                [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, 224, 224])],
                [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1000])])
@@ -102,7 +142,10 @@ def head(graph, x, hidden=()):
     x, elements = graph.add("Flatten", x[0], axis=1), x[1]
     for width in hidden:
         x, elements = graph.add("Relu", graph.dense(x, elements, width)), width
-    graph.dense(x, elements, 1000, output="logits")
+    if graph.element == TensorProto.FLOAT:
+        graph.dense(x, elements, 1000, output="logits")
+    else:
+        graph.left(graph.dense(x, elements, 1000), "logits")
 
 
 def resnet50(graph, x):
@@ -117,7 +160,7 @@ def resnet50(graph, x):
             y = graph.conv(y, 4 * width, 1, gain=0.5)
             short = graph.conv(x, 4 * width, 1, stride=step, gain=1.5) if block == 0 else x
             x = graph.relu(graph.keep("Add", y, short))
-    head(graph, (graph.add("GlobalAveragePool", x), 2048))
+    head(graph, (graph.pooled("GlobalAveragePool", x), 2048))
 
 
 def mobilenet_v2(graph, x):
@@ -134,7 +177,7 @@ def mobilenet_v2(graph, x):
             else:
                 x = graph.keep("Add", x, graph.conv(y, width, 1, gain=0.5))
     x = graph.relu6(graph.conv(x, 1280, 1, gain=1.0))
-    head(graph, (graph.add("GlobalAveragePool", x), 1280))
+    head(graph, (graph.pooled("GlobalAveragePool", x), 1280))
 
 
 def vgg19(graph, x):
@@ -182,7 +225,11 @@ def bert_base(path, layers=12, width=768, heads=12, length=128, vocabulary=30522
         inner = gelu(graph.linear(x, width, 4 * width))
         x = graph.norm(graph.add("Add", x, graph.linear(inner, 4 * width, width)), width)
     first = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)
-    graph.add("Tanh", graph.linear(first, width, width), output="pooled")
+    pooled = graph.linear(first, width, width)
+    if graph.element == TensorProto.FLOAT:
+        graph.add("Tanh", pooled, output="pooled")
+    else:
+        graph.left(graph.add("Tanh", pooled), "pooled")
     graph.save(path,
                [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", length])],
                [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["batch", width])])
@@ -194,6 +241,8 @@ MODELS = {
     "vgg19": lambda path: image_model(path, vgg19),
     "alexnet": lambda path: image_model(path, alexnet),
     "bert-base": bert_base,
+    **{f"resnet50-{half}": lambda path: image_model(path, resnet50) for half in PRECISIONS},
+    **{f"bert-base-{half}": bert_base for half in PRECISIONS},
 }
 
 

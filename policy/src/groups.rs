@@ -7,7 +7,7 @@
 use shadowslice_shared::groups::Groups;
 
 /// A model whose share is a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
     /// The groups that it is to have; of all, it has the whole GPU, and nobody makes room for that.
     pub count: usize,
@@ -15,6 +15,8 @@ pub struct Tenant {
     pub priority: u32,
     /// Those that it has.
     pub now: Groups,
+    /// Partitions that it cannot have.
+    pub cannot: Vec<Groups>,
 }
 
 /// What it costs to give a model a run of groups; less is better, the first difference decides.
@@ -33,9 +35,16 @@ struct Cost {
 /// Times that a placement is made better at most.
 const ROUNDS: usize = 8;
 
-/// The groups of each model on a GPU of `total` groups. Where they are asked for again, nothing moves.
+/// The groups of each model on a GPU of `total` groups; all, where a model can have none of as many as it is to have. Where
+/// they are asked for again, nothing moves.
 pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
-    let has = |tenant: &Tenant| if tenant.count < total { tenant.now.count() == tenant.count } else { true };
+    let has = |tenant: &Tenant| {
+        if tenant.count < total {
+            tenant.now.count() == tenant.count && !tenant.cannot.contains(&tenant.now)
+        } else {
+            true
+        }
+    };
     let mut placed = match tenants.iter().all(has) {
         true => tenants
             .iter()
@@ -45,7 +54,7 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     };
     for _ in 0..ROUNDS {
         let moved: Vec<Tenant> =
-            tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..*tenant }).collect();
+            tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
         let next = place_in_turn(&moved, total);
         if overlaps(&moved, &next) >= overlaps(&moved, &placed) {
             break;
@@ -55,7 +64,12 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     // What is free may not lie together. Where all fit, all are placed anew, in the order in which they lie.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
-    if fit && overlaps(tenants, &placed).0 > 0 { side_by_side(tenants, total) } else { placed }
+    if !fit || overlaps(tenants, &placed).0 == 0 {
+        return placed;
+    }
+    let anew = side_by_side(tenants, total);
+    let possible = tenants.iter().zip(&anew).all(|(tenant, groups)| !tenant.cannot.contains(groups));
+    if possible { anew } else { placed }
 }
 
 /// Each in turn gets the run that costs least, higher priorities first.
@@ -69,6 +83,7 @@ fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
         let tenant = &tenants[index];
         let count = tenant.count.max(1);
         let runs = (0..=total - count).map(|start| (start..start + count).collect::<Groups>());
+        let runs = runs.filter(|run| !tenant.cannot.contains(run));
         let cost = |run: &Groups| {
             let met = before.iter().filter(|(groups, _)| groups.common(*run) != Groups::NONE);
             Cost {
@@ -134,7 +149,7 @@ mod tests {
     }
 
     fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
-        Tenant { count, priority, now }
+        Tenant { count, priority, now, cannot: Vec::new() }
     }
 
     #[test]
@@ -174,6 +189,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_a_model_cannot_have_it_is_not_given() {
+        let mut picky = tenant(4, 1, Groups::WHOLE);
+        picky.cannot = vec![run(0, 4), run(12, 4)];
+        let placed = place(&[picky.clone(), tenant(12, 1, Groups::WHOLE)], TOTAL);
+        assert!(!picky.cannot.contains(&placed[0]) && placed[0].count() == 4, "{}", placed[0]);
+        picky.cannot = (0..=12).map(|start| run(start, 4)).collect();
+        assert_eq!(place(&[picky], TOTAL), [Groups::WHOLE]);
+    }
+
     /// Every mix of up to four models on a small GPU, from wherever they were.
     #[test]
     fn whatever_is_asked_for_each_gets_as_many_and_no_two_meet_that_fit() {
@@ -200,7 +225,7 @@ mod tests {
                 assert_eq!(overlaps(&tenants, &placed).0, 0, "round {round}: {tenants:?} {placed:?}");
             }
             let again: Vec<Tenant> =
-                tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..*tenant }).collect();
+                tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
             assert_eq!(place(&again, total), placed, "round {round}: what is in place stays: {tenants:?}");
             now[..placed.len()].copy_from_slice(&placed);
         }

@@ -124,8 +124,6 @@ pub struct Partitioned {
     pub division: Division,
     /// The partition that is to be ready when the worker is warm.
     pub groups: Groups,
-    /// The numbers of groups that the model may come to have, least and most, which the worker proves beforehand.
-    pub counts: (usize, usize),
 }
 
 /// What runs a model.
@@ -234,8 +232,18 @@ pub struct Warmed {
     pub proof: Duration,
     /// Bytes of the GPU's memory that became fewer meanwhile; none on other devices.
     pub activations: u64,
-    /// Where the share is a partition: what was proven of each number of groups.
-    pub partitions: Vec<PartitionProof>,
+    /// Where the share is a partition: what was proven.
+    pub partitions: Option<ProvenPartitions>,
+}
+
+/// What a worker has proven of partitions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProvenPartitions {
+    /// What was proven of each number of groups.
+    pub counts: Vec<PartitionProof>,
+    /// The partition that is ready: the one that it was told to begin with, or as large a part of that as the model can
+    /// have; the whole GPU where it can have none of it.
+    pub ready: Groups,
 }
 
 /// What was proven of the partitions of so many groups.

@@ -76,8 +76,7 @@ fn probe() -> serde_json::Value {
 /// A partition to begin with, on whatever GPU this is.
 fn partitioned(groups: Groups) -> Partitioned {
     let division: Division = serde_json::from_value(probe()["division"].clone()).unwrap();
-    let counts = (1, division.count());
-    Partitioned { division, groups, counts }
+    Partitioned { division, groups }
 }
 
 #[test]

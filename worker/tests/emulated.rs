@@ -234,7 +234,7 @@ fn a_warm_up_without_known_shapes_is_refused() {
 /// A worker whose share is a partition of 132 SMs, and whose batch of one row takes 10 ms on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
-    let partition = Partitioned { division, groups: Groups::first(5), counts: (1, 17) };
+    let partition = Partitioned { division, groups: Groups::first(5) };
     let profile = Some(profile(40, 10.0, Start::default()));
     serving(Setup { profile, partition: Some(partition), ..Setup::new(echo()) }, &echo_warm_up())
 }

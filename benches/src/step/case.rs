@@ -125,7 +125,7 @@ impl Case {
         let models = (0..models).map(|number| {
             format!(
                 "  - {{name: {}, gpu: {number}, engine: emulated, profile: profile.yaml, slo: {}ms, \
-                 batch: {{max: {BATCH}}}, standby: {}, \
+                 batch: {{max: {BATCH}}}, handover: shadow, standby: {}, \
                  tensors: [{{input: x, output: y, datatype: FP32, shape: [16]}}]}}\n",
                 name(number),
                 SLO.as_millis(),

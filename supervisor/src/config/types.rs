@@ -282,6 +282,13 @@ pub enum HandoverMode {
     Never,
 }
 
+impl HandoverMode {
+    /// Whether a share may be a partition inside the worker.
+    pub fn may_be_in_process(self) -> bool {
+        matches!(self, Self::Auto | Self::InProcess)
+    }
+}
+
 /// Whether a second worker is kept warm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standby {

@@ -8,6 +8,9 @@ use shadowslice_policy::groups::{Tenant, place};
 use shadowslice_shared::groups::Groups;
 use tokio::sync::watch;
 
+/// Partitions that are remembered as impossible for a model: as many as there are runs of sixteen groups.
+const CANNOT: usize = 136;
+
 /// The groups of one GPU, and the models whose shares are partitions.
 #[derive(Debug)]
 pub struct GroupLedger {
@@ -44,7 +47,7 @@ impl GroupLedger {
         let mut tenants = self.tenants.lock();
         change(&mut tenants);
         let (ids, all): (Vec<u64>, Vec<Tenant>) =
-            tenants.by_id.iter().map(|(id, tenant)| (*id, *tenant)).unzip();
+            tenants.by_id.iter().map(|(id, tenant)| (*id, tenant.clone())).unzip();
         for (id, groups) in ids.into_iter().zip(place(&all, self.total)) {
             if let Some(tenant) = tenants.by_id.get_mut(&id) {
                 tenant.now = groups;
@@ -61,7 +64,7 @@ impl Tenancy {
         ledger.change(|tenants| {
             id = tenants.next;
             tenants.next += 1;
-            tenants.by_id.insert(id, Tenant { count, priority, now: Groups::WHOLE });
+            tenants.by_id.insert(id, Tenant { count, priority, now: Groups::WHOLE, cannot: Vec::new() });
         });
         Self { id, ledger: Arc::clone(ledger) }
     }
@@ -75,6 +78,17 @@ impl Tenancy {
         self.ledger.change(|tenants| {
             if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
                 (tenant.count, tenant.priority) = (count, priority);
+            }
+        });
+    }
+
+    /// It cannot have these groups.
+    pub(super) fn cannot_have(&self, groups: Groups) {
+        self.ledger.change(|tenants| {
+            if let Some(tenant) =
+                tenants.by_id.get_mut(&self.id).filter(|tenant| tenant.cannot.len() < CANNOT)
+            {
+                tenant.cannot.push(groups);
             }
         });
     }

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Prepared, Unprepared};
-use shadowslice_shared::boot::{PartitionProof, Partitioned, WarmTime};
+use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use std::sync::Arc;
@@ -123,9 +123,8 @@ impl InProcess {
     }
 
     /// What a worker is told that is to serve.
-    pub(super) fn assignment(&self, model: &Model) -> Partitioned {
-        let counts = (self.division.groups_of(model.share.min), self.division.groups_of(model.share.max));
-        Partitioned { division: (*self.division).clone(), groups: self.tenancy.groups(), counts }
+    pub(super) fn assignment(&self) -> Partitioned {
+        Partitioned { division: (*self.division).clone(), groups: self.tenancy.groups() }
     }
 
     /// The share that is to come.
@@ -170,21 +169,19 @@ impl Controller {
         }
     }
 
-    /// A worker is warm, and has proven so much.
-    pub(super) fn note_proofs(&mut self, proofs: &[PartitionProof]) {
-        for proof in proofs {
-            if let Err(why) = &proof.result {
-                tracing::warn!(
-                    model = self.model.name,
-                    groups = proof.groups,
-                    why,
-                    "a number of groups is left out"
-                );
-            }
+    /// A worker is warm that was to begin with these groups, and has proven so much.
+    pub(super) fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
+        let left_out =
+            proven.counts.iter().filter_map(|proof| Some((proof.groups, proof.result.as_ref().err()?)));
+        for (groups, why) in left_out {
+            tracing::warn!(model = self.model.name, groups, why, "partitions of so many groups are left out");
         }
         let (share, priority) = (self.share, self.model.priority);
         let Some(inside) = self.in_process_mut() else { return };
-        inside.proven = proofs.to_vec();
+        inside.proven.clone_from(&proven.counts);
+        if proven.ready != asked {
+            inside.tenancy.cannot_have(asked);
+        }
         let share = inside.coming().unwrap_or(share);
         inside.tenancy.ask(inside.count_of(share), priority);
     }
@@ -312,20 +309,33 @@ impl Controller {
             Ok(()) => {}
             Err(Unprepared::Exhausted) => self.renew(groups),
             Err(Unprepared::Impossible(why)) if awaited => self.cannot_have(groups, &why),
-            // It was ready, as far as anybody knew, and batches may name it.
-            Err(Unprepared::Impossible(why)) => self.leave_partitions(&why),
+            // It was ready, as far as anybody knew, and batches may name it; they run on all SMs until it is left.
+            Err(Unprepared::Impossible(why)) => self.cannot_have(groups, &why),
         }
     }
 
+    /// The model cannot have this partition: another one of as many groups is tried, as long as there is one.
     fn cannot_have(&mut self, groups: Groups, why: &str) {
-        tracing::error!(model = self.model.name, %groups, why, "a partition cannot be had");
-        let priority = self.model.priority;
+        tracing::warn!(model = self.model.name, %groups, why, "a partition cannot be had");
+        let (priority, share) = (self.model.priority, self.share);
         let Some(inside) = self.in_process_mut() else { return };
         inside.refused = Some(groups);
-        let Some((wanted, from)) = inside.order.take() else { return };
-        inside.tenancy.ask(inside.count_of(from), priority);
-        let (model, why) = (self.model.name.clone(), why.to_owned());
-        self.aborted(wanted, ResizeRefused::NoPartition { model, why });
+        inside.ready.retain(|&other| other != groups);
+        inside.tenancy.cannot_have(groups);
+        let share = inside.coming().unwrap_or(share);
+        let none =
+            inside.tenancy.groups() == Groups::WHOLE && inside.count_of(share) < inside.division.count();
+        if !none {
+            return;
+        }
+        match inside.order.take() {
+            Some((wanted, from)) => {
+                inside.tenancy.ask(inside.count_of(from), priority);
+                let (model, why) = (self.model.name.clone(), why.to_owned());
+                self.aborted(wanted, ResizeRefused::NoPartition { model, why });
+            }
+            None => self.leave_partitions(why),
+        }
     }
 
     /// The worker has had as many partitions as it may: another one takes over, by a hand-over.

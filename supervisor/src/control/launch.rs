@@ -40,7 +40,7 @@ impl Controller {
     ) -> Result<WorkerId, LaunchError> {
         let Model { priority, memory_limit, .. } = *self.model;
         let partition = self.in_process().filter(|_| purpose == Purpose::Serve);
-        let partition = partition.map(|inside| inside.assignment(&self.model));
+        let partition = partition.map(|inside| inside.assignment());
         // A partition is made within a process that has the whole GPU, and so is a reference that needs the GPU.
         let whole = partition.is_some() || purpose == Purpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
@@ -82,15 +82,16 @@ impl Controller {
     pub(super) fn attach(&mut self, worker: WorkerId, warmed: &Warmed) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         self.note_warm();
-        self.note_proofs(&warmed.partitions);
         let standing = self.gpu.standing();
-        let Some((share, sms, groups)) =
-            self.workers.get(&worker).map(|worker| (worker.share, worker.sms, worker.groups))
-        else {
-            return;
-        };
+        let Some(process) = self.workers.get_mut(&worker) else { return };
+        let (share, sms) = (process.share, process.sms);
+        let ready = warmed.partitions.as_ref().map(|proven| proven.ready);
+        let asked = std::mem::replace(&mut process.groups, ready);
+        if let Some((asked, proven)) = asked.zip(warmed.partitions.as_ref()) {
+            self.note_proofs(asked, proven);
+        }
         let times = warmed.times.clone();
-        let slice = match groups {
+        let slice = match ready {
             Some(groups) => self.first_slice(groups, &times, share),
             None => Slice { groups: Groups::WHOLE, share, sms, times },
         };

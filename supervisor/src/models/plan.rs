@@ -139,6 +139,8 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     } = new;
     // A share that must change and may not be handed over takes other workers.
     let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
+    // A worker is started with a partition or with a percentage, and keeps to that.
+    let same_means = handover.may_be_in_process() == old.handover.may_be_in_process();
     let in_place = [
         ("share.initial", (share.initial, share.given) == (old.share.initial, old.share.given) || !moves),
         ("share.min", share.min == old.share.min),
@@ -147,11 +149,12 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
         ("batch.max_delay", *max_delay == old.batch.max_delay),
         ("queue.on_late", *on_late == old.queue.on_late),
         ("priority", *priority == old.priority),
-        ("handover", *handover == old.handover),
+        ("handover", *handover == old.handover || !same_means),
         ("standby", *standby == old.standby),
     ];
     let anew = [
         ("share.initial", moves),
+        ("handover", same_means),
         ("gpu", *gpu == old.gpu),
         ("profile", *profile == old.profile),
         ("batch.max", *max == old.batch.max),

@@ -1,12 +1,12 @@
 //! What a worker proves whose share is a partition inside the process.
 //!
 //! How a batch fares depends on the number of SMs, and not on which they are: kernels that do not fit, or that reckon with
-//! the SMs that there were when they were recorded. So every number of groups that the model may come to have is
+//! the SMs that there were when they were recorded. So every number of groups is
 //! proven before the worker serves, on the first groups; afterwards a partition is in force without further ado.
 
 use std::fs::File;
 
-use shadowslice_shared::boot::{PartitionProof, Partitioned, Refusal, WarmTime};
+use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, Refusal, WarmTime};
 use shadowslice_shared::groups::Groups;
 
 use crate::device::Device;
@@ -18,9 +18,9 @@ use crate::proof::{self, Trial, Unproven};
 pub(super) fn prove(
     trial: &mut Trial<'_>,
     (reference, device): (&File, &Device),
-    Partitioned { division, groups, counts: (least, most) }: &Partitioned,
+    Partitioned { division, groups }: &Partitioned,
     times: &[WarmTime],
-) -> Result<Vec<PartitionProof>, Unproven> {
+) -> Result<ProvenPartitions, Unproven> {
     if let Engine::OnGpu(engine) = &*trial.engine {
         let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
         movable.map_err(Refusal::NoPartitions)?;
@@ -30,7 +30,7 @@ pub(super) fn prove(
         }
     }
     let mut proofs = Vec::new();
-    for count in *least..=*most {
+    for count in 1..=division.count() {
         let proof = if count == division.count() {
             PartitionProof { groups: count, sms: division.total(), memory: 0, result: Ok(times.to_vec()) }
         } else {
@@ -40,11 +40,23 @@ pub(super) fn prove(
         };
         proofs.push(proof);
     }
-    let begin = (*groups != Groups::WHOLE).then(|| trial.engine.prepare(*groups)).flatten();
-    if let Some(Err(why)) = begin.map(|prepared| prepared.result) {
-        return Err(Refusal::NoPartitions(format!("groups {groups} cannot be had: {why}")).into());
+    Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
+}
+
+/// Makes as much of a partition ready as the model can have, and says what that is.
+fn begin(engine: &mut Engine, groups: Groups) -> Groups {
+    if groups == Groups::WHOLE {
+        return groups;
     }
-    Ok(proofs)
+    let mut parts = (1..=groups.count()).rev().map(|count| groups.iter().take(count).collect());
+    let can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
+        Some(Err(_)) => {
+            engine.forget(*part);
+            false
+        }
+        Some(Ok(())) | None => true,
+    };
+    parts.find(can_have).unwrap_or(Groups::WHOLE)
 }
 
 /// The memory that a partition takes, in bytes, and how every size fares on it; or why the model cannot have it.

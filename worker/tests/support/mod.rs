@@ -19,7 +19,7 @@ use shadowslice_shared::batch::{
     Unprepared, decode, encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, PartitionProof, Partitioned,
+    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned, ProvenPartitions,
     Provider, Purpose, Refusal, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::groups::Groups;
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// Has it warm up; returns what it proved of partitions.
-    pub fn warm(&self, warm_up: WarmUp) -> Result<Vec<PartitionProof>, Refusal> {
+    pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, Refusal> {
         self.orders.send(Order::Warm(warm_up)).unwrap();
         match self.says.recv().unwrap() {
             WorkerSays::Warmed(Warmed { times, partitions, .. }) => {

@@ -106,7 +106,7 @@ fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
     for (gpu, model) in (0..gpus.len()).flat_map(|gpu| models.iter().map(move |model| (gpu, model))) {
         let (name, path) = (name(model, gpu), model.path.to_string_lossy());
         let line = format!(
-            "  - {{name: {name}, path: {path:?}, gpu: {gpu}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: 8}}, \
+            "  - {{name: {name}, path: {path:?}, gpu: {gpu}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: 8}}, handover: shadow, \
              queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
         );
         writeln!(text, "{line}").expect("a string takes everything");

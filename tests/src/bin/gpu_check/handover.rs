@@ -29,7 +29,9 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
         }
         let models = std::slice::from_ref(model);
         let name = format!("handover-{}", model.name);
-        let serving = Serving::start(setting, Service { name: &name, models, share: 50, batch: 8 }).await?;
+        let serving =
+            Serving::start(setting, Service { name: &name, models, share: 50, batch: 8, handover: "shadow" })
+                .await?;
         let handovers = of_model(setting, &serving, model).await?;
         into_figures(figures, &model.name, &handovers);
         serving.stop(figures).await?;

@@ -80,7 +80,7 @@ pub(crate) async fn end_all(loads: Vec<Load>, at_once: bool) -> Result<Vec<Loade
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
     let models = &setting.models;
-    let service = Service { name: "lossless", models, share: SHARES[1], batch: 8 };
+    let service = Service { name: "lossless", models, share: SHARES[1], batch: 8, handover: "shadow" };
     let serving = Serving::start(setting, service).await?;
     let loads = Loads::half(&serving, &setting.names()).await?;
     let wanted = Wanted { of_all: setting.count(HANDOVERS, 20), of_each: setting.count(OF_EACH, 2) };

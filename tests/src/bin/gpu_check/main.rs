@@ -13,6 +13,7 @@ mod mps;
 mod neighbours;
 mod numbers;
 mod pairs;
+mod partitions;
 mod policies;
 mod profiles;
 mod report;

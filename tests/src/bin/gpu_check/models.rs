@@ -28,6 +28,13 @@ pub(crate) struct Model {
     pub(crate) size: u64,
 }
 
+impl Model {
+    /// Whether its name says that it computes in half precision.
+    pub(crate) fn is_half(&self) -> bool {
+        ["-fp16", "-bf16"].iter().any(|end| self.name.ends_with(end))
+    }
+}
+
 /// The models in a folder, only those named if any is.
 pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> {
     let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;

@@ -30,7 +30,13 @@ const ENOUGH: usize = 100;
 pub(crate) type Window = (Instant, Instant);
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service = Service { name: "neighbours", models: &setting.models, share: SHARES[1], batch: 8 };
+    let service = Service {
+        name: "neighbours",
+        models: &setting.models,
+        share: SHARES[1],
+        batch: 8,
+        handover: "shadow",
+    };
     let serving = Serving::start(setting, service).await?;
     let loads = Loads::half(&serving, &setting.names()).await?;
     let running = loads.begin(None);

@@ -33,7 +33,8 @@ struct Pace {
 }
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service = Service { name: "pairs", models: &setting.models, share: SHARE, batch: ROWS };
+    let service =
+        Service { name: "pairs", models: &setting.models, share: SHARE, batch: ROWS, handover: "shadow" };
     let serving = Serving::start(setting, service).await?;
     let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
     let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;

@@ -262,7 +262,7 @@ impl Scenario {
             let path = model.path.to_string_lossy();
             write!(
                 text,
-                "  - {{name: {name}, path: {path:?}, slo: {slo_ms}ms, priority: {priority}, batch: {{max: {BATCH}}}, \
+                "  - {{name: {name}, path: {path:?}, slo: {slo_ms}ms, priority: {priority}, batch: {{max: {BATCH}}}, handover: shadow, \
                  queue: {{memory: 1Gi}}, threads: {}",
                 threads()
             )

@@ -33,6 +33,8 @@ pub(crate) struct Service<'a> {
     pub(crate) share: u32,
     /// The largest batch, in rows.
     pub(crate) batch: u32,
+    /// How shares are changed, as the configuration says it.
+    pub(crate) handover: &'a str,
 }
 
 /// A running supervisor; dropping it kills it and its workers.
@@ -50,15 +52,7 @@ impl Serving {
 
     /// The same with another configuration; `name` names the log.
     pub(crate) async fn start_with(setting: &Setting, name: &str, config: &str) -> Result<Self, Error> {
-        let mut home = Home::with_config(config)?;
-        home.set_binary(setting.supervisor());
-        home.set_patience(PATIENCE);
-        home.set_log(setting.log(name));
-        // CUDA keeps what it compiles in the home directory, where the next supervisor finds it.
-        let kept = setting.out.join("cache");
-        std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
-        home.set_env("HOME", kept);
-        home.set_env("ORT_DISABLE_TELEMETRY", "1");
+        let home = home(setting, name, config)?;
         let serving = Self { server: Server::start(home, None)?, name: name.into() };
         serving.wait_ready().await?;
         Ok(serving)
@@ -136,6 +130,20 @@ impl HandedOver {
     }
 }
 
+/// A supervisor's surroundings; `name` names the log.
+pub(crate) fn home(setting: &Setting, name: &str, config: &str) -> Result<Home, Error> {
+    let mut home = Home::with_config(config)?;
+    home.set_binary(setting.supervisor());
+    home.set_patience(PATIENCE);
+    home.set_log(setting.log(name));
+    // CUDA keeps what it compiles in the home directory, where the next supervisor finds it.
+    let kept = setting.out.join("cache");
+    std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
+    home.set_env("HOME", kept);
+    home.set_env("ORT_DISABLE_TELEMETRY", "1");
+    Ok(home)
+}
+
 fn incumbent(model: &status::Model) -> Option<&Worker> {
     model.workers.iter().find(|worker| worker.role == "incumbent")
 }
@@ -153,10 +161,10 @@ pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
 }
 
-fn config(setting: &Setting, service: Service<'_>) -> String {
+pub(crate) fn config(setting: &Setting, service: Service<'_>) -> String {
     let gpu = gpu(setting);
     let threads = threads();
-    let Service { share, batch, .. } = service;
+    let Service { share, batch, handover, .. } = service;
     let mut text = format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\ngpus: [{gpu}]\n\
          controller: {{policy: static}}\ntimeouts: {{spawn: 30s, warm: 3m, dwell: 200ms}}\nmodels:\n"
@@ -165,7 +173,7 @@ fn config(setting: &Setting, service: Service<'_>) -> String {
         let path = path.to_string_lossy();
         let line = format!(
             "  - {{name: {name}, path: {path:?}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: {batch}}}, \
-             queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
+             handover: {handover}, queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
         );
         writeln!(text, "{line}").expect("a string takes everything");
     }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{gpus, handover, host, lossless, neighbours, pairs, policies, profiles, sms, sweep};
+use crate::{gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -21,6 +21,8 @@ pub(crate) enum Stage {
     Handover,
     /// Many hand-overs of all models under load, every answer checked.
     Lossless,
+    /// Shares that change inside the workers, half precision included.
+    Partitions,
     /// What a warming shadow costs the others.
     Neighbours,
     /// Each model at each share: execution times, memory, errors of the answers.
@@ -39,11 +41,12 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
         Self::Lossless,
+        Self::Partitions,
         Self::Neighbours,
         Self::Sweep,
         Self::Pairs,
@@ -60,6 +63,7 @@ impl Stage {
             Self::Sms => "sms",
             Self::Handover => "handover",
             Self::Lossless => "lossless",
+            Self::Partitions => "partitions",
             Self::Neighbours => "neighbours",
             Self::Sweep => "sweep",
             Self::Pairs => "pairs",
@@ -76,7 +80,7 @@ impl Stage {
             Self::Host => 1,
             Self::Sms => 4,
             Self::Handover => 7,
-            Self::Lossless | Self::Sweep | Self::Profiles => 9,
+            Self::Lossless | Self::Partitions | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
             Self::Pairs | Self::Gpus => 4,
             Self::Policies | Self::Mixes => 25,
@@ -139,6 +143,7 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Sms => sms::run(setting, figures).await,
         Stage::Handover => handover::run(setting, figures).await,
         Stage::Lossless => lossless::run(setting, figures, end).await,
+        Stage::Partitions => partitions::run(setting, figures, end).await,
         Stage::Neighbours => neighbours::run(setting, figures).await,
         Stage::Sweep => sweep::run(setting, figures).await,
         Stage::Pairs => pairs::run(setting, figures).await,

@@ -57,7 +57,13 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
         }
         let models = std::slice::from_ref(model);
         let name = format!("sweep-{}", model.name);
-        let service = Service { name: &name, models, share: shares[0], batch: BATCHES[BATCHES.len() - 1] };
+        let service = Service {
+            name: &name,
+            models,
+            share: shares[0],
+            batch: BATCHES[BATCHES.len() - 1],
+            handover: "shadow",
+        };
         let serving = Serving::start(setting, service).await?;
         let subject = Subject::learn(&serving.server, &model.name).await?;
         let mut columns = Vec::new();

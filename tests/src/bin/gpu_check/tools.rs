@@ -30,6 +30,8 @@ pub(crate) struct Setting {
     pub(crate) out: PathBuf,
     pub(crate) device: Device,
     pub(crate) models: Vec<Model>,
+    /// Those that compute in half precision, which have no share by percentage.
+    pub(crate) halves: Vec<Model>,
     /// Only these scenarios, if any is named.
     pub(crate) scenarios: Vec<String>,
     /// Only these policies, if any is named,
@@ -57,14 +59,16 @@ impl Setting {
             let why = "a rehearsal on the emulated device measures nothing; give another folder than docs/measurements";
             return Err(Error::Unusable(why.into()));
         }
-        let mut models = models::find(&absolute(&arguments.models)?, &arguments.only)?;
+        let found = models::find(&absolute(&arguments.models)?, &arguments.only)?;
+        let (mut halves, mut models): (Vec<_>, Vec<_>) = found.into_iter().partition(Model::is_half);
         if arguments.quick {
             models.truncate(2);
+            halves.truncate(1);
         }
         let bin_dir = absolute(&arguments.bin_dir)?;
         let (scenarios, policies) = (arguments.scenarios.clone(), arguments.policies.clone());
         let Arguments { rounds, quick, again, .. } = *arguments;
-        Ok(Self { bin_dir, out, device, models, scenarios, policies, rounds, quick, again })
+        Ok(Self { bin_dir, out, device, models, halves, scenarios, policies, rounds, quick, again })
     }
 
     /// The binaries under test.

@@ -74,6 +74,9 @@ struct Workshop {
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     seats: Vec<Seat>,
     uploads: UploadStream,
+    /// Whether some recording could not be had on some partition, as kernels in clusters of SMs cannot on every one: then a
+    /// partition is ready when all of it is.
+    picky: bool,
     gpu: Arc<CudaGpu>,
 }
 
@@ -100,7 +103,8 @@ impl Partitions {
         let division = groups.division().clone();
         let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
-        let workshop = Workshop { groups, contexts: BTreeMap::new(), seats, uploads, gpu };
+        let contexts = BTreeMap::new();
+        let workshop = Workshop { groups, contexts, seats, uploads, picky: false, gpu };
         Ok(Self { ready: BTreeMap::new(), division, maker: Maker::Here(Some(workshop)) })
     }
 
@@ -198,6 +202,11 @@ impl Partitions {
         }
     }
 
+    /// Whether a partition was made ready, or is being so.
+    pub(super) fn has(&self, groups: Groups) -> bool {
+        self.ready.contains_key(&groups)
+    }
+
     /// A recording on a partition that was made ready; if need be it is waited for. `None` if there is none.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
         loop {
@@ -261,11 +270,27 @@ impl Workshop {
         let begun = Instant::now();
         let context = self.context(groups);
         let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let result = context.as_ref().map(drop).map_err(Clone::clone);
-        let mut go_on = tell(Made::Context(groups, Prepared { groups, result, took_us }));
-        let Ok(context) = context else { return };
-        let recordings = &mut self.seats[seat].0;
-        let mut left: Vec<usize> = (0..recordings.len()).collect();
+        let context = match context {
+            Ok(context) => context,
+            Err(why) => {
+                tell(Made::Context(groups, Prepared { groups, result: Err(why), took_us }));
+                return;
+            }
+        };
+        let mut left: Vec<usize> = (0..self.seats[seat].0.len()).collect();
+        let mut go_on = true;
+        if self.picky {
+            let all: Result<Vec<Executable>, CudaFault> =
+                left.drain(..).map(|number| self.ready(seat, number, &context)).collect();
+            let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let result = all.as_ref().map(drop).map_err(|fault| Unprepared::Impossible(chain(fault)));
+            go_on = tell(Made::Context(groups, Prepared { groups, result, took_us }));
+            for (number, executable) in all.into_iter().flatten().enumerate() {
+                go_on = go_on && tell(Made::Recording(groups, number, Ok(executable)));
+            }
+        } else {
+            go_on = go_on && tell(Made::Context(groups, Prepared { groups, result: Ok(()), took_us }));
+        }
         while go_on && !left.is_empty() {
             let urgent = first.load(Ordering::Acquire);
             if urgent == NO_MORE {
@@ -273,10 +298,20 @@ impl Workshop {
             }
             let next = left.iter().position(|&number| number == urgent).unwrap_or(0);
             let number = left.remove(next);
-            let made = recordings[number].ready_on(&context, &self.uploads);
+            let made = self.ready(seat, number, &context);
+            self.picky |= made.is_err();
             go_on = tell(Made::Recording(groups, number, made));
         }
         tell(Made::All(groups));
+    }
+
+    fn ready(
+        &mut self,
+        seat: usize,
+        number: usize,
+        context: &Arc<GreenContext>,
+    ) -> Result<Executable, CudaFault> {
+        self.seats[seat].0[number].ready_on(context, &self.uploads)
     }
 
     fn context(&mut self, groups: Groups) -> Result<Arc<GreenContext>, Unprepared> {

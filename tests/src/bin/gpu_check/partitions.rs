@@ -1,0 +1,242 @@
+//! Shares that change inside the workers: nothing lost or wrong under load, how soon they are in force, what they cost, who
+//! keeps apart, and that percentages refuse half precision with a reason.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use shadowslice_tests::server::Server;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::error::{Error, chain};
+use crate::figures::Figures;
+use crate::lossless::{Loads, end_all};
+use crate::models::Model;
+use crate::numbers::{rounded, summary};
+use crate::serving::{Service, Serving, config, home};
+use crate::stages::STOPPING;
+use crate::tools::{Device, Setting};
+use crate::traffic::{Load, Loaded, Subject};
+
+/// Changes of all models together, of each kind.
+const CHANGES: usize = 500;
+
+/// Shares that take turns, in percent: few enough for a worker to have them all ready,
+const ANNOUNCED: &[u32] = &[30, 36];
+/// and more than it keeps ready.
+const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
+
+/// From one change of a model to the next.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Parts of the load of the twin run, which has no changes.
+const TWIN_PARTS: u64 = 5;
+
+/// Two models that are to keep apart, if they are there: the one that must not notice, and the one that never rests.
+const PAIR: [&str; 2] = ["mobilenet-v2", "vgg19"];
+
+/// What the first of them is asked, in requests a second, and for how many parts of a load.
+const QUIET_RATE: f64 = 150.0;
+const QUIET_PARTS: u64 = 3;
+
+/// Requests under way of the second.
+const HOG_UNDER_WAY: usize = 16;
+
+/// How long a model that must be refused may take to say so.
+const REFUSED_WITHIN: Duration = Duration::from_secs(120);
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+    let models: Vec<Model> = setting.models.iter().chain(&setting.halves).cloned().collect();
+    let outcome = changes(setting, figures, &models, end - STOPPING).await;
+    figures.save()?;
+    isolation(setting, figures, &models).await?;
+    figures.save()?;
+    if let (Device::Gpu(_), Some(half)) = (&setting.device, setting.halves.first()) {
+        refusal(setting, figures, half).await?;
+    }
+    outcome
+}
+
+/// Changes all models' shares again and again under load.
+async fn changes(
+    setting: &Setting,
+    figures: &mut Figures,
+    models: &[Model],
+    deadline: Instant,
+) -> Result<(), Error> {
+    let service =
+        Service { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "in-process" };
+    let serving = Serving::start(setting, service).await?;
+    starts(&serving, figures).await?;
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let loads = Loads::half(&serving, &names).await?;
+    let twin = end_all(loads.begin(Some(TWIN_PARTS)), false).await?;
+    let mut failures = Vec::new();
+    for (kind, shares) in [("announced", ANNOUNCED), ("unannounced", UNANNOUNCED)] {
+        let memory = memory(&serving).await?;
+        let running = loads.begin(None);
+        let each = setting.count(CHANGES, 40).div_ceil(names.len());
+        let changing = names.iter().map(|name| change(&serving.server, name, shares, each, deadline));
+        let done = join_all(changing).await;
+        let with = end_all(running, true).await?;
+        let grown: Vec<i64> = memory_grown(&memory, &self::memory(&serving).await?);
+        failures.extend(into_figures(figures, kind, &loads, (&with, &twin), &done));
+        figures.set(&["partitions", kind, "memory_grown_mib"], grown);
+        // Back to where the twin run was.
+        join_all(names.iter().map(|name| serving.server.resize_by_socket(name, ANNOUNCED[0]))).await;
+    }
+    serving.stop(figures).await?;
+    if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
+}
+
+/// How the workers started, and which groups they have.
+async fn starts(serving: &Serving, figures: &mut Figures) -> Result<(), Error> {
+    for model in serving.server.status().await?.models {
+        let boot = model.workers.first().map(|worker| worker.more.clone());
+        let boot = boot.unwrap_or_default();
+        let of = json!({ "boot_ms": boot.get("boot_ms"), "answer_error": boot.get("answer_error"),
+            "memory_mib": model.workers.first().and_then(|worker| worker.memory_mib), "groups": model.groups });
+        figures.set(&["partitions", "starts", &model.name], of);
+    }
+    Ok(())
+}
+
+/// MiB of each worker, in the order of their processes.
+async fn memory(serving: &Serving) -> Result<Vec<Option<u64>>, Error> {
+    let models = serving.server.status().await?.models;
+    Ok(models.iter().flat_map(|model| &model.workers).map(|worker| worker.memory_mib).collect())
+}
+
+fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
+    let grown = |(before, after): (&Option<u64>, &Option<u64>)| {
+        Some(after.as_ref()?.cast_signed() - before.as_ref()?.cast_signed())
+    };
+    before.iter().zip(after).filter_map(grown).collect()
+}
+
+/// What became of the changes of one model.
+#[derive(Debug, Default)]
+struct Changed {
+    /// From the order to its answer: the next batch runs there.
+    in_force_ms: Vec<f64>,
+    stalls_us: Vec<f64>,
+    failed: Vec<String>,
+}
+
+async fn change(server: &Server, model: &str, shares: &[u32], times: usize, deadline: Instant) -> Changed {
+    let mut changed = Changed::default();
+    let mut tick = interval(EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for share in shares.iter().cycle().skip(1).take(times) {
+        tick.tick().await;
+        if Instant::now() > deadline {
+            break;
+        }
+        let ordered = Instant::now();
+        match server.resize_by_socket(model, *share).await {
+            Ok(handover) => {
+                changed.in_force_ms.push(ordered.elapsed().as_secs_f64() * 1e3);
+                changed.stalls_us.extend(handover.stall_us);
+            }
+            Err(error) => changed.failed.push(chain(&error)),
+        }
+    }
+    changed
+}
+
+/// Leaves figures, and says what was not as it must be.
+fn into_figures(
+    figures: &mut Figures,
+    kind: &str,
+    loads: &Loads,
+    (with, twin): (&[Loaded], &[Loaded]),
+    done: &[Changed],
+) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (((subject, with), twin), done) in loads.subjects.iter().zip(with).zip(twin).zip(done) {
+        let (name, tally) = (&subject.model, &with.tally);
+        let p99 = |loaded: &Loaded| rounded(loaded.tally.latency_ms(0.99));
+        let of: Value = json!({
+            "done": done.in_force_ms.len(), "in_force_ms": summary(&done.in_force_ms), "stall_us": summary(&done.stalls_us),
+            "offered": tally.offered, "lost": tally.failures(), "wrong": tally.wrong, "examples": tally.examples,
+            "failed": done.failed, "p99_ms": p99(with), "twin_p99_ms": p99(twin),
+        });
+        figures.set(&["partitions", kind, "models", name], of);
+        if tally.failures() + tally.wrong > 0 {
+            failures.push(format!(
+                "{name}: {} lost {:?}, {} wrong {:?}",
+                tally.failures(),
+                tally.failed,
+                tally.wrong,
+                tally.examples
+            ));
+        }
+        failures.extend(
+            done.failed.first().map(|why| format!("{name}: {} changes failed: {why}", done.failed.len())),
+        );
+    }
+    failures
+}
+
+/// The latency of a model that is asked at random beside one that never rests: alone, on other groups, on the same ones.
+async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -> Result<(), Error> {
+    let pair: Vec<Model> =
+        PAIR.iter().filter_map(|name| models.iter().find(|model| model.name == *name)).cloned().collect();
+    let [quiet, hog] = &pair[..] else { return Ok(()) };
+    let service = Service { name: "isolation", models: &pair, share: 20, batch: 8, handover: "in-process" };
+    let serving = Serving::start(setting, service).await?;
+    let subject = Subject::learn(&serving.server, &quiet.name).await?;
+    let hogging = Subject::learn(&serving.server, &hog.name).await?;
+    let quiet_load = async || Load::begin(&subject, QUIET_RATE, Some(QUIET_PARTS)).end(false).await;
+    serving.server.resize(&hog.name, 75).await?;
+    // The first one warms up what is only used now.
+    quiet_load().await?;
+    latencies(figures, "alone", &quiet_load().await?, None);
+    for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
+        for (model, share) in [quiet, hog].into_iter().zip(shares) {
+            // What is in force already is no failure.
+            serving.server.resize(&model.name, share).await.ok();
+        }
+        let span = Duration::from_secs(2 * QUIET_PARTS + 1);
+        let hog = hogging.saturate(&serving.server, (1, HOG_UNDER_WAY), span);
+        let (hog, loaded) = tokio::join!(hog, quiet_load());
+        latencies(figures, what, &loaded?, Some(hog?.rows_per_s));
+    }
+    serving.stop(figures).await
+}
+
+fn latencies(figures: &mut Figures, what: &str, loaded: &Loaded, hog_rate: Option<f64>) {
+    let ms = |part| rounded(loaded.tally.latency_ms(part));
+    let of =
+        json!({ "p50": ms(0.5), "p90": ms(0.9), "p99": ms(0.99), "neighbours_rate": hog_rate.map(rounded) });
+    figures.set(&["partitions", "isolation", what], of);
+}
+
+/// Half precision at a share by percentage is refused, and the model says what is known and what helps.
+async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Result<(), Error> {
+    let models = std::slice::from_ref(half);
+    let service = Service { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };
+    let server = Server::start(home(setting, service.name, &config(setting, service))?, None)?;
+    let begun = Instant::now();
+    let refused = timeout(REFUSED_WITHIN, async {
+        loop {
+            let status = server.status().await.map(|status| status.models).unwrap_or_default();
+            if let Some(model) =
+                status.into_iter().find(|model| model.state == "unready" || model.state == "ready")
+            {
+                return model;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+    let model =
+        refused.await.map_err(|_| Error::Unusable("half precision is neither served nor refused".into()))?;
+    let why = model.more.get("why").cloned().unwrap_or_default();
+    figures.set(
+        &["partitions", "half_by_percentage"],
+        json!({ "model": half.name, "state": model.state, "why": why,
+        "seconds": rounded(begun.elapsed().as_secs_f64()) }),
+    );
+    server.stop().await?;
+    Ok(())
+}
