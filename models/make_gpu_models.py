@@ -3,8 +3,8 @@
 
 Usage: make_gpu_models.py FOLDER [NAME ...]
 
-Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base, and resnet50 and bert-base with -fp16 or -bf16 behind; all of them
-if none is given. Those compute in half precision, and take and give FP32 all the same. What costs time on a
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16 bert-base-bf16; all of
+them if none is given. Those with a precision behind compute in it, and take and give FP32 all the same. What costs time on a
 GPU is there (layers, channels, kernels, strides), what only matters for trained weights is not: batch
 norms are folded into the convolutions before them. Weights are drawn from fixed seeds and scaled by the
 layers' inputs (He et al., 2015), so that signals neither vanish nor explode and answers can be compared.
@@ -100,14 +100,11 @@ class Graph:
         return self.keep("Clip", x, self.constant(0), self.constant(6))
 
     def pool(self, x, kernel, stride, pad=0):
-        return self.pooled("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+        return self.keep("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
 
-    def pooled(self, operator, x, **attributes):
-        """A pooling, of which ONNX Runtime has none of BF16."""
-        if self.element != TensorProto.BFLOAT16:
-            return self.keep(operator, x, **attributes)
-        wide = self.keep("Cast", x, to=TensorProto.FLOAT)
-        return self.keep("Cast", self.keep(operator, wide, **attributes), to=self.element)
+    def gelu(self, x):
+        raised = self.add("Add", self.add("Erf", self.add("Div", x, self.constant(2**0.5))), self.constant(1))
+        return self.add("Mul", self.add("Mul", x, raised), self.constant(0.5))
 
     def dense(self, x, inputs, width, gain=2.0, output=None):
         return self.add("Gemm", x, self.weight((width, inputs), inputs, gain), self.bias(width), transB=1, output=output)
@@ -160,7 +157,7 @@ def resnet50(graph, x):
             y = graph.conv(y, 4 * width, 1, gain=0.5)
             short = graph.conv(x, 4 * width, 1, stride=step, gain=1.5) if block == 0 else x
             x = graph.relu(graph.keep("Add", y, short))
-    head(graph, (graph.pooled("GlobalAveragePool", x), 2048))
+    head(graph, (graph.add("GlobalAveragePool", x), 2048))
 
 
 def mobilenet_v2(graph, x):
@@ -177,7 +174,7 @@ def mobilenet_v2(graph, x):
             else:
                 x = graph.keep("Add", x, graph.conv(y, width, 1, gain=0.5))
     x = graph.relu6(graph.conv(x, 1280, 1, gain=1.0))
-    head(graph, (graph.pooled("GlobalAveragePool", x), 1280))
+    head(graph, (graph.add("GlobalAveragePool", x), 1280))
 
 
 def vgg19(graph, x):
@@ -189,6 +186,20 @@ def vgg19(graph, x):
         # The largest of four is larger than they are on average.
         x, gain = graph.pool(x, 2, 2), 1.0
     head(graph, (x, 512 * 7 * 7), hidden=(4096, 4096))
+
+
+def convnext(graph, x):
+    """Liu et al., 2022, the tiny one: convolutions without a pooling, of which ONNX Runtime has none of BF16."""
+    x = graph.conv(x, 96, 4, stride=4, pad=0, gain=1.0)
+    for width, blocks in ((96, 3), (192, 3), (384, 9), (768, 3)):
+        if width > 96:
+            x = graph.conv(x, width, 2, stride=2, pad=0, gain=1.0)
+        for _ in range(blocks):
+            y = graph.add("Transpose", graph.conv(x, width, 7, group=width, gain=1.0), perm=[0, 2, 3, 1])
+            y = graph.linear(graph.gelu(graph.linear(graph.norm(y, width), width, 4 * width)), 4 * width, width)
+            y = graph.add("Mul", graph.add("Transpose", y, perm=[0, 3, 1, 2]), graph.constant(0.2))
+            x = graph.keep("Add", x, y)
+    head(graph, (graph.add("ReduceMean", x, graph.constant([2, 3], np.int64), keepdims=1), 768))
 
 
 def alexnet(graph, x):
@@ -212,17 +223,13 @@ def bert_base(path, layers=12, width=768, heads=12, length=128, vocabulary=30522
     def projected(x, order):
         return graph.add("Transpose", graph.add("Reshape", graph.linear(x, width, width), split), perm=order)
 
-    def gelu(x):
-        raised = graph.add("Add", graph.add("Erf", graph.add("Div", x, graph.constant(2**0.5))), graph.constant(1))
-        return graph.add("Mul", graph.add("Mul", x, raised), graph.constant(0.5))
-
     for _ in range(layers):
         scores = graph.add("MatMul", projected(x, [0, 2, 1, 3]), projected(x, [0, 2, 3, 1]))
         shares = graph.add("Softmax", graph.add("Div", scores, graph.constant((width // heads) ** 0.5)), axis=-1)
         mixed = graph.add("Transpose", graph.add("MatMul", shares, projected(x, [0, 2, 1, 3])), perm=[0, 2, 1, 3])
         attended = graph.linear(graph.add("Reshape", mixed, joined), width, width)
         x = graph.norm(graph.add("Add", x, attended), width)
-        inner = gelu(graph.linear(x, width, 4 * width))
+        inner = graph.gelu(graph.linear(x, width, 4 * width))
         x = graph.norm(graph.add("Add", x, graph.linear(inner, 4 * width, width)), width)
     first = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)
     pooled = graph.linear(first, width, width)
@@ -241,7 +248,8 @@ MODELS = {
     "vgg19": lambda path: image_model(path, vgg19),
     "alexnet": lambda path: image_model(path, alexnet),
     "bert-base": bert_base,
-    **{f"resnet50-{half}": lambda path: image_model(path, resnet50) for half in PRECISIONS},
+    "resnet50-fp16": lambda path: image_model(path, resnet50),
+    "convnext-bf16": lambda path: image_model(path, convnext),
     **{f"bert-base-{half}": bert_base for half in PRECISIONS},
 }
 

@@ -145,6 +145,14 @@ impl InProcess {
         &self.division
     }
 
+    /// Where as many partitions are ready as may be: the one that was used longest ago, which is ready no more. What a batch is
+    /// on that was sent is kept by the worker as long as it runs.
+    fn spare(&mut self) -> Option<Groups> {
+        let spare = self.ready.iter().position(|&groups| groups != self.current);
+        let full = self.ready.len() >= READY_PARTITIONS;
+        spare.filter(|_| full).map(|spare| self.ready.remove(spare))
+    }
+
     /// What a lane is told of a partition.
     fn slice(&self, groups: Groups, share: Percent) -> Slice {
         let count = if groups == Groups::WHOLE { self.division.count() } else { groups.count() };
@@ -202,7 +210,7 @@ impl Controller {
     pub(super) fn serves_on(&mut self, groups: Groups) {
         if let Some(inside) = self.in_process_mut() {
             (inside.current, inside.moving, inside.refused) = (groups, None, None);
-            inside.ready = vec![groups];
+            inside.ready = Some(groups).into_iter().filter(|&groups| groups != Groups::WHOLE).collect();
         }
     }
 
@@ -245,6 +253,10 @@ impl Controller {
         }
         if inside.current != target && target != Groups::WHOLE && !inside.ready.contains(&target) {
             inside.moving = Some((target, until));
+            let spare = inside.spare();
+            if let Some(spare) = spare {
+                self.pipeline.forget(worker, spare);
+            }
             self.pipeline.prepare(worker, target);
             return;
         }
@@ -261,18 +273,13 @@ impl Controller {
         let slice = inside.slice(groups, share);
         inside.current = groups;
         inside.ready.retain(|&other| other != groups);
-        inside.ready.push(groups);
-        // Room for the next one.
-        let parts = inside.ready.iter().filter(|&&other| other != Groups::WHOLE).count();
-        let spare = inside.ready.iter().position(|&other| other != Groups::WHOLE && other != groups);
-        let forgotten = spare.filter(|_| parts >= READY_PARTITIONS).map(|spare| inside.ready.remove(spare));
+        if groups != Groups::WHOLE {
+            inside.ready.push(groups);
+        }
         if let Some((wanted, _)) = &inside.order {
             self.effect = Some(Effect::awaited(worker, wanted));
         }
         self.pipeline.move_to(worker, slice);
-        if let Some(forgotten) = forgotten {
-            self.pipeline.forget(worker, forgotten);
-        }
     }
 
     /// The order that is under way, if there is one, is carried out.
@@ -320,7 +327,6 @@ impl Controller {
         let (priority, share) = (self.model.priority, self.share);
         let Some(inside) = self.in_process_mut() else { return };
         inside.refused = Some(groups);
-        inside.ready.retain(|&other| other != groups);
         inside.tenancy.cannot_have(groups);
         let share = inside.coming().unwrap_or(share);
         let none =

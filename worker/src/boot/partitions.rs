@@ -40,6 +40,12 @@ pub(super) fn prove(
         };
         proofs.push(proof);
     }
+    let mut parts = proofs.iter().filter(|proof| proof.groups < division.count());
+    if let Some(Err(why)) = parts.clone().next_back().map(|proof| proof.result.clone())
+        && parts.all(|proof| proof.result.is_err())
+    {
+        return Err(Refusal::NoPartitions(why).into());
+    }
     Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
 }
 

@@ -89,16 +89,19 @@ async fn changes(
     if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
 }
 
-/// How the workers started, and which groups they have.
-async fn starts(serving: &Serving, figures: &mut Figures) -> Result<(), Error> {
-    for model in serving.server.status().await?.models {
+/// How the workers started, and which groups they have; returns the models whose shares change inside them.
+async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>, Error> {
+    let models = serving.server.status().await?.models;
+    for model in &models {
         let boot = model.workers.first().map(|worker| worker.more.clone());
         let boot = boot.unwrap_or_default();
         let of = json!({ "boot_ms": boot.get("boot_ms"), "answer_error": boot.get("answer_error"),
-            "memory_mib": model.workers.first().and_then(|worker| worker.memory_mib), "groups": model.groups });
+            "memory_mib": model.workers.first().and_then(|worker| worker.memory_mib), "groups": model.groups,
+            "mechanism": model.mechanism, "no_partition": model.more.get("no_partition") });
         figures.set(&["partitions", "starts", &model.name], of);
     }
-    Ok(())
+    let inside = models.into_iter().filter(|model| model.mechanism == "in-process");
+    Ok(inside.map(|model| model.name).collect())
 }
 
 /// MiB of each worker, in the order of their processes.

@@ -151,16 +151,6 @@ impl Recording {
         })
     }
 
-    /// How many nodes it has of each type, by the driver's number.
-    pub fn census(&self) -> Result<Vec<(u32, usize)>, CudaFault> {
-        let told = fault("tell what was recorded");
-        let mut counts = std::collections::BTreeMap::new();
-        for node in self.nodes().map_err(&told)? {
-            *counts.entry(type_of(node).map_err(&told)?).or_default() += 1;
-        }
-        Ok(counts.into_iter().collect())
-    }
-
     fn move_to(&mut self, context: sys::CUcontext) -> Result<(), DriverError> {
         for node in self.nodes()? {
             if type_of(node)? != KERNEL {
