@@ -64,11 +64,9 @@ async fn changes(
     models: &[Model],
     deadline: Instant,
 ) -> Result<(), Error> {
-    let service =
-        Service { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "in-process" };
+    let service = Service { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "auto" };
     let serving = Serving::start(setting, service).await?;
-    starts(&serving, figures).await?;
-    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let names = starts(&serving, figures).await?;
     let loads = Loads::half(&serving, &names).await?;
     let twin = end_all(loads.begin(Some(TWIN_PARTS)), false).await?;
     let mut failures = Vec::new();
