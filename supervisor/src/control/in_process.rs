@@ -145,11 +145,11 @@ impl InProcess {
         &self.division
     }
 
-    /// Where as many partitions are ready as may be: the one that was used longest ago, which is ready no more. What a batch is
-    /// on that was sent is kept by the worker as long as it runs.
-    fn spare(&mut self) -> Option<Groups> {
+    /// Where so many partitions are ready: the one that was used longest ago, which is ready no more. What a batch is on that
+    /// was sent is kept by the worker as long as it runs.
+    fn spare(&mut self, many: usize) -> Option<Groups> {
         let spare = self.ready.iter().position(|&groups| groups != self.current);
-        let full = self.ready.len() >= READY_PARTITIONS;
+        let full = self.ready.len() >= many;
         spare.filter(|_| full).map(|spare| self.ready.remove(spare))
     }
 
@@ -253,7 +253,8 @@ impl Controller {
         }
         if inside.current != target && target != Groups::WHOLE && !inside.ready.contains(&target) {
             inside.moving = Some((target, until));
-            let spare = inside.spare();
+            // One that was prepared and not moved to takes the room that is kept.
+            let spare = inside.spare(READY_PARTITIONS);
             if let Some(spare) = spare {
                 self.pipeline.forget(worker, spare);
             }
@@ -276,10 +277,13 @@ impl Controller {
         if groups != Groups::WHOLE {
             inside.ready.push(groups);
         }
-        if let Some((wanted, _)) = &inside.order {
-            self.effect = Some(Effect::awaited(worker, wanted));
-        }
+        let spare = inside.spare(READY_PARTITIONS);
+        let awaited = inside.order.as_ref().map(|(wanted, _)| Effect::awaited(worker, wanted));
+        self.effect = awaited.or(self.effect.take());
         self.pipeline.move_to(worker, slice);
+        if let Some(spare) = spare {
+            self.pipeline.forget(worker, spare);
+        }
     }
 
     /// The order that is under way, if there is one, is carried out.

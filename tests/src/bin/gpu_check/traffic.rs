@@ -19,6 +19,9 @@ use crate::models::{Described, inputs};
 /// and the order of sums depend on the batch size and the share.
 pub(crate) const TOLERANCE: f32 = 0.02;
 
+/// The same for BF16, which has eight bits.
+const TOLERANCE_BF16: f32 = 0.06;
+
 /// Different inputs, of those that are told apart by their answers.
 const INPUTS: u64 = 8;
 
@@ -52,8 +55,9 @@ impl Subject {
             let answered = timeout(ANSWER_WITHIN, client.infer(model, &inputs)).await;
             let answered = answered.map_err(|_| failed("no answer in time".into()))?;
             let outputs = answered.map_err(|status| failed(status.message().into()))?;
+            let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
             let tolerance =
-                TOLERANCE * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
+                allowed * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
             let alike = |(other, bound): &(Case, f32)| {
                 compare(&other.outputs, &outputs, 2.0 * bound.max(tolerance)).is_ok()
             };

@@ -14,6 +14,7 @@ use shadowslice_shared::boot::{Provider, Refusal};
 use super::bound::Kind;
 use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::partition::GreenStream;
 
 /// What it takes to load a session once more.
 pub(super) struct Loader {
@@ -23,6 +24,8 @@ pub(super) struct Loader {
     pub(super) threads: u32,
     pub(super) providers: Vec<Provider>,
     pub(super) gpu: Arc<CudaGpu>,
+    /// Where it computes, if not on all SMs of the process.
+    pub(super) apart: Option<GreenStream>,
 }
 
 /// Whether the host's processor may take what the providers do not.
@@ -43,7 +46,8 @@ impl Loader {
         lengths: &Lengths,
     ) -> Result<(OnnxRuntime, Signature), Refusal> {
         let refused = |fault: ort::Error<SessionBuilder>| Refusal::Library(fault.message().to_owned());
-        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(Refusal::Setup)?;
+        let stream = self.apart.as_ref().map_or(self.gpu.compute_stream(), |apart| apart.compute_stream());
+        let providers = providers::on_gpu(&self.providers, stream).map_err(Refusal::Setup)?;
         let builder = options(&self.environment, self.threads).map_err(Refusal::Model)?;
         let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
         for (name, length) in lengths {
