@@ -20,7 +20,7 @@ pub const READY_PARTITIONS: usize = 4;
 
 /// Partitions that a worker has in its life at most. NVIDIA's driver 580 keeps 4 MiB of the GPU's memory for each context that
 /// was ever made in a process (measured), so those that were made are kept, and their number is bounded.
-pub const MAX_PARTITIONS: usize = 32;
+pub const MAX_PARTITIONS: usize = 64;
 
 /// A set of a GPU's groups: a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

@@ -7,72 +7,46 @@
 use std::fs::File;
 
 use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, Refusal, WarmTime};
-use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::groups::Groups;
 
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
-/// Proves each number of groups, and makes the partition ready that the worker begins with. The answers of the whole GPU have
-/// been proven, with `times`, which are other ones afterwards where all had to be recorded anew.
+/// Proves each number of groups; the answers of the whole GPU have been proven, with `times`. Then makes the partition ready
+/// that the worker begins with.
 pub(super) fn prove(
     trial: &mut Trial<'_>,
     (reference, device): (&File, &Device),
     Partitioned { division, groups }: &Partitioned,
-    times: &mut Vec<WarmTime>,
-) -> Result<ProvenPartitions, Unproven> {
-    check(trial, division)?;
-    let mut counts = each_count(trial, (reference, device), division, times)?;
-    if none_of(&counts, division).is_some()
-        && let Engine::OnGpu(engine) = &mut *trial.engine
-        && engine.record_apart()?
-    {
-        // Kernels in clusters of sixteen blocks, which cuBLAS chooses for TF32 now and then, fit on no partition.
-        proof::warm(trial, Some(reference))?;
-        *times = proof::prove(trial, reference, Groups::WHOLE)?;
-        check(trial, division)?;
-        counts = each_count(trial, (reference, device), division, times)?;
-    }
-    match none_of(&counts, division) {
-        Some(why) => Err(Refusal::NoPartitions(why).into()),
-        None => Ok(ProvenPartitions { counts, ready: begin(trial.engine, *groups) }),
-    }
-}
-
-/// Whether everything can be moved, and this process finds the groups that others find.
-fn check(trial: &Trial<'_>, division: &Division) -> Result<(), Refusal> {
-    let Engine::OnGpu(engine) = &*trial.engine else { return Ok(()) };
-    let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
-    movable.map_err(Refusal::NoPartitions)?;
-    if engine.division() == Some(division) {
-        return Ok(());
-    }
-    Err(Refusal::NoPartitions("this process finds other groups of SMs than those before it".to_owned()))
-}
-
-/// Why no part of the GPU can be had, if none can.
-fn none_of(counts: &[PartitionProof], division: &Division) -> Option<String> {
-    let mut parts = counts.iter().filter(|proof| proof.groups < division.count());
-    let last = parts.clone().next_back()?.result.clone().err()?;
-    parts.all(|proof| proof.result.is_err()).then_some(last)
-}
-
-fn each_count(
-    trial: &mut Trial<'_>,
-    (reference, device): (&File, &Device),
-    division: &Division,
     times: &[WarmTime],
-) -> Result<Vec<PartitionProof>, Unproven> {
-    let prove = |groups| {
-        if groups == division.count() {
-            let (sms, result) = (division.total(), Ok(times.to_vec()));
-            return Ok(PartitionProof { groups, sms, memory: 0, result });
+) -> Result<ProvenPartitions, Unproven> {
+    if let Engine::OnGpu(engine) = &*trial.engine {
+        let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
+        movable.map_err(Refusal::NoPartitions)?;
+        if engine.division() != Some(division) {
+            let why = "this process finds other groups of SMs than those before it".to_owned();
+            return Err(Refusal::NoPartitions(why).into());
         }
-        let part = Groups::first(groups);
-        let (memory, result) = try_on(trial, (reference, device), part)?;
-        Ok(PartitionProof { groups, sms: division.sms(part), memory, result })
-    };
-    (1..=division.count()).map(prove).collect()
+    }
+    let mut proofs = Vec::new();
+    for count in 1..=division.count() {
+        let proof = if count == division.count() {
+            PartitionProof { groups: count, sms: division.total(), memory: 0, result: Ok(times.to_vec()) }
+        } else {
+            let groups = Groups::first(count);
+            let (memory, result) = try_on(trial, (reference, device), groups)?;
+            PartitionProof { groups: count, sms: division.sms(groups), memory, result }
+        };
+        proofs.push(proof);
+    }
+    let mut parts = proofs.iter().filter(|proof| proof.groups < division.count());
+    if let Some(Err(why)) = parts.clone().next_back().map(|proof| proof.result.clone())
+        && parts.all(|proof| proof.result.is_err())
+    {
+        return Err(Refusal::NoPartitions(why).into());
+    }
+    Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
 }
 
 /// Makes as much of a partition ready as the model can have, and says what that is.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
-use super::partition::{GreenContext, GreenStream};
+use super::partition::GreenContext;
 use super::{CudaFault, CudaGpu, fault};
 
 /// Types of nodes, as the driver numbers them.
@@ -69,22 +69,14 @@ pub enum Unmovable {
 }
 
 impl CudaGpu {
-    /// Records what `work` puts on the compute stream, or on one of a partition, without executing it; `None` if that cannot
-    /// be recorded.
-    pub fn record<E>(
-        &self,
-        on: Option<&GreenStream>,
-        work: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Option<Recording>, CudaFault> {
+    /// Records what `work` puts on the compute stream, without executing it; `None` if that cannot be recorded.
+    pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaFault> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let stream = on.map_or(self.compute.cu_stream(), GreenStream::raw);
-        self.bind()?;
-        // SAFETY: the stream is ours and alive, and nothing else is put on it meanwhile.
-        unsafe { result::stream::begin_capture(stream, relaxed) }.map_err(fault("record a batch"))?;
+        self.compute.begin_capture(relaxed).map_err(fault("record a batch"))?;
         let worked = work();
         // What was not allowed in a recording ends it, and makes this fail.
         // SAFETY: the stream is ours, and recording since above.
-        let graph = unsafe { result::stream::end_capture(stream) };
+        let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
         Ok(recording.filter(|_| worked.is_ok()))
@@ -115,15 +107,8 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Makes it ready where it was recorded, on all SMs of the process.
+    /// Makes it ready on all SMs of the process, where it was recorded.
     pub fn ready(&self) -> Result<Executable, CudaFault> {
-        self.instantiate(None)
-    }
-
-    /// Makes it ready on all SMs of the process, though it was recorded on a partition. It must be movable.
-    pub fn ready_on_all(&mut self) -> Result<Executable, CudaFault> {
-        let own = self.context.cu_ctx();
-        self.move_to(own).map_err(fault("move recorded work to all of its SMs"))?;
         self.instantiate(None)
     }
 

@@ -8,7 +8,6 @@ use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::{DriverError, result, sys};
@@ -86,7 +85,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     let others: Groups = (0..division.count()).filter(|&group| !held.contains(group)).collect();
     let spin = Spin::load(gpu)?;
     let time = |on: Groups| {
-        let context = Arc::new(groups.context(on)?);
+        let context = groups.context(on)?;
         let stream = context.stream()?;
         let blocks = division.sms(on).0;
         let timed = (0..TIMES).map(|_| {
@@ -133,7 +132,7 @@ impl Holding {
 /// Keeps these groups busy until standard input ends, and says so once it does.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
-    let context = Arc::new(groups.context(held)?);
+    let context = groups.context(held)?;
     let stream = context.stream()?;
     let spin = Spin::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
@@ -184,7 +183,7 @@ impl Spin {
     }
 
     /// Starts it with so many blocks.
-    fn run(&self, stream: &GreenStream, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
+    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
         let mut arguments = [(&raw mut cycles).cast()];
         // SAFETY: the kernel takes one number of 64 bits, which is read before the call returns.
         let launched = unsafe {
@@ -200,7 +199,7 @@ impl Spin {
         launched.map_err(fault("start a kernel"))
     }
 
-    fn finish(&self, stream: &GreenStream) -> Result<(), CudaFault> {
+    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaFault> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(stream.raw()) }.map_err(fault("finish a kernel"))
     }

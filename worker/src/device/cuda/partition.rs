@@ -4,6 +4,7 @@
 //! (`shadowslice-worker --probe partitions`).
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -128,46 +129,29 @@ impl GreenContext {
     }
 
     /// A stream whose work keeps to the partition.
-    pub fn stream(self: &Arc<Self>) -> Result<GreenStream, CudaFault> {
+    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is alive, and the driver fills in the handle.
         let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
         made.result().map_err(fault("make a stream in a partition"))?;
-        Ok(GreenStream { stream, _context: Arc::clone(self) })
+        Ok(GreenStream { stream, _context: PhantomData })
     }
 }
 
 /// A stream in a partition.
-pub struct GreenStream {
+pub(super) struct GreenStream<'c> {
     stream: sys::CUstream,
-    _context: Arc<GreenContext>,
+    _context: PhantomData<&'c GreenContext>,
 }
 
-impl fmt::Debug for GreenStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GreenStream").finish_non_exhaustive()
-    }
-}
-
-impl GreenStream {
+impl GreenStream<'_> {
     pub(super) fn raw(&self) -> sys::CUstream {
         self.stream
     }
-
-    /// The stream as CUDA's runtime knows it. It lives as long as this.
-    pub fn compute_stream(&self) -> *mut () {
-        self.stream.cast()
-    }
-
-    /// Waits until everything on it is through; a wait for the process's own context does not include it.
-    pub fn synchronize(&self) -> Result<(), CudaFault> {
-        // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(fault("go on in a partition"))
-    }
 }
 
-impl Drop for GreenStream {
+impl Drop for GreenStream<'_> {
     fn drop(&mut self) {
         // SAFETY: ours, and used no more; its context is alive.
         unsafe { result::stream::destroy(self.stream) }.ok();

@@ -2,7 +2,6 @@
 
 use std::mem::MaybeUninit;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::{DriverError, result, sys};
@@ -96,10 +95,10 @@ pub fn green(gpu: &CudaGpu) -> Result<GreenTimes, CudaFault> {
     let mut create_us = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
         let begun = Instant::now();
-        Arc::new(groups.context(half)?).stream()?;
+        groups.context(half)?.stream()?;
         create_us.push(us(begun));
     }
-    let (first, second) = (Arc::new(groups.context(half)?), Arc::new(groups.context(rest)?));
+    let (first, second) = (groups.context(half)?, groups.context(rest)?);
     let (first, second) = (first.stream()?, second.stream()?);
     // SAFETY: allocated here, used by the work below only, freed after it.
     let place = unsafe { result::malloc_sync(4096) }.map_err(&failed)?;

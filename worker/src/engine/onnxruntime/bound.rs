@@ -15,7 +15,6 @@ use super::{broken, element_type, failed};
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
-use crate::device::cuda::partition::GreenStream;
 
 /// What batches are alike in that share their places.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,8 +90,6 @@ pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,
     pub(super) maker: Maker<'m>,
-    /// The stream of a partition, where the session computes there.
-    pub(super) apart: Option<&'m GreenStream>,
 }
 
 impl Maker<'_> {
@@ -162,7 +159,6 @@ impl Recorder<'_> {
         }
         drop(answer);
         self.maker.gpu.synchronize().map_err(|fault| broken(&fault))?;
-        self.apart.map_or(Ok(()), GreenStream::synchronize).map_err(|fault| broken(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
         for (spec, layout) in outputs.iter().zip(layouts) {
             let rows = bound.kind.rows.map(i64::from);
@@ -173,9 +169,9 @@ impl Recorder<'_> {
         }
         let mut record = || {
             let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
-            self.maker.gpu.record(self.apart, work).map_err(|fault| broken(&fault))
+            self.maker.gpu.record(work).map_err(|fault| broken(&fault))
         };
-        let Some(mut recording) = record()? else {
+        let Some(recording) = record()? else {
             for spec in outputs {
                 binding
                     .bind_output_to_device(&spec.name, self.maker.memory)
@@ -184,8 +180,7 @@ impl Recorder<'_> {
             return Ok(Vec::new());
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
-        let whole = if self.apart.is_some() { recording.ready_on_all() } else { recording.ready() };
-        let whole = whole.map_err(|fault| broken(&fault))?;
+        let whole = recording.ready().map_err(|fault| broken(&fault))?;
         bound.how = How::Recorded(Recorded { whole, recording: 0, outputs: fixed });
         copies
             .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))

@@ -14,7 +14,6 @@ use shadowslice_shared::boot::{Provider, Refusal};
 use super::bound::Kind;
 use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::partition::GreenStream;
 
 /// What it takes to load a session once more.
 pub(super) struct Loader {
@@ -24,8 +23,6 @@ pub(super) struct Loader {
     pub(super) threads: u32,
     pub(super) providers: Vec<Provider>,
     pub(super) gpu: Arc<CudaGpu>,
-    /// Where it computes, if not on all SMs of the process.
-    pub(super) apart: Option<GreenStream>,
 }
 
 /// Whether the host's processor may take what the providers do not.
@@ -46,8 +43,7 @@ impl Loader {
         lengths: &Lengths,
     ) -> Result<(OnnxRuntime, Signature), Refusal> {
         let refused = |fault: ort::Error<SessionBuilder>| Refusal::Library(fault.message().to_owned());
-        let stream = self.apart.as_ref().map_or(self.gpu.compute_stream(), |apart| apart.compute_stream());
-        let providers = providers::on_gpu(&self.providers, stream).map_err(Refusal::Setup)?;
+        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(Refusal::Setup)?;
         let builder = options(&self.environment, self.threads).map_err(Refusal::Model)?;
         let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
         for (name, length) in lengths {

@@ -93,7 +93,6 @@ impl OnGpu {
             threads,
             providers: providers.to_vec(),
             gpu: Arc::clone(&gpu),
-            apart: None,
         };
         let (session, signature, sharing) = match loader.session(Fallback::Forbidden, &Lengths::new()) {
             Ok((session, signature)) => {
@@ -107,7 +106,9 @@ impl OnGpu {
             }
         };
         let setup = |fault: ort::Error| Refusal::Setup(fault.message().to_owned());
-        let allocator = allocator(&session)?;
+        let memory =
+            || MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
+        let allocator = Allocator::new(&session.session, memory().map_err(setup)?).map_err(setup)?;
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
         let memory = memory().map_err(setup)?;
@@ -165,29 +166,6 @@ impl OnGpu {
             Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
         }
-    }
-
-    /// Records anew, on all groups of SMs but the last: kernels are chosen that fit there, and so onto partitions, as far as
-    /// there are any. What was warmed up before is to be warmed up again. False if that was done before.
-    pub fn record_apart(&mut self) -> Result<bool, Refusal> {
-        let (Phase::Warming(_), None, Some(partitions)) =
-            (self.phase, &self.loader.apart, &mut self.partitions)
-        else {
-            return Ok(false);
-        };
-        self.gpu.synchronize().map_err(|fault| Refusal::Setup(chain(&fault)))?;
-        self.bound.clear();
-        let apart = partitions.start_over().map_err(|why| Refusal::NoPartitions(why.to_string()))?;
-        self.loader.apart = Some(apart);
-        (self.unmovable, self.on_host) = (None, None);
-        let fallback = match self.phase {
-            Phase::Warming(Sharing::Fixed) => Fallback::Allowed,
-            _ => Fallback::Forbidden,
-        };
-        let (session, _) = self.loader.session(fallback, &Lengths::new())?;
-        self.allocator = allocator(&session)?;
-        self.sessions = vec![session];
-        Ok(true)
     }
 
     /// Makes a partition ready. What became of that follows, here or [later](Self::made).
@@ -269,9 +247,6 @@ impl OnGpu {
         let index = self.bound(inputs)?;
         if let How::Eager(_) = self.bound[index].how {
             self.whole_only(inputs.groups())?;
-            if self.loader.apart.is_some() {
-                return Err(RunFailure::Engine("it cannot be recorded on a partition".to_owned()));
-            }
         }
         self.copy_in(inputs, index)?;
         let Self { bound, partitions, sessions, gpu, options, .. } = self;
@@ -378,14 +353,12 @@ impl OnGpu {
     }
 
     fn record(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self { bound, partitions, unmovable, sessions, loader, allocator, memory, options, gpu, .. } =
-            self;
+        let Self { bound, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } = self;
         let bound = &mut bound[index];
         let OnnxRuntime { session, outputs, .. } = &mut sessions[bound.session.index];
         let copies = partitions.as_ref().map_or(0, Partitions::copies);
         let maker = Maker { allocator, memory, gpu };
-        let apart = loader.apart.as_ref();
-        let copies = Recorder { session, maker, options, apart }.record(bound, outputs, copies)?;
+        let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
             *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
             recorded.recording = partitions.add(copies);
@@ -411,16 +384,6 @@ impl OnGpu {
         }
         Ok(())
     }
-}
-
-/// Memory on the GPU, as ONNX Runtime describes it.
-fn memory() -> ort::Result<MemoryInfo<'static>> {
-    MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
-}
-
-fn allocator(model: &OnnxRuntime) -> Result<Allocator, Refusal> {
-    let made = memory().and_then(|memory| Allocator::new(&model.session, memory));
-    made.map_err(|fault| Refusal::Setup(fault.message().to_owned()))
 }
 
 fn size_of(spec: &TensorSpec) -> usize {

@@ -20,7 +20,7 @@ use shadowslice_shared::batch::{Prepared, Unprepared};
 use shadowslice_shared::groups::{Division, Groups, MAX_PARTITIONS, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
-use crate::device::cuda::partition::{GreenContext, GreenStream, SmGroups};
+use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaFault, CudaGpu};
 use crate::errors::chain;
 
@@ -111,16 +111,6 @@ impl Partitions {
     /// How the GPU's SMs divide.
     pub(super) fn division(&self) -> &Division {
         &self.division
-    }
-
-    /// A stream on all groups but the last, and none of what was recorded.
-    pub(super) fn start_over(&mut self) -> Result<GreenStream, Unprepared> {
-        self.ready.clear();
-        let Maker::Here(Some(workshop)) = &mut self.maker else { return Err(Unprepared::Exhausted) };
-        workshop.seats.iter_mut().for_each(|seat| seat.0.clear());
-        workshop.picky = false;
-        let context = workshop.context(Groups::first(self.division.count() - 1))?;
-        context.stream().map_err(|fault| Unprepared::Impossible(chain(&fault)))
     }
 
     /// How often an execution must be recorded.

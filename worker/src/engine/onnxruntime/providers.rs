@@ -2,9 +2,12 @@
 #![allow(unsafe_code)] // hands a stream to ONNX Runtime
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ort::ep::{self, ExecutionProviderDispatch};
 use shadowslice_shared::boot::Provider;
+
+use crate::device::cuda::CudaGpu;
 
 /// NVIDIA's libraries that ONNX Runtime's provider for CUDA 13 needs, those first that others need.
 const LIBRARIES: [&str; 5] =
@@ -19,15 +22,15 @@ pub(super) fn load_libraries() {
     }
 }
 
-/// The providers of a session that computes on this stream. The host's processor takes the operators that none of them has.
+/// The providers of a session on this GPU. The host's processor takes the operators that none of them has.
 pub(super) fn on_gpu(
     providers: &[Provider],
-    stream: *mut (),
+    gpu: &Arc<CudaGpu>,
 ) -> Result<Vec<ExecutionProviderDispatch>, String> {
-    providers.iter().map(|provider| dispatch(provider, stream)).collect()
+    providers.iter().map(|provider| dispatch(provider, gpu)).collect()
 }
 
-fn dispatch(provider: &Provider, stream: *mut ()) -> Result<ExecutionProviderDispatch, String> {
+fn dispatch(provider: &Provider, gpu: &Arc<CudaGpu>) -> Result<ExecutionProviderDispatch, String> {
     Ok(match provider {
         // The kernels of convolutions are tried out at the first run of each shape, under this process's share.
         Provider::Cuda => {
@@ -36,8 +39,8 @@ fn dispatch(provider: &Provider, stream: *mut ()) -> Result<ExecutionProviderDis
                 // Doubling would take memory that shadows and neighbours need.
                 .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
                 .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
-            // SAFETY: the session lives beside what owns the stream, and is dropped before it.
-            unsafe { cuda.with_compute_stream(stream) }.build().error_on_failure()
+            // SAFETY: the session lives beside an `Arc` of the GPU, and is dropped before it.
+            unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
         }
         Provider::TensorRt { cache } => {
             let cache = utf8(cache)?;
@@ -47,7 +50,7 @@ fn dispatch(provider: &Provider, stream: *mut ()) -> Result<ExecutionProviderDis
                 .with_timing_cache(true)
                 .with_timing_cache_path(cache);
             // SAFETY: as above.
-            unsafe { tensorrt.with_compute_stream(stream) }.build().error_on_failure()
+            unsafe { tensorrt.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
         }
     })
 }
