@@ -3,7 +3,7 @@
 
 Usage: make_gpu_models.py FOLDER [NAME ...]
 
-Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16 bert-base-bf16; all of
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16; all of
 them if none is given. Those with a precision behind compute in it, and take and give FP32 all the same. What costs time on a
 GPU is there (layers, channels, kernels, strides), what only matters for trained weights is not: batch
 norms are folded into the convolutions before them. Weights are drawn from fixed seeds and scaled by the
@@ -249,8 +249,8 @@ MODELS = {
     "alexnet": lambda path: image_model(path, alexnet),
     "bert-base": bert_base,
     "resnet50-fp16": lambda path: image_model(path, resnet50),
+    "bert-base-fp16": bert_base,
     "convnext-bf16": lambda path: image_model(path, convnext),
-    **{f"bert-base-{half}": bert_base for half in PRECISIONS},
 }
 
 

@@ -45,6 +45,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: |model| one(f64::from(model.status.held)),
     },
     Metric {
+        name: "shadowslice_share_in_process",
+        kind: Gauge,
+        help: "1 if the share is a partition inside the worker, which changes between two batches; else 0.",
+        samples: |model| one(f64::from(model.status.mechanism == "in-process")),
+    },
+    Metric {
         name: "shadowslice_requests_accepted_total",
         kind: Counter,
         help: "Requests taken into the queue.",
@@ -160,6 +166,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         kind: Counter,
         help: "Completed hand-overs that were taken back in their probation.",
         samples: |model| one(model.status.handovers.rolled_back as f64),
+    },
+    Metric {
+        name: "shadowslice_handover_in_process_total",
+        kind: Counter,
+        help: "Completed changes of share inside the worker, for which none was started.",
+        samples: |model| one(model.status.handovers.in_process as f64),
     },
     Metric {
         name: "shadowslice_handover_flips_total",

@@ -146,7 +146,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
         completed: 3,
         aborted: 2,
         rolled_back: 1,
-        in_process: 0,
+        in_process: 7,
         flips: 5,
         failovers: 4,
         last: Some(HandoverReport {

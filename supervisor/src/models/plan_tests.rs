@@ -88,7 +88,6 @@ fn each_key_changes_in_place_or_takes_new_workers() {
         ("batch: {max_delay: 3ms}", "batch.max_delay"),
         ("queue: {on_late: serve}", "queue.on_late"),
         ("standby: always", "standby"),
-        ("handover: restart", "handover"),
     ];
     for (keys, named) in in_place {
         assert_eq!(differ("", keys), (vec![named], vec![]), "{keys}");
@@ -103,6 +102,17 @@ fn each_key_changes_in_place_or_takes_new_workers() {
     for (keys, named) in anew {
         let (in_place, anew) = differ("", keys);
         assert!(in_place.is_empty() && anew.contains(&named), "{keys}: {in_place:?} {anew:?}");
+    }
+}
+
+#[test]
+fn a_worker_with_partitions_is_another_than_one_without() {
+    let handover = |old: &str, new: &str| differ(&format!("handover: {old}"), &format!("handover: {new}"));
+    for (old, new) in [("shadow", "restart"), ("restart", "never"), ("auto", "in-process")] {
+        assert_eq!(handover(old, new), (vec!["handover"], vec![]), "{old} to {new}");
+    }
+    for (old, new) in [("auto", "shadow"), ("restart", "in-process"), ("in-process", "never")] {
+        assert_eq!(handover(old, new), (vec![], vec!["handover"]), "{old} to {new}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The page: the figures as tables, what each of them means, and which command took it. What is not there is
 //! said to be missing.
 
+mod partitions;
 mod policies;
 mod table;
 
@@ -65,6 +66,16 @@ const SECTIONS: &[Section] = &[
                 again. Every answer is compared with the first one to the same input, within 2 % of its largest value. The twin \
                 run has the first parts of the same arrivals, and no hand-overs.",
         show: handovers,
+    },
+    Section {
+        title: "Shares that change inside the worker",
+        stage: "partitions",
+        figure: "partitions",
+        means: "All models at once, each at half of what it carries while all are saturated, each changed every 100 ms: between two \
+                shares whose partitions the worker has ready, and between six, of which it has not. `in force`: from the order to its \
+                answer, after which the next batch runs there, in ms. The twin run has no changes. Then a model of 150 requests/s on \
+                20 % beside one that never rests: alone, on other groups of SMs, and both on all.",
+        show: partitions::show,
     },
     Section {
         title: "What a warming shadow costs",
