@@ -402,6 +402,6 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that turned out to be impossible there has been reported, and until that is heard it runs where it can.
+    // One that turned out to be impossible there is reported, and runs where it can until that has been heard.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

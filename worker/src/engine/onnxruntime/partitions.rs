@@ -9,7 +9,7 @@
 //! A recording that allots memory while it runs, as cuBLAS's workspaces are, can be ready only once at a time. So each is
 //! recorded as often as partitions may be ready, once for each **seat**.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -93,6 +93,8 @@ enum Maker {
 #[derive(Debug)]
 pub(super) struct Partitions {
     ready: BTreeMap<Groups, Partition>,
+    /// What became of partitions and was not asked for yet, also where it was noticed while a batch waited for a recording.
+    news: VecDeque<Prepared>,
     division: Division,
     maker: Maker,
 }
@@ -105,7 +107,12 @@ impl Partitions {
         let uploads = UploadStream::new(&gpu)?;
         let contexts = BTreeMap::new();
         let workshop = Workshop { groups, contexts, seats, uploads, picky: false, gpu };
-        Ok(Self { ready: BTreeMap::new(), division, maker: Maker::Here(Some(workshop)) })
+        Ok(Self {
+            ready: BTreeMap::new(),
+            news: VecDeque::new(),
+            division,
+            maker: Maker::Here(Some(workshop)),
+        })
     }
 
     /// How the GPU's SMs divide.
@@ -149,9 +156,11 @@ impl Partitions {
                     true
                 });
                 self.ready.insert(groups, partition);
-                let said: Vec<Prepared> = made.into_iter().filter_map(|news| self.take(news)).collect();
-                let failed = said.iter().position(|prepared| prepared.result.is_err());
-                said.into_iter().nth(failed.unwrap_or(0))
+                made.into_iter().for_each(|made| self.take(made));
+                let failed = self.news.iter().position(|prepared| prepared.result.is_err());
+                let said = self.news.swap_remove_back(failed.unwrap_or(0));
+                self.news.clear();
+                said
             }
             Maker::Thread { orders, .. } => {
                 let order = Order::Make { seat, groups, first };
@@ -168,36 +177,36 @@ impl Partitions {
 
     /// What has come of a partition since the last call, one at a time.
     pub(super) fn made(&mut self) -> Option<Prepared> {
-        loop {
+        while self.news.is_empty() {
             let Maker::Thread { made, .. } = &self.maker else { return None };
-            let news = made.try_recv().ok()?;
-            if let Some(prepared) = self.take(news) {
-                return Some(prepared);
-            }
+            let made = made.try_recv().ok()?;
+            self.take(made);
         }
+        self.news.pop_front()
     }
 
-    fn take(&mut self, made: Made) -> Option<Prepared> {
+    /// Notes what the thread has done.
+    fn take(&mut self, made: Made) {
         match made {
             Made::Context(groups, prepared) => {
                 if prepared.result.is_err() {
                     self.ready.remove(&groups);
                 }
-                Some(prepared)
+                self.news.push_back(prepared);
             }
             Made::Recording(groups, number, Ok(executable)) => {
-                let executables = &mut self.ready.get_mut(&groups)?.executables;
-                if executables.len() <= number {
-                    executables.resize_with(number + 1, || None);
+                if let Some(Partition { executables, .. }) = self.ready.get_mut(&groups) {
+                    if executables.len() <= number {
+                        executables.resize_with(number + 1, || None);
+                    }
+                    executables[number] = Some(executable);
                 }
-                executables[number] = Some(executable);
-                None
             }
-            // The batch that needs it will say so.
-            Made::Recording(groups, _, Err(fault)) => Some(refused(groups, &chain(&fault))),
+            Made::Recording(groups, _, Err(fault)) => self.news.push_back(refused(groups, &chain(&fault))),
             Made::All(groups) => {
-                self.ready.get_mut(&groups)?.complete = true;
-                None
+                if let Some(partition) = self.ready.get_mut(&groups) {
+                    partition.complete = true;
+                }
             }
         }
     }
@@ -217,8 +226,8 @@ impl Partitions {
             }
             partition.first.store(recording, Ordering::Release);
             let Maker::Thread { made, .. } = &self.maker else { break };
-            let news = made.recv().ok()?;
-            self.take(news);
+            let made = made.recv().ok()?;
+            self.take(made);
         }
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
@@ -229,8 +238,8 @@ impl Partitions {
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(NO_MORE, Ordering::Release);
             let Maker::Thread { made, .. } = &self.maker else { break };
-            let Ok(news) = made.recv() else { break };
-            self.take(news);
+            let Ok(made) = made.recv() else { break };
+            self.take(made);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
         if let Maker::Thread { orders: Some(orders), .. } = &self.maker {
