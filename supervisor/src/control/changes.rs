@@ -14,6 +14,8 @@ pub enum Cause {
     Policy,
     /// The policy between two decisions, as requests would be answered too late, or more come than the share is for.
     Pressure,
+    /// The worker that serves cannot have the share any more, and another one can.
+    Worker,
 }
 
 impl Cause {
@@ -23,6 +25,7 @@ impl Cause {
             Self::Hand => "hand",
             Self::Policy => "policy",
             Self::Pressure => "pressure",
+            Self::Worker => "worker",
         }
     }
 }
@@ -55,6 +58,8 @@ pub struct Changes {
     pub by_policy: Outcomes,
     /// The policy's that no interval was waited for.
     pub by_pressure: Outcomes,
+    /// Those to another worker, as the one that served could not have the share any more.
+    pub by_worker: Outcomes,
     /// The longest stall of each.
     pub stall: LatencyHistogram,
 }
@@ -66,6 +71,7 @@ impl Changes {
             Cause::Hand => &mut self.by_hand,
             Cause::Policy => &mut self.by_policy,
             Cause::Pressure => &mut self.by_pressure,
+            Cause::Worker => &mut self.by_worker,
         }
     }
 

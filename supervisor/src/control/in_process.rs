@@ -319,8 +319,7 @@ impl Controller {
             Ok(()) if awaited => inside.ready.insert(0, groups),
             Ok(()) => {}
             Err(Unprepared::Exhausted) => self.renew(groups),
-            Err(Unprepared::Impossible(why)) if awaited => self.cannot_have(groups, &why),
-            // It was ready, as far as anybody knew, and batches may name it; they run on all SMs until it is left.
+            // It may have been ready, as far as anybody knew; batches that name it run on all SMs until it is left.
             Err(Unprepared::Impossible(why)) => self.cannot_have(groups, &why),
         }
     }
@@ -348,14 +347,19 @@ impl Controller {
         }
     }
 
-    /// The worker has had as many partitions as it may: another one takes over, by a hand-over.
+    /// The worker has had as many partitions as it may: another one takes over, by a hand-over, be it for an order or because
+    /// neighbours have moved.
     fn renew(&mut self, groups: Groups) {
-        tracing::info!(model = self.model.name, %groups, "the worker has had as many partitions as it may, and is renewed");
-        let Some(inside) = self.in_process_mut() else { return };
-        match inside.order.take() {
-            Some((wanted, _)) => self.begin_swap(wanted),
-            None => inside.refused = Some(groups),
+        if self.swap.is_some() {
+            return;
         }
+        tracing::info!(model = self.model.name, %groups, "the worker has had as many partitions as it may, and is renewed");
+        let again = Wanted::again(self.share, self.now());
+        let Some(inside) = self.in_process_mut() else { return };
+        // Should that fail, it is not tried again before other groups are wanted.
+        inside.refused = Some(groups);
+        let wanted = inside.order.take().map_or(again, |(wanted, _)| wanted);
+        self.begin_swap(wanted);
     }
 
     /// The model's share is changed by other processes from now on.

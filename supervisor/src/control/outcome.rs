@@ -99,6 +99,7 @@ impl Controller {
                     outcomes.aborted += 1;
                 }
                 self.not_kept("aborted", &reason);
+                self.share_is(self.share);
             }
         }
         self.swap = None;
@@ -115,7 +116,10 @@ impl Controller {
 
     fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
         let Some(swap) = &self.swap else { return self.report_of(outcome, why, (self.share, self.share)) };
+        // A worker that has had its partitions is renewed by another process, too.
+        let mechanism = if self.in_process().is_some() { "shadow" } else { self.mechanism_name().0 };
         HandoverReport {
+            mechanism: mechanism.to_owned(),
             cause: swap.wanted.cause.name().to_owned(),
             at_once: swap.at_once,
             detect_ms: swap.wanted.detect().map(ms),

@@ -33,9 +33,9 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The share that a model has is to be had by other means.
+    /// Another worker is to have the share that a model has.
     pub(super) fn again(share: Percent, now: Moment) -> Self {
-        Self { share, cause: Cause::Policy, onset: None, decided: now, reply: None }
+        Self { share, cause: Cause::Worker, onset: None, decided: now, reply: None }
     }
 
     /// How long it took to see that the load had changed.

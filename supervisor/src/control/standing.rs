@@ -160,10 +160,10 @@ pub struct Handovers {
 pub struct HandoverReport {
     /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
     pub outcome: String,
-    /// How: `in-process`, `shadow`, `restart` or `never`, as the model's share is changed now.
+    /// How: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// Who wanted it: `hand`, `policy` or `pressure`; else it was a `death`.
+    /// Who wanted it: `hand`, `policy`, `pressure` or `worker`; else it was a `death`.
     pub cause: String,
     /// Whether a worker stood ready for it.
     pub at_once: bool,

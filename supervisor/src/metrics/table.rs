@@ -195,7 +195,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         name: "shadowslice_handover_detect_seconds",
         kind: Histogram,
         help: "From the change of a load to the decision that answers it, by cause.",
-        samples: |model| by_cause(&causes(model)[1..], |outcomes| &outcomes.detect),
+        samples: |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.detect),
     },
     Metric {
         name: "shadowslice_handover_effect_seconds",
@@ -207,7 +207,7 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         name: "shadowslice_handover_settle_seconds",
         kind: Histogram,
         help: "From the change of a load to the first second in which all was answered in time again, by cause.",
-        samples: |model| by_cause(&causes(model)[1..], |outcomes| &outcomes.settle),
+        samples: |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.settle),
     },
     Metric {
         name: "shadowslice_handover_stall_seconds",
@@ -259,10 +259,10 @@ pub(super) const METRICS: &[Metric<Model>] = &[
     },
 ];
 
-/// What became of the orders, by who gave them. People's come first: they answer no change of a load.
-fn causes(model: &Model) -> [(&'static str, &Outcomes); 3] {
-    let Changes { by_hand, by_policy, by_pressure, .. } = &model.changes;
-    [("hand", by_hand), ("policy", by_policy), ("pressure", by_pressure)]
+/// What became of the orders, by who gave them. Those that answer no change of a load come first.
+fn causes(model: &Model) -> [(&'static str, &Outcomes); 4] {
+    let Changes { by_hand, by_policy, by_pressure, by_worker, .. } = &model.changes;
+    [("hand", by_hand), ("worker", by_worker), ("policy", by_policy), ("pressure", by_pressure)]
 }
 
 fn repartitions(model: &Model) -> Vec<Sample> {

@@ -1,11 +1,13 @@
 //! Shares that change inside the worker.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
 
 use crate::scene::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
 
@@ -120,6 +122,60 @@ async fn a_neighbour_on_other_groups_costs_nothing_and_on_the_same_half() {
     let together = executes(&server, "one").await;
     assert!(together > 2.5, "{together} ms beside a neighbour on the same SMs");
     assert_nothing_lost(&busy.await.unwrap());
+    server.stop().await.unwrap();
+}
+
+/// Percent of 132 SMs that come to so many groups of 8.
+fn share(groups: u32) -> u32 {
+    (groups * 800).div_ceil(132)
+}
+
+/// The neighbours close in on the model between them from both sides, a group further each time, so that it is moved to more
+/// partitions than a process makes. Nobody orders anything of it but to be larger by a group now and then.
+#[tokio::test]
+async fn a_worker_that_has_had_as_many_partitions_as_it_may_is_renewed_and_keeps_clear_of_its_neighbours() {
+    let more = "profile: profile.yaml, handover: auto, share: {min: 6%, initial: 7%}";
+    // Who comes before others has the ends.
+    let models = [("left", 1), ("middle", 2), ("right", 1)]
+        .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
+    let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
+    home.write("profile.yaml", profile(2.0)).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    let first = server.model("middle").await.unwrap().workers[0].pid;
+    let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
+    let set = async |model: &str, groups: u32| {
+        // What is in force already is no failure.
+        server.resize_by_socket(model, share(groups)).await.ok();
+    };
+    let (mut seen, mut renewed) = (BTreeSet::new(), None);
+    for middle in 2..=7 {
+        for left in 1..=(16 - middle) {
+            // First the room, and then who takes it: of 17 groups none is left over.
+            let right = 17 - middle - left;
+            for (model, groups) in
+                [("right", 1), ("left", 1), ("middle", middle), ("left", left), ("right", right)]
+            {
+                set(model, groups).await;
+            }
+            let between: Vec<u32> = (left..left + middle).collect();
+            let there = |model: &Model| model.groups.as_deref().map(groups).as_ref() == Some(&between);
+            let now = server.wait_status("middle", "its place between both", there).await.unwrap();
+            let serves = now.workers.iter().find(|worker| worker.role == "incumbent").unwrap();
+            if serves.pid != first && renewed.is_none() {
+                renewed = now.handovers.last;
+            }
+            seen.insert(now.groups);
+        }
+    }
+    let renewed = renewed.expect("as many partitions as no process has, and the same worker");
+    assert_eq!(
+        (renewed.mechanism.as_str(), renewed.cause.as_deref()),
+        ("shadow", Some("worker")),
+        "{seen:?}"
+    );
+    let middle = server.model("middle").await.unwrap();
+    assert_eq!((middle.mechanism.as_str(), middle.handovers.aborted), ("in-process", 0));
+    assert_nothing_lost(&loading.await.unwrap());
     server.stop().await.unwrap();
 }
 

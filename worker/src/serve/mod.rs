@@ -71,14 +71,8 @@ impl Warm {
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => Report::Answer(self.answer(&batch)),
-                Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
-                    Some(prepared) => Report::Prepared(prepared),
-                    None => continue,
-                },
-                Ok(Command::Forget(groups)) => {
-                    self.engine.forget(groups);
-                    continue;
-                }
+                Ok(Command::Prepare(groups)) => Report::Prepared(self.device.prepare(groups)),
+                Ok(Command::Forget(_)) => continue,
                 Err(unreadable) => Report::Answer(unreadable),
             };
             if !say(&self.socket, &report, &mut message)? {
