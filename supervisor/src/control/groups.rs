@@ -48,12 +48,13 @@ impl GroupLedger {
         change(&mut tenants);
         let (ids, all): (Vec<u64>, Vec<Tenant>) =
             tenants.by_id.iter().map(|(id, tenant)| (*id, tenant.clone())).unzip();
+        let mut moved = false;
         for (id, groups) in ids.into_iter().zip(place(&all, self.total)) {
             if let Some(tenant) = tenants.by_id.get_mut(&id) {
-                tenant.now = groups;
+                moved |= std::mem::replace(&mut tenant.now, groups) != groups;
             }
         }
-        self.moved.send_replace(());
+        self.moved.send_if_modified(|()| moved);
     }
 }
 
@@ -85,9 +86,10 @@ impl Tenancy {
     /// It cannot have these groups.
     pub(super) fn cannot_have(&self, groups: Groups) {
         self.ledger.change(|tenants| {
-            if let Some(tenant) =
-                tenants.by_id.get_mut(&self.id).filter(|tenant| tenant.cannot.len() < CANNOT)
-            {
+            let tenant = tenants.by_id.get_mut(&self.id);
+            let news =
+                |tenant: &&mut Tenant| tenant.cannot.len() < CANNOT && !tenant.cannot.contains(&groups);
+            if let Some(tenant) = tenant.filter(news) {
                 tenant.cannot.push(groups);
             }
         });
