@@ -193,8 +193,11 @@ impl Controller {
         self.gpu.standing().uuid.is_some()
     }
 
-    /// A worker with this share has answered wrongly; whether that was so before.
+    /// A worker with this share has answered wrongly; whether that was so before. With the whole GPU it is not for the share.
     pub(super) fn answers_wrongly(&mut self, share: Percent) -> bool {
+        if share == Percent::WHOLE || self.in_process().is_some() {
+            return false;
+        }
         let sms = self.sms(share);
         let times = self.wrong_at.entry(sms).or_default();
         *times += 1;
