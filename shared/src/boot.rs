@@ -251,10 +251,6 @@ pub struct ProvenPartitions {
 pub struct PartitionProof {
     /// The number of groups.
     pub groups: usize,
-    /// Their SMs.
-    pub sms: Sms,
-    /// Bytes of the GPU's memory that the partition kept while it was ready.
-    pub memory: u64,
     /// How every batch size fared; or why the model cannot have so many.
     pub result: Result<Vec<WarmTime>, String>,
 }

@@ -198,12 +198,8 @@ impl Parts {
             Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
-            warmed.partitions = Some(partitions::prove(
-                &mut trial,
-                (&self.reference, &self.device),
-                partition,
-                &warmed.times,
-            )?);
+            warmed.partitions =
+                Some(partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?);
         }
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());

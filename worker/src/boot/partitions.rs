@@ -9,7 +9,6 @@ use std::fs::File;
 use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, Refusal, WarmTime};
 use shadowslice_shared::groups::Groups;
 
-use crate::device::Device;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
@@ -17,7 +16,7 @@ use crate::proof::{self, Trial, Unproven};
 /// that the worker begins with.
 pub(super) fn prove(
     trial: &mut Trial<'_>,
-    (reference, device): (&File, &Device),
+    reference: &File,
     Partitioned { division, groups }: &Partitioned,
     times: &[WarmTime],
 ) -> Result<ProvenPartitions, Unproven> {
@@ -31,14 +30,9 @@ pub(super) fn prove(
     }
     let mut proofs = Vec::new();
     for count in 1..=division.count() {
-        let proof = if count == division.count() {
-            PartitionProof { groups: count, sms: division.total(), memory: 0, result: Ok(times.to_vec()) }
-        } else {
-            let groups = Groups::first(count);
-            let (memory, result) = try_on(trial, (reference, device), groups)?;
-            PartitionProof { groups: count, sms: division.sms(groups), memory, result }
-        };
-        proofs.push(proof);
+        let whole = count == division.count();
+        let result = if whole { Ok(times.to_vec()) } else { try_on(trial, reference, Groups::first(count))? };
+        proofs.push(PartitionProof { groups: count, result });
     }
     let mut parts = proofs.iter().filter(|proof| proof.groups < division.count());
     if let Some(Err(why)) = parts.clone().next_back().map(|proof| proof.result.clone())
@@ -65,24 +59,22 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
     parts.find(can_have).unwrap_or(Groups::WHOLE)
 }
 
-/// The memory that a partition takes, in bytes, and how every size fares on it; or why the model cannot have it.
+/// How every size fares on a partition; or why the model cannot have it.
 fn try_on(
     trial: &mut Trial<'_>,
-    (reference, device): (&File, &Device),
+    reference: &File,
     groups: Groups,
-) -> Result<(u64, Result<Vec<WarmTime>, String>), Unproven> {
-    let free = device.free_memory();
+) -> Result<Result<Vec<WarmTime>, String>, Unproven> {
     if let Some(Err(why)) = trial.engine.prepare(groups).map(|prepared| prepared.result) {
         trial.engine.forget(groups);
-        return Ok((0, Err(why.to_string())));
+        return Ok(Err(why.to_string()));
     }
     let proven = proof::prove(trial, reference, groups);
-    let memory = free.saturating_sub(device.free_memory());
     trial.engine.forget(groups);
     match proven {
-        Ok(times) => Ok((memory, Ok(times))),
+        Ok(times) => Ok(Ok(times)),
         // It fails to run, too, where a kernel does not fit.
-        Err(Unproven::Refused(refusal)) => Ok((memory, Err(refusal.to_string()))),
+        Err(Unproven::Refused(refusal)) => Ok(Err(refusal.to_string())),
         Err(unproven) => Err(unproven),
     }
 }
