@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::groups::{Groups, MAX_PARTITIONS};
+use crate::groups::Groups;
 
 /// The largest message either way, in bytes. A batch has at most [`MAX_REQUESTS`] requests.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
@@ -54,23 +54,10 @@ pub enum Report {
 pub struct Prepared {
     /// The partition.
     pub groups: Groups,
-    /// Why batches may not, if so.
-    pub result: Result<(), Unprepared>,
+    /// Whether they may; else why the model cannot have it.
+    pub result: Result<(), String>,
     /// How long it took, in microseconds.
     pub took_us: u64,
-}
-
-/// Why a partition is not ready.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Unprepared {
-    /// The model cannot have it.
-    #[error("{0}")]
-    Impossible(String),
-    /// The process has made as many partitions as it may; another process can have it.
-    #[error(
-        "the worker has had {MAX_PARTITIONS} partitions, and a context on the GPU is not given back before its process ends"
-    )]
-    Exhausted,
 }
 
 /// Requests that run as one batch.

@@ -18,10 +18,6 @@ pub const MAX_GROUPS: usize = 64;
 /// Partitions that a worker keeps ready at once at most, that of the whole GPU aside.
 pub const READY_PARTITIONS: usize = 4;
 
-/// Partitions that a worker has in its life at most. NVIDIA's driver 580 keeps 4 MiB of the GPU's memory for each context that
-/// was ever made in a process (measured), so those that were made are kept, and their number is bounded.
-pub const MAX_PARTITIONS: usize = 64;
-
 /// A set of a GPU's groups: a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -49,6 +45,12 @@ impl Groups {
     pub fn with(self, group: usize) -> Self {
         debug_assert!(group < MAX_GROUPS, "no GPU has so many groups");
         Self(self.0 | (1 << (group % MAX_GROUPS)))
+    }
+
+    /// Whether they are neighbours, so that it is one of few: a GPU of n groups has n (n + 1) / 2 such sets.
+    pub fn is_run(self) -> bool {
+        let from_first = self.0.checked_shr(self.0.trailing_zeros()).unwrap_or(0);
+        from_first != 0 && from_first & from_first.wrapping_add(1) == 0
     }
 
     /// Their number.
@@ -176,6 +178,13 @@ mod tests {
 
     fn percent(share: u32) -> Percent {
         Percent::new(share).unwrap()
+    }
+
+    #[test]
+    fn runs_are_told_from_what_lies_apart() {
+        let run = |groups: &[usize]| groups.iter().copied().collect::<Groups>().is_run();
+        assert!(run(&[0]) && run(&[63]) && run(&[3, 4, 5]) && Groups::WHOLE.is_run());
+        assert!(!run(&[]) && !run(&[0, 2]) && !run(&[0, 1, 63]));
     }
 
     #[test]

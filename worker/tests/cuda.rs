@@ -4,11 +4,12 @@
 
 mod support;
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 
-use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure, Unprepared};
+use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
 use shadowslice_shared::boot::{Partitioned, WarmUp};
-use shadowslice_shared::groups::{Division, Groups, MAX_PARTITIONS};
+use shadowslice_shared::groups::{Division, Groups};
 use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, fp32, on_gpu, onnxruntime, serving};
 
@@ -112,15 +113,93 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     }
     let kept = free_early - free();
     assert!(kept <= 0, "nine hundred changes keep {kept} B of the GPU's memory");
-    let scattered = (2..=MAX_PARTITIONS).map(|group| [0, group % count].into_iter().collect());
-    let refused = scattered.map(|groups: Groups| {
-        let prepared = worker.prepare(groups);
-        worker.command(&shadowslice_shared::batch::Command::Forget(groups));
-        prepared
-    });
-    assert_eq!(refused.filter_map(Result::err).next(), Some(Unprepared::Exhausted));
+    let scattered = worker.prepare([0, 2].into_iter().collect()).unwrap_err();
+    assert!(scattered.contains("no neighbours"), "{scattered}");
     let unready = Batch { groups: Groups::first(2), ..worker.batch(&[&[256]], &[(1, vec![fp32(&row(1))])]) };
     let refused = worker.run(&unready).unwrap_err();
     assert!(matches!(&refused, RunFailure::BadBatch(why) if why.contains("is not ready")), "{refused}");
     assert!(worker.stop().success());
+}
+
+/// How often each place is timed.
+const TIMES: usize = 21;
+
+/// A process that keeps groups of the GPU busy as long as it lives, with kernels of 3 ms.
+struct Holding(Child);
+
+impl Holding {
+    fn of(groups: Groups) -> Self {
+        let mut holder = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
+        holder.args(["--probe", "hold"]).arg(groups.bits().to_string());
+        let mut child = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said.trim(), "holding");
+        Self(child)
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+/// What a batch is made of decides where it could run: kernels, a copy alone, a fill beside a copy.
+#[test]
+#[ignore = "needs a GPU and MPS"]
+fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
+    assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
+    let folder = tempfile::tempdir().unwrap();
+    let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 256]));
+    let mask = Value::tensor("mask", element::BOOL, &[-1, 256]);
+    let write = |name: &str, bytes: Vec<u8>| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let copies =
+        model(&[Node("Identity", &["x"], &["y"])], &[], std::slice::from_ref(&x), std::slice::from_ref(&y));
+    let fills = model(&[Node("Dropout", &["x"], &["y", "mask"])], &[], &[x], &[y, mask]);
+    let models = [
+        ("kernels", turner(&folder)),
+        ("copy", write("copy.onnx", copies)),
+        ("fill", write("fill.onnx", fills)),
+    ];
+    let own = Groups::first(3);
+    for (what, path) in models {
+        let partition = partitioned(own);
+        let all = Groups::first(partition.division.count());
+        let others: Groups = all.iter().filter(|&group| !own.contains(group)).collect();
+        let warm_up = WarmUp { batched: true, sizes: vec![8], shapes: vec![vec![256]] };
+        let worker = serving(Setup { partition: Some(partition), ..Setup::new(onnxruntime(path)) }, &warm_up);
+        worker.prepare(own).unwrap();
+        let execution_us = || {
+            let mut times: Vec<u64> = (0..TIMES as u32)
+                .map(|number| {
+                    let requests = [(8, vec![fp32(&row(number).repeat(8))])];
+                    worker.send(&Batch { groups: own, ..worker.batch(&[&[256]], &requests) });
+                    worker.receive().execution_us
+                })
+                .collect();
+            times.sort_unstable();
+            times[TIMES / 2]
+        };
+        execution_us();
+        let alone = execution_us();
+        let beside = |groups| {
+            let _holding = Holding::of(groups);
+            execution_us()
+        };
+        let [apart, together, everywhere] = [others, own, all].map(beside);
+        let times =
+            format!("{what}: {alone} us alone, {apart} apart, {together} together, {everywhere} all held");
+        println!("{times}");
+        let waits = |us: u64| us > alone + 1000;
+        assert!(!waits(apart), "{times}: something of it waits for SMs of others");
+        // What needs no SM at all waits for none.
+        assert!(waits(together) || !waits(everywhere), "{times}: something of it runs elsewhere");
+        assert!(worker.stop().success());
+    }
 }

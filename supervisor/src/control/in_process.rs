@@ -6,12 +6,11 @@
 //!   neighbours ────┘                                └▶ they cannot be had: as before, or a shadow
 //! ```
 //!
-//! What cannot be done so is done by a shadow: where a worker says that the model cannot be moved, for good; where it has
-//! had as many partitions as it may, by a worker that has had none.
+//! What cannot be done so is done by a shadow from then on: where a worker says that the model cannot be moved.
 
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Prepared, Unprepared};
+use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::units::{Moment, Percent, Sms};
@@ -318,9 +317,8 @@ impl Controller {
         match result {
             Ok(()) if awaited => inside.ready.insert(0, groups),
             Ok(()) => {}
-            Err(Unprepared::Exhausted) => self.renew(groups),
             // It may have been ready, as far as anybody knew; batches that name it run on all SMs until it is left.
-            Err(Unprepared::Impossible(why)) => self.cannot_have(groups, &why),
+            Err(why) => self.cannot_have(groups, &why),
         }
     }
 
@@ -345,21 +343,6 @@ impl Controller {
             }
             None => self.leave_partitions(why),
         }
-    }
-
-    /// The worker has had as many partitions as it may: another one takes over, by a hand-over, be it for an order or because
-    /// neighbours have moved.
-    fn renew(&mut self, groups: Groups) {
-        if self.swap.is_some() {
-            return;
-        }
-        tracing::info!(model = self.model.name, %groups, "the worker has had as many partitions as it may, and is renewed");
-        let again = Wanted::again(self.share, self.now());
-        let Some(inside) = self.in_process_mut() else { return };
-        // Should that fail, it is not tried again before other groups are wanted.
-        inside.refused = Some(groups);
-        let wanted = inside.order.take().map_or(again, |(wanted, _)| wanted);
-        self.begin_swap(wanted);
     }
 
     /// The model's share is changed by other processes from now on.

@@ -116,7 +116,7 @@ impl Controller {
 
     fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
         let Some(swap) = &self.swap else { return self.report_of(outcome, why, (self.share, self.share)) };
-        // A worker that has had its partitions is renewed by another process, too.
+        // A model whose share is a partition has another process for a fault or a new version, too.
         let mechanism = if self.in_process().is_some() { "shadow" } else { self.mechanism_name().0 };
         HandoverReport {
             mechanism: mechanism.to_owned(),

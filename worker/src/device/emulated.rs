@@ -5,16 +5,14 @@
 //! whichever is later, and not when this thread got to see it. So waking up late delays one answer
 //! and no further batch, and throughput is what the profile says.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::futex;
-use shadowslice_shared::batch::Unprepared;
 use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
-use shadowslice_shared::groups::{Division, Groups, MAX_PARTITIONS};
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Occupied, Pool, SEATS};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms};
@@ -32,8 +30,6 @@ pub struct EmulatedGpu {
     gpu: Sms,
     /// Where the share is a partition: how the GPU divides.
     division: Option<Division>,
-    /// The partitions that it was asked for: as a real process it has so many in its life.
-    had: BTreeSet<Groups>,
     /// What it occupies while it executes.
     own: Occupied,
     execution: Option<Execution>,
@@ -61,22 +57,12 @@ impl EmulatedGpu {
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| Refusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
         let own = Occupied::anywhere(share.sms_of(gpu));
-        let had = BTreeSet::new();
-        Ok(Self { pool, seat, gpu, division, had, own, execution, occupied: false, free_ns: now_ns() })
+        Ok(Self { pool, seat, gpu, division, own, execution, occupied: false, free_ns: now_ns() })
     }
 
     /// The SMs that the share comes to.
     pub fn sms(&self) -> Sms {
         self.own.sms
-    }
-
-    /// Batches may run on a partition from now on.
-    pub fn prepare(&mut self, groups: Groups) -> Result<(), Unprepared> {
-        if !self.had.contains(&groups) && self.had.len() >= MAX_PARTITIONS {
-            return Err(Unprepared::Exhausted);
-        }
-        self.had.insert(groups);
-        Ok(())
     }
 
     /// A batch starts on a partition.
@@ -195,7 +181,6 @@ mod tests {
             seat,
             gpu: Sms(100),
             division: None,
-            had: BTreeSet::new(),
             own: Occupied::anywhere(Sms(own)),
             execution: Some(execution),
             occupied: false,

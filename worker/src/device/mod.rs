@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::boot::{Assignment, DeviceSpec, Purpose, Refusal};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Profile, Start};
@@ -83,15 +82,6 @@ impl Device {
             Self::Host | Self::Cuda(_) => Start::default(),
             Self::Emulated(_) => profile.map(|profile| profile.start).unwrap_or_default(),
         }
-    }
-
-    /// Makes a partition ready for batches that are computed by the host's processor.
-    pub fn prepare(&mut self, groups: Groups) -> Prepared {
-        let result = match self {
-            Self::Host | Self::Cuda(_) => Ok(()),
-            Self::Emulated(gpu) => gpu.prepare(groups),
-        };
-        Prepared { groups, result, took_us: 0 }
     }
 
     /// A batch of `rows` rows, sent at `sent_ns`, starts to execute on a partition.

@@ -113,7 +113,8 @@ impl Engine {
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
-            Self::OnGpu(engine) => engine.forget(groups),
+            // No batch is on its way before the worker serves.
+            Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, MAX_MESSAGE_BYTES, Output, Prepared, Report, RunFailure, UNREADABLE, Unprepared,
-    decode, encode,
+    Answer, Batch, Command, MAX_MESSAGE_BYTES, Output, Prepared, Report, RunFailure, UNREADABLE, decode,
+    encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
@@ -71,7 +71,10 @@ impl Warm {
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => Report::Answer(self.answer(&batch)),
-                Ok(Command::Prepare(groups)) => Report::Prepared(self.device.prepare(groups)),
+                // What the host's processor computes, or the emulated GPU, runs anywhere at once.
+                Ok(Command::Prepare(groups)) => {
+                    Report::Prepared(Prepared { groups, result: Ok(()), took_us: 0 })
+                }
                 Ok(Command::Forget(_)) => continue,
                 Err(unreadable) => Report::Answer(unreadable),
             };
@@ -162,7 +165,7 @@ fn too_long(report: &Report) -> Report {
         }
         Report::Prepared(prepared) => {
             let why = "the reason is longer than a message may be".to_owned();
-            Report::Prepared(Prepared { result: Err(Unprepared::Impossible(why)), ..prepared.clone() })
+            Report::Prepared(Prepared { result: Err(why), ..prepared.clone() })
         }
     }
 }

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use shadowslice_shared::batch::{
     Answer, Batch, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, Report, RunFailure,
 };
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeFault, length, micros, read, say, shortened};
@@ -31,6 +32,7 @@ pub(super) struct OnGpu {
 struct Flying {
     id: u64,
     slot: u8,
+    groups: Groups,
     outputs: Vec<Output>,
 }
 
@@ -88,33 +90,46 @@ impl OnGpu {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(Report::Answer)),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(Report::Prepared)),
             Ok(Command::Forget(groups)) => {
-                self.engine.forget(groups);
+                let in_use = self.flying.iter().any(|batch| batch.groups == groups);
+                self.engine.forget(groups, in_use);
                 Ok(None)
             }
             Err(unreadable) => Ok(Some(Report::Answer(unreadable))),
         }
     }
 
-    /// Waits for a message, if there is room for a batch, and for a batch that is through.
+    /// Waits for a message, if there may be more, and for a batch that is through.
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
-        let room = more && self.flying.len() < IN_FLIGHT;
         let through = self.engine.gpu().through();
         let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // A socket whose end has come is always ready, and only of interest if there is room.
-        let count = if room { 2 } else { 1 };
+        // A socket whose end has come is always ready, and of no interest.
+        let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(ServeFault::Wait(errno)),
         }
         let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Ready { through: ready(&watched[0]), message: room && ready(&watched[1]) })
+        Ok(Ready { through: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
     /// Puts a batch on the GPU; an answer comes back at once only if that failed.
     fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
+        if self.flying.len() >= IN_FLIGHT {
+            let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
+            return Ok(Some(Answer {
+                id: batch.id,
+                execution_us: 0,
+                result: Err(RunFailure::BadBatch(why)),
+            }));
+        }
         match self.launch(batch) {
             Ok(outputs) => {
-                self.flying.push_back(Flying { id: batch.id, slot: batch.slot, outputs });
+                self.flying.push_back(Flying {
+                    id: batch.id,
+                    slot: batch.slot,
+                    groups: batch.groups,
+                    outputs,
+                });
                 Ok(None)
             }
             Err(failure) => {

@@ -15,8 +15,8 @@ use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver, IpcSender};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, Report, RunFailure,
-    Unprepared, decode, encode,
+    Answer, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, Report, RunFailure, decode,
+    encode,
 };
 use shadowslice_shared::boot::{
     Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned, ProvenPartitions,
@@ -180,7 +180,7 @@ impl Worker {
     }
 
     /// Has it make a partition ready.
-    pub fn prepare(&self, groups: Groups) -> Result<(), Unprepared> {
+    pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
             Report::Prepared(prepared) => {

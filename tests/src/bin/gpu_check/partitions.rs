@@ -154,6 +154,8 @@ fn into_figures(
     done: &[Changed],
 ) -> Vec<String> {
     let mut failures = Vec::new();
+    let all: Vec<f64> = done.iter().flat_map(|changed| changed.in_force_ms.iter().copied()).collect();
+    figures.set(&["partitions", kind, "in_force_ms"], summary(&all));
     for (((subject, with), twin), done) in loads.subjects.iter().zip(with).zip(twin).zip(done) {
         let (name, tally) = (&subject.model, &with.tally);
         let p99 = |loaded: &Loaded| rounded(loaded.tally.latency_ms(0.99));

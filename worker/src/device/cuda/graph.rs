@@ -5,7 +5,7 @@
 //! giving its nodes another context; what was made ready of it before stays as it was.
 
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -144,7 +144,6 @@ impl Recording {
                     let kernel = kernel_of(node).map_err(Unmovable::Driver)?;
                     if kernel.kern.is_null() { Err(Unmovable::BoundKernel) } else { Ok(()) }
                 }
-                // Small fills and copies, which keep no SM from others for long, and memory.
                 COPY | FILL | EMPTY | ALLOT | FREE => Ok(()),
                 other => Err(Unmovable::Node(other)),
             }
@@ -152,18 +151,20 @@ impl Recording {
     }
 
     fn move_to(&mut self, context: sys::CUcontext) -> Result<(), DriverError> {
-        for node in self.nodes()? {
-            if type_of(node)? != KERNEL {
-                continue;
+        self.nodes()?.into_iter().try_for_each(|node| match type_of(node)? {
+            KERNEL => {
+                let mut kernel = kernel_of(node)?;
+                // With a function, which belongs to a context, the other context would be ignored.
+                kernel.func = null_mut();
+                kernel.ctx = context;
+                // SAFETY: the node is this graph's, and its arguments are those that it has.
+                unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
-            let mut kernel = kernel_of(node)?;
-            // With a function, which belongs to a context, the other context would be ignored.
-            kernel.func = null_mut();
-            kernel.ctx = context;
-            // SAFETY: the node is this graph's, and its arguments are those that it has.
-            unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()?;
-        }
-        Ok(())
+            // The driver may use SMs for these, too.
+            FILL => move_fill(node, context),
+            COPY => move_copy(node, context),
+            _ => Ok(()),
+        })
     }
 
     fn nodes(&self) -> Result<Vec<sys::CUgraphNode>, DriverError> {
@@ -193,6 +194,43 @@ fn kernel_of(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, Dri
         sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()).result()?;
         Ok(params.assume_init())
     }
+}
+
+fn move_fill(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), DriverError> {
+    let mut fill = MaybeUninit::uninit();
+    // SAFETY: the node is alive and a fill's; the driver describes all of it.
+    let fill: sys::CUDA_MEMSET_NODE_PARAMS = unsafe {
+        sys::cuGraphMemsetNodeGetParams(node, fill.as_mut_ptr()).result()?;
+        fill.assume_init()
+    };
+    let sys::CUDA_MEMSET_NODE_PARAMS { dst, pitch, value, elementSize, width, height } = fill;
+    let memset = sys::CUDA_MEMSET_NODE_PARAMS_v2 { dst, pitch, value, elementSize, width, height, ctx };
+    set(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, |params| params.memset = memset)
+}
+
+fn move_copy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), DriverError> {
+    let mut copy = MaybeUninit::uninit();
+    // SAFETY: the node is alive and a copy's; the driver describes all of it.
+    let copy = unsafe {
+        sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
+        copy.assume_init()
+    };
+    let memcpy = sys::CUDA_MEMCPY_NODE_PARAMS { flags: 0, reserved: 0, copyCtx: context, copyParams: copy };
+    set(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
+}
+
+/// Gives a node other parameters, which `fill_in` writes over zeros.
+fn set(
+    node: sys::CUgraphNode,
+    kind: sys::CUgraphNodeType,
+    fill_in: impl FnOnce(&mut sys::CUgraphNodeParams_st__bindgen_ty_1),
+) -> Result<(), DriverError> {
+    // SAFETY: plain data, for which zeros are a value; what is reserved must be zero.
+    let mut params: sys::CUgraphNodeParams = unsafe { zeroed() };
+    params.type_ = kind;
+    fill_in(&mut params.__bindgen_anon_1);
+    // SAFETY: the node is of this type, and does what it did, elsewhere.
+    unsafe { sys::cuGraphNodeSetParams(node, &mut params) }.result()
 }
 
 impl Drop for Recording {

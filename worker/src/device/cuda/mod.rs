@@ -174,6 +174,11 @@ impl CudaGpu {
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
+    /// A mark behind all that was put on the compute stream so far.
+    pub fn mark(&self) -> Result<CudaEvent, CudaFault> {
+        self.compute.record_event(None).map_err(fault("mark what it has to do"))
+    }
+
     /// Waits until everything is through.
     pub fn synchronize(&self) -> Result<(), CudaFault> {
         self.context.synchronize().map_err(fault("go on"))

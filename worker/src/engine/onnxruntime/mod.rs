@@ -11,6 +11,7 @@ mod output;
 mod partitions;
 mod providers;
 mod strings;
+mod workshop;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
-use shadowslice_shared::batch::{Output, Prepared, RunFailure, Unprepared};
+use shadowslice_shared::batch::{Output, Prepared, RunFailure};
 use shadowslice_shared::boot::{Provider, Refusal};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -173,7 +173,7 @@ impl OnGpu {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
             None => {
-                let why = Unprepared::Impossible("the worker has a share by percentage".to_owned());
+                let why = "the worker has a share by percentage".to_owned();
                 Some(Prepared { groups, result: Err(why), took_us: 0 })
             }
         }
@@ -184,10 +184,10 @@ impl OnGpu {
         self.partitions.as_mut()?.made()
     }
 
-    /// Lets go of a partition that was made ready.
-    pub fn forget(&mut self, groups: Groups) {
+    /// Lets go of a partition that was made ready; says whether a batch is on its way there.
+    pub fn forget(&mut self, groups: Groups, in_use: bool) {
         if let Some(partitions) = &mut self.partitions {
-            partitions.forget(groups);
+            partitions.forget(groups, in_use);
         }
     }
 
