@@ -56,8 +56,6 @@ pub struct Prepared {
     pub groups: Groups,
     /// Whether they may; else why the model cannot have it.
     pub result: Result<(), String>,
-    /// How long it took, in microseconds.
-    pub took_us: u64,
 }
 
 /// Requests that run as one batch.

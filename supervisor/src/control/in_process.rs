@@ -307,8 +307,8 @@ impl Controller {
     }
 
     /// A worker has made a partition ready, or could not.
-    pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result, took_us }: Prepared) {
-        tracing::debug!(model = self.model.name, %groups, ?result, took_us, "a partition was to be made ready");
+    pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
+        tracing::debug!(model = self.model.name, %groups, ?result, "a partition was to be made ready");
         if !self.serves(worker) {
             return;
         }

@@ -14,6 +14,17 @@ pub(super) struct Facts {
     pub(super) mps: Mps,
     pub(super) system: System,
     pub(super) engine: EngineFacts,
+    /// Whether partitions inside processes keep apart, where that was measured.
+    pub(super) partitions: Option<Vec<Partitions>>,
+}
+
+/// What was measured of a GPU under MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Partitions {
+    /// The GPU, as the configuration names it.
+    pub(super) device: String,
+    /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be measured.
+    pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
 }
 
 /// What is not to be had, and what to do about it.

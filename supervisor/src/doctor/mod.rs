@@ -25,6 +25,10 @@ pub struct Options {
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
+    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a few seconds. Whoever uses
+    /// it meanwhile is slowed down, and falsifies what is found.
+    #[arg(long)]
+    partitions: bool,
 }
 
 /// Checks the host; returns the exit code.
@@ -34,7 +38,10 @@ pub fn run(options: &Options) -> u8 {
         Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
     };
     let need = config.as_ref().map_or_else(Need::everything, Need::of);
-    let facts = gather::facts(config.as_ref());
+    let mut facts = gather::facts(config.as_ref());
+    if options.partitions {
+        facts.partitions = Some(gather::partitions(&facts, need.gpus.as_deref()));
+    }
     let report = Report { checks: judge::judge(&facts, &need) };
     let text = if options.json { report.json() } else { report.lines() };
     let printed = exit::print(&format!("{text}\n"));

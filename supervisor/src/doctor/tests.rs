@@ -78,6 +78,7 @@ fn h200() -> Facts {
             tensorrt: None,
             cudnn: ("libcudnn.so.9".to_owned(), Some(PathBuf::from("/usr/lib/libcudnn.so.9"))),
         },
+        partitions: None,
     }
 }
 
@@ -356,7 +357,7 @@ fn a_provider_that_loads_cudnn_when_a_model_needs_it_does_without() {
 #[test]
 fn a_driver_may_be_too_old_for_the_provider() {
     let cuda = |major| wrong(move |facts| facts.driver.nvml.as_mut().unwrap().cuda.major = major);
-    assert_eq!(cuda(12), ["fault cuda provider"]);
+    assert_eq!(cuda(12), ["warning partitions", "fault cuda provider"]);
     assert_eq!(cuda(14), Vec::<String>::new());
 }
 
@@ -433,4 +434,29 @@ fn lines_for_people_and_json_for_scripts() {
         {"name": "mps", "level": "fault", "finding": "not there", "advice": "install it"},
     ]});
     assert_eq!(json, told);
+}
+
+#[test]
+fn partitions_are_told_as_they_were_measured_and_half_precision_is_warned_of_on_hopper() {
+    let measured = |groups| {
+        let mut facts = h200();
+        facts.partitions = Some(vec![Partitions { device: "0".to_owned(), groups }]);
+        facts
+    };
+    let fine = check(&measured(Ok(Ok([vec![8; 15], vec![12]].concat()))), "partitions of GPU 0");
+    assert_eq!((fine.level, &*fine.finding), (Level::Ok, "16 groups of 132 SMs keep apart in two processes"));
+    let met = measured(Ok(Err("partitions do not keep apart (60 us alone, 3000 apart)".to_owned())));
+    assert_eq!(complaints(&met, &Need::everything()), ["warning partitions of GPU 0"]);
+    let unmeasured = measured(Err(trouble("MPS does not start")));
+    assert_eq!(complaints(&unmeasured, &Need::everything()), ["fault partitions of GPU 0"]);
+    let old = |facts: &mut Facts| {
+        facts.driver.nvml.as_mut().unwrap().cuda = CudaVersion { major: 12, minor: 2 };
+    };
+    assert!(wrong(old).contains(&"warning partitions".to_owned()));
+    assert!(check(&h200(), "half precision").finding.contains("right with `handover: in-process`"));
+    let ampere = |facts: &mut Facts| the_gpu(facts).capability = (8, 0);
+    let mut facts = h200();
+    ampere(&mut facts);
+    let names: Vec<String> = judge(&facts, &Need::everything()).into_iter().map(|check| check.name).collect();
+    assert!(!names.contains(&"half precision".to_owned()));
 }

@@ -318,7 +318,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let groups = Groups::first(3);
     stage.pipeline.prepare(WorkerId(1), groups);
     assert_eq!(worker.command().await, Command::Prepare(groups));
-    let prepared = Prepared { groups, result: Ok(()), took_us: 7 };
+    let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&Report::Prepared(prepared.clone()));
     assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, share: Percent::new(20).unwrap(), sms: Sms(24), times: Vec::new() };

@@ -29,7 +29,22 @@ pub fn plan(report: &PlanReport) -> String {
         if model.held {
             text.push_str("; held");
         }
-        text.push('\n');
+        text.push_str(&format!("; {}\n", place(model)));
+    }
+    text
+}
+
+/// How a model's share is changed, and where it is.
+fn place(model: &ModelPlan) -> String {
+    let mut text = model.mechanism.clone();
+    if let Some(groups) = &model.groups {
+        text.push_str(&format!(", groups {groups}"));
+    }
+    if !model.groups_shared_with.is_empty() {
+        text.push_str(&format!(", some of which {} has, too", model.groups_shared_with.join(" and ")));
+    }
+    if let Some(why) = &model.no_partition {
+        text.push_str(&format!(", not in-process: {why}"));
     }
     text
 }

@@ -104,7 +104,7 @@ impl Engine {
     /// Makes a partition ready. Where nothing is bound to SMs, it is at once. `None` if that is said later.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()), took_us: 0 }),
+            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
             Self::OnGpu(engine) => engine.prepare(groups),
         }
     }

@@ -72,9 +72,7 @@ impl Warm {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => Report::Answer(self.answer(&batch)),
                 // What the host's processor computes, or the emulated GPU, runs anywhere at once.
-                Ok(Command::Prepare(groups)) => {
-                    Report::Prepared(Prepared { groups, result: Ok(()), took_us: 0 })
-                }
+                Ok(Command::Prepare(groups)) => Report::Prepared(Prepared { groups, result: Ok(()) }),
                 Ok(Command::Forget(_)) => continue,
                 Err(unreadable) => Report::Answer(unreadable),
             };

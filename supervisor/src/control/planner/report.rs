@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::pressure::Sign;
 use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Waiting};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::super::standing::ms;
@@ -41,6 +42,14 @@ pub struct ModelPlan {
     pub wanted_percent: u32,
     /// Its SMs.
     pub wanted_sms: u32,
+    /// How its share is changed: `in-process`, `shadow`, `restart` or `never`.
+    pub mechanism: String,
+    /// Why not inside the worker, where it is not.
+    pub no_partition: Option<String>,
+    /// Where it is: the groups of SMs on which batches run.
+    pub groups: Option<String>,
+    /// The models that have some of these groups, too.
+    pub groups_shared_with: Vec<String>,
     /// Whether people hold its share.
     pub held: bool,
     /// `keep`, `crowded`, `hopeless`, `grow`, `shrink`, `yield` or `wait`.
@@ -132,11 +141,23 @@ pub(super) fn models<'a>(
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.doors);
-    let rows = sharers.zip(facts.models.iter().zip(decided)).zip(obstacles);
+    let sharers: Vec<&Sharer> = sharers.collect();
+    let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
-        of_model(sharer, live, (verdict, door), facts.now, not_ordered)
+        let plan = of_model(sharer, live, (verdict, door), facts.now, not_ordered);
+        ModelPlan { groups_shared_with: neighbours(sharer, &sharers), ..plan }
     })
     .collect()
+}
+
+/// The models that have groups of the same GPU in common with this one. All of a GPU is nobody's part of it.
+fn neighbours(sharer: &Sharer, all: &[&Sharer]) -> Vec<String> {
+    let groups = |sharer: &Sharer| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let part = |sharer: &Sharer| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
+    let Some(own) = part(sharer) else { return Vec::new() };
+    let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
+    let meets = |other: &&&Sharer| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
+    others.filter(meets).map(|other| other.model.name.clone()).collect()
 }
 
 fn of_model(
@@ -146,7 +167,8 @@ fn of_model(
     now: Moment,
     not_ordered: Option<String>,
 ) -> ModelPlan {
-    let share = sharer.standing.borrow().share;
+    let standing = sharer.standing.borrow().clone();
+    let share = standing.share;
     let wanted = sharer.share(wanted(verdict, live), share);
     let on_late = sharer.model.queue.on_late;
     // Where the late are served, nobody is turned away who is one too many.
@@ -159,6 +181,10 @@ fn of_model(
         sms: live.share.0,
         wanted_percent: wanted.get(),
         wanted_sms: sharer.sms(wanted).0,
+        mechanism: standing.mechanism.to_owned(),
+        no_partition: standing.no_partition.clone(),
+        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
+        groups_shared_with: Vec::new(),
         held: live.held,
         verdict: name(verdict).to_owned(),
         why: words(verdict, now),

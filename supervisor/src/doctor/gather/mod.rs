@@ -1,4 +1,4 @@
-//! Looking at the host. Nothing is changed, made or loaded, but NVML.
+//! Looking at the host. Nothing is changed, made or loaded, but NVML, and where it is asked for a daemon of MPS.
 
 mod command;
 mod driver;
@@ -6,8 +6,11 @@ mod elf;
 mod engine;
 mod linker;
 mod mps;
+mod partitions;
 mod processes;
 mod system;
+
+pub(super) use partitions::partitions;
 
 use super::facts::Facts;
 use crate::config::Config;
@@ -22,5 +25,6 @@ pub(super) fn facts(config: Option<&Config>) -> Facts {
         mps: mps::facts(&processes),
         system: system::facts(config),
         engine: engine::facts(config, &linker),
+        partitions: None,
     }
 }

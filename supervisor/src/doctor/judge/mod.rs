@@ -3,6 +3,7 @@
 mod driver;
 mod engine;
 mod mps;
+mod partitions;
 mod system;
 
 use super::check::Check;
@@ -11,10 +12,11 @@ use super::need::Need;
 
 /// Every check, those of what others rest on first.
 pub(super) fn judge(facts: &Facts, need: &Need) -> Vec<Check> {
-    let Facts { driver, mps, system, engine } = facts;
+    let Facts { driver, mps, system, engine, partitions } = facts;
     [
         if_needed(need.gpu(), driver::checks(driver, need)),
         if_needed(need.mps, mps::checks(mps, driver, system)),
+        if_needed(need.mps, partitions::checks(partitions.as_deref(), driver)),
         if_needed(need.gpu(), system::of_gpus(system)),
         if_needed(need.mps, system::of_mps(system)),
         system::checks(system, need),

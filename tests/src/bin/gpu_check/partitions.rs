@@ -29,7 +29,7 @@ const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 /// From one change of a model to the next.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Parts of the load of the twin run, which has no changes.
+/// Parts of the load of the twin runs, which have no changes: one at each of the shares that take turns.
 const TWIN_PARTS: u64 = 5;
 
 /// Two models that are to keep apart, if they are there: the one that must not notice, and the one that never rests.
@@ -68,7 +68,11 @@ async fn changes(
     let serving = Serving::start(setting, service).await?;
     let names = starts(&serving, figures).await?;
     let loads = Loads::half(&serving, &names).await?;
-    let twin = end_all(loads.begin(Some(TWIN_PARTS)), false).await?;
+    let mut twins = Vec::new();
+    for share in ANNOUNCED {
+        settle(&serving, &names, *share).await;
+        twins.push(end_all(loads.begin(Some(TWIN_PARTS)), false).await?);
+    }
     let mut failures = Vec::new();
     for (kind, shares) in [("announced", ANNOUNCED), ("unannounced", UNANNOUNCED)] {
         let memory = memory(&serving).await?;
@@ -78,13 +82,17 @@ async fn changes(
         let done = join_all(changing).await;
         let with = end_all(running, true).await?;
         let grown: Vec<i64> = memory_grown(&memory, &self::memory(&serving).await?);
-        failures.extend(into_figures(figures, kind, &loads, (&with, &twin), &done));
+        failures.extend(into_figures(figures, kind, &loads, (&with, &twins), &done));
         figures.set(&["partitions", kind, "memory_grown_mib"], grown);
-        // Back to where the twin run was.
-        join_all(names.iter().map(|name| serving.server.resize_by_socket(name, ANNOUNCED[0]))).await;
+        settle(&serving, &names, ANNOUNCED[0]).await;
     }
     serving.stop(figures).await?;
     if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
+}
+
+/// Gives all models this share. What is in force already is no failure.
+async fn settle(serving: &Serving, names: &[String], share: u32) {
+    join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
 /// How the workers started, and which groups they have; returns the models whose shares change inside them.
@@ -150,19 +158,19 @@ fn into_figures(
     figures: &mut Figures,
     kind: &str,
     loads: &Loads,
-    (with, twin): (&[Loaded], &[Loaded]),
+    (with, twins): (&[Loaded], &[Vec<Loaded>]),
     done: &[Changed],
 ) -> Vec<String> {
     let mut failures = Vec::new();
     let all: Vec<f64> = done.iter().flat_map(|changed| changed.in_force_ms.iter().copied()).collect();
     figures.set(&["partitions", kind, "in_force_ms"], summary(&all));
-    for (((subject, with), twin), done) in loads.subjects.iter().zip(with).zip(twin).zip(done) {
+    for (index, ((subject, with), done)) in loads.subjects.iter().zip(with).zip(done).enumerate() {
         let (name, tally) = (&subject.model, &with.tally);
         let p99 = |loaded: &Loaded| rounded(loaded.tally.latency_ms(0.99));
         let of: Value = json!({
             "done": done.in_force_ms.len(), "in_force_ms": summary(&done.in_force_ms), "stall_us": summary(&done.stalls_us),
             "offered": tally.offered, "lost": tally.failures(), "wrong": tally.wrong, "examples": tally.examples,
-            "failed": done.failed, "p99_ms": p99(with), "twin_p99_ms": p99(twin),
+            "failed": done.failed, "p99_ms": p99(with), "twin_p99_ms": twins.iter().map(|twin| p99(&twin[index])).fold(0.0, f64::max),
         });
         figures.set(&["partitions", kind, "models", name], of);
         if tally.failures() + tally.wrong > 0 {

@@ -174,7 +174,7 @@ impl OnGpu {
             Some(partitions) => partitions.prepare(groups),
             None => {
                 let why = "the worker has a share by percentage".to_owned();
-                Some(Prepared { groups, result: Err(why), took_us: 0 })
+                Some(Prepared { groups, result: Err(why) })
             }
         }
     }
@@ -235,8 +235,7 @@ impl OnGpu {
             };
             self.phase = Phase::Over { spare };
         }
-        let thread = self.partitions.as_mut().map(Partitions::warmed_up).transpose();
-        thread.map(drop).map_err(|error| Refusal::Setup(format!("no thread can be started: {error}")))
+        self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(Refusal::NoPartitions)
     }
 
     fn run_bound(
