@@ -1,4 +1,4 @@
-//! One worker at one share: started as for serving, then given batch after batch.
+//! A worker started as for serving, then given batch after batch: on one partition after another, or at its one share.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, Report, decode, encode,
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, Prepared, Report, decode, encode,
 };
-use shadowslice_shared::boot::{Assignment, Loaded, Purpose, WarmUp, Warmed};
-use shadowslice_shared::groups::Groups;
+use shadowslice_shared::boot::{
+    Assignment, Loaded, Partitioned, ProvenPartitions, Purpose, Refusal, WarmUp, Warmed,
+};
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::profile::Memory;
 use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
@@ -43,6 +45,12 @@ pub(super) enum BenchError {
     /// Its words.
     #[error("the model cannot be run: {0}")]
     Refused(String),
+    /// The host's processor has none of its operators, for reference answers.
+    #[error("the model cannot be run: {0}")]
+    NoOperator(String),
+    /// Its share cannot be a partition inside the worker.
+    #[error("the model cannot be run on partitions: {0}")]
+    NoPartitions(String),
     /// Its end.
     #[error("the worker ended early: {0}")]
     Ended(String),
@@ -103,37 +111,91 @@ pub(super) struct Column {
 }
 
 impl Bench<'_> {
-    /// Has the reference answers computed.
+    /// Has the reference answers computed, by the GPU where the host's processor cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
-        let (mut worker, mut events) = self.spawn(Purpose::Reference, Percent::WHOLE)?;
-        self.boot(&mut worker, &mut events).await?;
-        end(worker, &mut events).await;
+        match self.reference_by(Purpose::Reference).await {
+            Err(BenchError::NoOperator(why)) => {
+                tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
+                self.reference_by(Purpose::DeviceReference).await?;
+            }
+            answered => answered?,
+        }
         Ok(self.reference.seal()?)
     }
 
-    /// Measures every batch size at a share.
+    async fn reference_by(&self, purpose: Purpose) -> Result<(), BenchError> {
+        let (mut worker, mut events) = self.spawn(purpose, Percent::WHOLE, None)?;
+        self.boot(&mut worker, &mut events).await?;
+        end(worker, &mut events).await;
+        Ok(())
+    }
+
+    /// Measures every batch size at a share by percentage.
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
-        let (mut worker, mut events) = self.spawn(Purpose::Serve, share)?;
-        let Booted { loaded, activations } = self.boot(&mut worker, &mut events).await?;
-        let plan = warm_up(self.model, &loaded).map_err(|refusal| refused(&refusal))?;
-        let (socket, _answers) =
-            worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))?;
-        let mut ms = Vec::with_capacity(plan.sizes.len());
-        for &size in &plan.sizes {
-            ms.push((size, self.time(&socket, &loaded.inputs, &plan, size).await?));
-        }
-        let memory = Memory { context: (self.all_memory)(worker.pid), weights: loaded.weights, activations };
-        let context = memory.context.saturating_sub(memory.weights).saturating_sub(memory.activations);
-        let column =
-            Column { sms: loaded.sms, ms, boot: worker.times(), memory: Memory { context, ..memory } };
+        let (mut worker, mut events) = self.spawn(Purpose::Serve, share, None)?;
+        let booted = self.boot(&mut worker, &mut events).await?;
+        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
+        let column = self.column(&worker, &booted, &socket, (booted.loaded.sms, Groups::WHOLE)).await?;
         end(worker, &mut events).await;
         Ok(column)
+    }
+
+    /// Measures every batch size on the partitions that these shares come to, all in one worker.
+    pub(super) async fn measure_inside(
+        &self,
+        division: &Division,
+        shares: &[Percent],
+    ) -> Result<Vec<Column>, BenchError> {
+        let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
+        let (mut worker, mut events) = self.spawn(Purpose::Serve, Percent::WHOLE, Some(partition))?;
+        let booted = self.boot(&mut worker, &mut events).await?;
+        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
+        let mut columns = Vec::with_capacity(shares.len());
+        for &share in shares {
+            let count = division.groups_of(share);
+            if let Some(why) = booted.refusal(count) {
+                tracing::warn!(%share, groups = count, why, "the model cannot have such a partition; it is left out");
+                continue;
+            }
+            let whole = count == division.count();
+            let groups = if whole { Groups::WHOLE } else { Groups::first(count) };
+            let place = (division.sms(groups), groups);
+            if !whole {
+                ready(&socket, groups).await?;
+            }
+            columns.push(self.column(&worker, &booted, &socket, place).await?);
+            if !whole {
+                command(&socket, &Command::Forget(groups))?;
+            }
+        }
+        end(worker, &mut events).await;
+        Ok(columns)
+    }
+
+    /// Every batch size on these groups, which are ready and have so many SMs.
+    async fn column(
+        &self,
+        worker: &Worker,
+        Booted { loaded, activations, .. }: &Booted,
+        socket: &BatchSocket,
+        (sms, groups): (Sms, Groups),
+    ) -> Result<Column, BenchError> {
+        let plan = warm_up(self.model, loaded).map_err(|refusal| refused(&refusal))?;
+        let mut ms = Vec::with_capacity(plan.sizes.len());
+        for &size in &plan.sizes {
+            ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
+        }
+        tracing::info!(sms = sms.0, ?ms, "measured");
+        let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, *activations);
+        let context = all.saturating_sub(weights).saturating_sub(activations);
+        Ok(Column { sms, ms, boot: worker.times(), memory: Memory { context, weights, activations } })
     }
 
     fn spawn(
         &self,
         purpose: Purpose,
         share: Percent,
+        partition: Option<Partitioned>,
     ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
         let (events, heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
@@ -146,7 +208,7 @@ impl Bench<'_> {
             profile: self.model.profile.clone(),
             request_bytes: self.requests.bytes(),
             response_slot_bytes: self.response_bytes,
-            partition: None,
+            partition,
         };
         let launch = Launch {
             id: WorkerId(0),
@@ -185,12 +247,12 @@ impl Bench<'_> {
         socket: &BatchSocket,
         inputs: &[TensorSpec],
         plan: &WarmUp,
-        size: u32,
+        (size, groups): (u32, Groups),
     ) -> Result<f64, BenchError> {
         let begun = Instant::now();
         let mut times = Vec::with_capacity(self.runs as usize);
         for run in 0..self.runs * 2 {
-            let batch = self.batch(inputs, plan, size, run)?;
+            let batch = Batch { groups, ..self.batch(inputs, plan, size, run)? };
             let execution_us = execute(socket, &batch).await?;
             if run >= self.runs || begun.elapsed() > self.patience / 2 {
                 times.push(execution_us);
@@ -232,6 +294,18 @@ impl Bench<'_> {
 struct Booted {
     loaded: Loaded,
     activations: u64,
+    partitions: Option<ProvenPartitions>,
+}
+
+impl Booted {
+    /// Why the model cannot have a partition of so many groups.
+    fn refusal(&self, count: usize) -> Option<&str> {
+        let proof = self.partitions.iter().flat_map(|proven| &proven.counts);
+        proof
+            .filter(|proof| proof.groups == count)
+            .find_map(|proof| proof.result.as_ref().err())
+            .map(String::as_str)
+    }
 }
 
 async fn converse(
@@ -244,11 +318,18 @@ async fn converse(
         match said {
             WorkerSaid::Connected => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
-            WorkerSaid::Warmed(Warmed { activations, .. }) => {
+            WorkerSaid::Warmed(Warmed { activations, partitions, .. }) => {
                 let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
-                return found.map(|loaded| Booted { loaded, activations }).ok_or_else(early);
+                return found.map(|loaded| Booted { loaded, activations, partitions }).ok_or_else(early);
             }
-            WorkerSaid::Refused(refusal) => return Err(refused(&refusal)),
+            WorkerSaid::Refused(refusal) => {
+                let why = advice(&refusal.to_string());
+                return Err(match refusal {
+                    Refusal::NoOperator(_) => BenchError::NoOperator(why),
+                    Refusal::NoPartitions(_) => BenchError::NoPartitions(why),
+                    _ => BenchError::Refused(why),
+                });
+            }
             WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
             WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
         }
@@ -271,16 +352,38 @@ async fn end(mut worker: Worker, events: &mut mpsc::Receiver<WorkerEvent>) {
     }
 }
 
-/// Runs one batch; returns its execution time in µs.
-async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
+fn no_lane() -> BenchError {
+    BenchError::Ended("it has no lane".to_owned())
+}
+
+fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
-    let bytes = encode(&Command::Run(batch.clone()), &mut message)?;
-    send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send)?;
+    let bytes = encode(command, &mut message)?;
+    send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send).map(drop)
+}
+
+async fn report(socket: &BatchSocket) -> Result<Report, BenchError> {
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
-        return Err(BenchError::Ended("in the middle of a batch".to_owned()));
+        return Err(BenchError::Ended("when it had something to do".to_owned()));
     }
-    let Report::Answer(answer) = decode(message.get(..len).unwrap_or_default())? else {
+    Ok(decode(message.get(..len).unwrap_or_default())?)
+}
+
+/// Has a partition made ready.
+async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
+    command(socket, &Command::Prepare(groups))?;
+    match report(socket).await? {
+        Report::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
+        Report::Answer(_) => Err(BenchError::Ended("when it answered what nobody asked".to_owned())),
+    }
+}
+
+/// Runs one batch; returns its execution time in µs.
+async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
+    command(socket, &Command::Run(batch.clone()))?;
+    let Report::Answer(answer) = report(socket).await? else {
         return Err(BenchError::Ended("when it spoke of a partition that nobody asked for".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;

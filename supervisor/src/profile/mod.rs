@@ -143,15 +143,23 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     let failed = |share| move |source| ProfileError::Bench { share, source };
     bench.prepare().await.map_err(failed(Percent::WHOLE))?;
     shares.sort_unstable();
-    let mut columns: Vec<Column> = Vec::with_capacity(shares.len());
-    for share in shares {
-        let column = bench.measure(share).await.map_err(failed(share))?;
-        tracing::info!(%share, sms = column.sms.0, ms = ?column.ms, "measured");
-        // Two shares may come to the same SMs.
-        if columns.last().is_none_or(|last| last.sms < column.sms) {
-            columns.push(column);
+    let mut columns = match bench.gpu.division() {
+        Ok(division) => match bench.measure_inside(division, &shares).await {
+            Err(BenchError::NoPartitions(why)) => {
+                tracing::warn!(why, "each share is measured in a worker of its own, by percentage");
+                Vec::new()
+            }
+            measured => measured.map_err(failed(Percent::WHOLE))?,
+        },
+        Err(_) => Vec::new(),
+    };
+    if columns.is_empty() {
+        for share in shares {
+            columns.push(bench.measure(share).await.map_err(failed(share))?);
         }
     }
+    // Two shares may come to the same SMs.
+    columns.dedup_by_key(|column| column.sms);
     Ok(columns)
 }
 

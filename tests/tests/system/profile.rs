@@ -7,31 +7,52 @@ use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::process::Process;
 
+/// A table by which a device takes its time, the arguments besides, and the rows that are to be found back.
+struct Case {
+    table: &'static str,
+    arguments: [&'static str; 4],
+    rows: [(&'static str, &'static [f64]); 3],
+}
+
 #[tokio::test]
 async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
-    let home = Home::new().unwrap();
-    // Past 40 SMs nothing gets faster; not in the tree, so nobody can have it written down.
-    let table = "{sms: [12, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}";
-    let given = format!("{{source: {{kind: illustrative}}, execution_ms: {table}}}");
-    let given = home.write("given.yaml", given).unwrap();
-    let (model, output) = (models_folder().join("digits.onnx"), home.path().join("found.yaml"));
-    let paths = [&model, &given, &output].map(|path| path.to_str().unwrap());
-    let arguments =
-        ["profile", paths[0], "--emulate", paths[1], "--output", paths[2], "--device", "emulated"];
-    let sizes = ["--shares", "10,31,100", "--max-batch", "4", "--runs", "5"];
-    let profile = home.command(&[&arguments[..], &sizes].concat()).unwrap().output().await.unwrap();
-    assert!(profile.status.success(), "{}", String::from_utf8_lossy(&profile.stderr));
-    let found = std::fs::read_to_string(&output).unwrap();
-    let row = |key: &str| -> Vec<f64> {
-        let line = found.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
-        let list = line.trim().trim_start_matches('[').trim_end_matches(']');
-        list.split(',').map(|number| number.trim().parse().unwrap()).collect()
-    };
-    assert_eq!(row("sms:"), [12.0, 40.0, 132.0]);
-    // The device takes its time exactly, unless computing the answer took longer, which it may on a busy host.
-    for (key, wanted) in [("1:", [17.0, 5.5, 5.5]), ("4:", [42.0, 12.25, 12.25])] {
-        for (found, wanted) in row(key).iter().zip(wanted) {
-            assert!((found / wanted - 1.0).abs() < 0.05, "{key} {found} instead of {wanted}");
+    let cases = [
+        // Past 40 SMs nothing gets faster; not in the tree, so nobody can have it written down.
+        Case {
+            table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
+            arguments: ["--shares", "10,31,100", "--sms", "132"],
+            rows: [("sms:", &[8.0, 40.0, 132.0]), ("1:", &[17.0, 5.5, 5.5]), ("4:", &[42.0, 12.25, 12.25])],
+        },
+        // Too small to be divided into groups: a worker a share.
+        Case {
+            table: "{sms: [4, 8], 1: [9.0, 4.5], 4: [21.0, 12.25]}",
+            arguments: ["--shares", "50,100", "--sms", "8"],
+            rows: [("sms:", &[4.0, 8.0]), ("1:", &[9.0, 4.5]), ("4:", &[21.0, 12.25])],
+        },
+    ];
+    for Case { table, arguments, rows } in cases {
+        let home = Home::new().unwrap();
+        let given = format!("{{source: {{kind: illustrative}}, execution_ms: {table}}}");
+        let given = home.write("given.yaml", given).unwrap();
+        let (model, output) = (models_folder().join("digits.onnx"), home.path().join("found.yaml"));
+        let paths = [&model, &given, &output].map(|path| path.to_str().unwrap());
+        let files = ["profile", paths[0], "--emulate", paths[1], "--output", paths[2]];
+        let sizes = ["--device", "emulated", "--max-batch", "4", "--runs", "5"];
+        let arguments = [&files[..], &sizes, &arguments].concat();
+        let profile = home.command(&arguments).unwrap().output().await.unwrap();
+        assert!(profile.status.success(), "{}", String::from_utf8_lossy(&profile.stderr));
+        let found = std::fs::read_to_string(&output).unwrap();
+        let row = |key: &str| -> Vec<f64> {
+            let line = found.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
+            let list = line.trim().trim_start_matches('[').trim_end_matches(']');
+            list.split(',').map(|number| number.trim().parse().unwrap()).collect()
+        };
+        // The device takes its time exactly, unless computing the answer took longer, which it may on a busy host.
+        for (key, wanted) in rows {
+            assert_eq!(row(key).len(), wanted.len());
+            for (found, wanted) in row(key).iter().zip(wanted) {
+                assert!((found / wanted - 1.0).abs() < 0.05, "{key} {found} instead of {wanted}");
+            }
         }
     }
 }
