@@ -69,7 +69,8 @@ async fn changes(
     let names = starts(&serving, figures).await?;
     let loads = Loads::half(&serving, &names).await?;
     let mut twins = Vec::new();
-    for share in ANNOUNCED {
+    // The one with which the changes begin comes last.
+    for share in ANNOUNCED.iter().rev() {
         settle(&serving, &names, *share).await;
         twins.push(end_all(loads.begin(Some(TWIN_PARTS)), false).await?);
     }

@@ -58,6 +58,10 @@ struct Flight {
     end: CudaEvent,
 }
 
+/// A place in the work that was put on the compute stream.
+#[derive(Debug)]
+pub struct Mark(CudaEvent);
+
 impl fmt::Debug for CudaGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaGpu").field("sms", &self.sms).finish_non_exhaustive()
@@ -175,8 +179,8 @@ impl CudaGpu {
     }
 
     /// A mark behind all that was put on the compute stream so far.
-    pub fn mark(&self) -> Result<CudaEvent, CudaFault> {
-        self.compute.record_event(None).map_err(fault("mark what it has to do"))
+    pub fn mark(&self) -> Result<Mark, CudaFault> {
+        self.compute.record_event(None).map(Mark).map_err(fault("mark what it has to do"))
     }
 
     /// Waits until everything is through.
@@ -187,6 +191,13 @@ impl CudaGpu {
     /// Bytes of its memory: what is free, and all.
     pub fn memory(&self) -> Result<(usize, usize), CudaFault> {
         self.context.mem_get_info().map_err(fault("be asked for its memory"))
+    }
+}
+
+impl Mark {
+    /// Waits until the GPU is through with all before it; or is lost, and runs nothing of it any more.
+    pub fn wait(self) {
+        self.0.synchronize().ok();
     }
 }
 

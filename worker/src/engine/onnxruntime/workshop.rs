@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-use cudarc::driver::CudaEvent;
 use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaFault, CudaGpu, Mark};
 
 /// Instead of a recording's number: none is needed before the others, or no further one at all.
 pub(super) const NONE_FIRST: usize = usize::MAX;
@@ -31,7 +30,7 @@ pub(super) struct Order {
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) executables: Vec<Option<Executable>>,
-    pub(super) through: Option<CudaEvent>,
+    pub(super) through: Option<Mark>,
 }
 
 /// What has been done.
@@ -72,8 +71,7 @@ impl Left {
 
     fn wait(&mut self) {
         if let Some(through) = self.through.take() {
-            // If the GPU is lost, nothing of it runs any more.
-            through.synchronize().ok();
+            through.wait();
         }
     }
 }
