@@ -37,8 +37,10 @@ pub fn plan(report: &PlanReport) -> String {
 /// How a model's share is changed, and where it is.
 fn place(model: &ModelPlan) -> String {
     let mut text = model.mechanism.clone();
-    if let Some(groups) = &model.groups {
-        text.push_str(&format!(", groups {groups}"));
+    match model.groups.as_deref() {
+        Some("all") => text.push_str(", all groups"),
+        Some(groups) => text.push_str(&format!(", groups {groups}")),
+        None => {}
     }
     if !model.groups_shared_with.is_empty() {
         text.push_str(&format!(", some of which {} has, too", model.groups_shared_with.join(" and ")));

@@ -134,6 +134,21 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
 }
 
 #[tokio::test]
+async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
+    let inside = "handover: auto, share: {initial: 60%}";
+    let server = two("policy: gslice, act: false", inside, inside).await.unwrap();
+    let plan = plan(&server, 1).await.unwrap();
+    let [one, two] = [0, 1].map(|model| plan["models"][model].clone());
+    // Nine groups of 8 SMs each, of 17.
+    assert_eq!((&one["mechanism"], &one["groups"]), (&"in-process".into(), &"0-8".into()), "{one}");
+    assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
+    assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
+    let table = server.said(&["plan"]).await.unwrap();
+    assert!(table.contains("in-process, groups 0-8, some of which two has, too"), "{table}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_worker_that_starts_with_more_than_is_needed_is_what_the_policy_would_wait_for() {
     let slow = profile(10.0).replace("load: 50ms", "load: 2s");
     let policy = "policy: adaptive, interval: 100ms";

@@ -39,6 +39,9 @@ use place::Place;
 /// Requests that may wait for a daemon's keeper; each worker has at most three.
 const REQUESTS: usize = 256;
 
+/// How often it is measured at most whether partitions keep apart, before it counts that they do not.
+const ISOLATION_TRIES: u32 = 3;
+
 /// How often the list of clients is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -314,10 +317,23 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
     };
     let smallest = Percent::new(1).expect("1 is a percentage");
     let (total, least) = (at(Percent::WHOLE).await?, at(smallest).await?);
-    let isolation = isolation(&setup.probe, keeper.control.environment()).await;
-    let division = isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven).map(Arc::new);
-    let found = Found { total, least, division };
+    let found = Found { total, least, division: division(keeper, setup).await.map(Arc::new) };
     if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
+}
+
+/// How the GPU divides, if partitions keep apart. What a busy host disturbs is measured again.
+async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let isolation = isolation(&setup.probe, keeper.control.environment()).await;
+        match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
+            Err(why) if tries < ISOLATION_TRIES => {
+                tracing::debug!(device = setup.device, why, "partitions are measured again");
+            }
+            proven => return proven,
+        }
+    }
 }
 
 impl Partition for MpsGpu {
