@@ -1,8 +1,9 @@
 //! Which groups of SMs each model gets whose share is a partition inside its process.
 //!
-//! Every model gets neighbouring groups, so that few different partitions occur: a worker can have few in its life. Those that
-//! fit beside each other share no group. Those that do not overlap where that harms least: with as few others as may be, and
-//! rather with a lower priority than with a higher one. Beyond that as little moves as may be.
+//! Every model gets neighbouring groups, so that there are few different partitions: a worker makes the contexts of all of
+//! them before it serves. Models that fit beside each other share no group. Those that do not overlap where that harms least:
+//! with as few others as may be, and rather with a lower priority than with a higher one. Beyond that as little moves as may
+//! be.
 
 use shadowslice_shared::groups::Groups;
 

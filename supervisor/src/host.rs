@@ -153,10 +153,7 @@ const WHOLE_UUID: usize = 40;
 
 /// The name that people use, and the UUID. A whole UUID needs no NVML.
 fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
-    let name = match device {
-        CudaDevice::Index(index) => index.to_string(),
-        CudaDevice::Uuid(uuid) => uuid.clone(),
-    };
+    let name = device.to_string();
     let known = match Library::open().and_then(|nvml| nvml.identities()) {
         Ok(known) => known,
         Err(_) if name.len() == WHOLE_UUID => return Ok((name.clone(), name)),

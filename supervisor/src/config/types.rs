@@ -1,6 +1,7 @@
 //! The checked configuration: every default filled in, nothing left that could be wrong.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -121,6 +122,15 @@ pub enum CudaDevice {
     Index(u32),
     /// By its UUID, `GPU-...`.
     Uuid(String),
+}
+
+impl fmt::Display for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => index.fmt(f),
+            Self::Uuid(uuid) => f.write_str(uuid),
+        }
+    }
 }
 
 /// One model.

@@ -25,8 +25,8 @@ pub struct Options {
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
-    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a few seconds. Whoever uses
-    /// it meanwhile is slowed down, and falsifies what is found.
+    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a few seconds. Other
+    /// programs there are slowed down meanwhile, and falsify what is found.
     #[arg(long)]
     partitions: bool,
 }

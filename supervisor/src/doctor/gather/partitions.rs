@@ -15,10 +15,7 @@ pub(in crate::doctor) fn partitions(facts: &Facts, devices: Option<&[CudaDevice]
 }
 
 fn of_gpu(facts: &Facts, device: CudaDevice) -> Partitions {
-    let name = match &device {
-        CudaDevice::Index(index) => index.to_string(),
-        CudaDevice::Uuid(uuid) => uuid.clone(),
-    };
+    let name = device.to_string();
     let groups = match &facts.system.worker {
         Err(trouble) => Err(trouble.clone()),
         Ok(worker) => measure(worker, device),

@@ -184,7 +184,7 @@ impl OnGpu {
         self.partitions.as_mut()?.made()
     }
 
-    /// Lets go of a partition that was made ready; says whether a batch is on its way there.
+    /// Lets go of a partition that was made ready. `in_use`: a batch is on its way there.
     pub fn forget(&mut self, groups: Groups, in_use: bool) {
         if let Some(partitions) = &mut self.partitions {
             partitions.forget(groups, in_use);

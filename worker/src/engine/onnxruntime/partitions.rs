@@ -1,7 +1,7 @@
 //! Partitions that a model's recordings have been made ready for.
 //!
 //! The context of every partition is made before the worker serves: in use the driver would wait for the batches on the GPU,
-//! 5 to 30 ms on an H100 (measured). They are never given up, as NVIDIA's driver 580 would keep their memory all the same,
+//! 5 to 33 ms on an H100 (measured). They are never given up, as NVIDIA's driver 580 would keep their memory all the same,
 //! 4 MiB each. As partitions are runs of neighbouring groups, a GPU of sixteen groups has 135 of them beside itself.
 //!
 //! To make one recording ready takes about a millisecond, and a model has a dozen or more. So a thread of its own does
@@ -41,7 +41,7 @@ struct Partition {
     failed: Option<String>,
 }
 
-/// Who makes partitions ready.
+/// What makes partitions ready.
 #[derive(Debug)]
 enum Maker {
     /// As long as the worker warms up.
@@ -215,7 +215,7 @@ impl Partitions {
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// Lets go of a partition, on which a batch may be on its way.
+    /// Lets go of a partition. `in_use`: a batch is on its way there.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
         // What is being made is waited for: one recording at most.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
