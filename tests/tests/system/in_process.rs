@@ -60,7 +60,7 @@ async fn a_share_changes_in_the_same_process_and_its_batches_take_as_long_as_the
 async fn ten_thousand_changes_under_load_lose_nothing_and_stall_nobody() {
     let server = one_echo(2.0, "handover: auto, share: {initial: 50%}").await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
-    let loading = load(&server, "echo", 300.0, Duration::from_secs(20));
+    let loading = load(&server, "echo", 300.0, Duration::from_secs(30));
     let (mut done, mut longest) = (0_u32, 0.0_f64);
     while done < 10_000 && !loading.is_finished() {
         let share = [30, 75, 100, 45, 60][done as usize % 5];
