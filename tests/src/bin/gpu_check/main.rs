@@ -2,6 +2,7 @@
 //! a page. It drives the real binaries over their sockets.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it talks to whoever runs it")]
 
+mod contention;
 mod error;
 mod figures;
 mod gpus;

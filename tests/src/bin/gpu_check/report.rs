@@ -1,6 +1,7 @@
 //! The page: the figures as tables, what each of them means, and which command took it. What is not there is
 //! said to be missing.
 
+mod contention;
 mod partitions;
 mod policies;
 mod table;
@@ -76,6 +77,14 @@ const SECTIONS: &[Section] = &[
                 answer, after which the next batch runs there, in ms. The twin run has no changes. Then a model of 150 requests/s on \
                 20 % beside one that never rests: alone, on other groups of SMs, and both on all.",
         show: partitions::show,
+    },
+    Section {
+        title: "Contention",
+        stage: "contention",
+        figure: "contention",
+        means: "The mean latency of one request at a time, in ms, beside a model that never rests, by the shares of both; both have \
+                partitions, which overlap where they do not fit. `alone`: the same while the other rests.",
+        show: contention::show,
     },
     Section {
         title: "What a warming shadow costs",

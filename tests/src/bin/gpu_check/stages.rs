@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep};
+use crate::{contention, gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -23,6 +23,8 @@ pub(crate) enum Stage {
     Lossless,
     /// Shares that change inside the workers, half precision included.
     Partitions,
+    /// What one model's batches cost another's, by the shares of both.
+    Contention,
     /// What a warming shadow costs the others.
     Neighbours,
     /// Each model at each share: execution times, memory, errors of the answers.
@@ -41,12 +43,13 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
         Self::Lossless,
         Self::Partitions,
+        Self::Contention,
         Self::Neighbours,
         Self::Sweep,
         Self::Pairs,
@@ -64,6 +67,7 @@ impl Stage {
             Self::Handover => "handover",
             Self::Lossless => "lossless",
             Self::Partitions => "partitions",
+            Self::Contention => "contention",
             Self::Neighbours => "neighbours",
             Self::Sweep => "sweep",
             Self::Pairs => "pairs",
@@ -82,7 +86,7 @@ impl Stage {
             Self::Handover => 7,
             Self::Lossless | Self::Partitions | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
-            Self::Pairs | Self::Gpus => 4,
+            Self::Contention | Self::Pairs | Self::Gpus => 4,
             Self::Policies | Self::Mixes => 25,
         };
         Duration::from_secs(60 * minutes)
@@ -144,6 +148,7 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Handover => handover::run(setting, figures).await,
         Stage::Lossless => lossless::run(setting, figures, end).await,
         Stage::Partitions => partitions::run(setting, figures, end).await,
+        Stage::Contention => contention::run(setting, figures).await,
         Stage::Neighbours => neighbours::run(setting, figures).await,
         Stage::Sweep => sweep::run(setting, figures).await,
         Stage::Pairs => pairs::run(setting, figures).await,

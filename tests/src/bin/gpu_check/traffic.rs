@@ -111,21 +111,36 @@ impl Subject {
         (rows, concurrency): (u32, usize),
         span: Duration,
     ) -> Result<Saturated, Error> {
-        let end = Instant::now() + span;
-        let mut tasks = JoinSet::new();
-        for seed in 0..concurrency as u64 {
-            let (subject, client) = (Arc::clone(self), server.client());
-            let inputs = inputs(&self.described, rows, 100 + seed)?;
-            tasks.spawn(async move { subject.in_turn(client, &inputs, end).await });
-        }
+        let made = self.make(rows, concurrency)?;
+        self.saturate_with(server, &made, span).await
+    }
+
+    /// The inputs of so many clients, of so many rows each.
+    pub(crate) fn make(&self, rows: u32, clients: usize) -> Result<Made, Error> {
+        let inputs = (0..clients as u64).map(|seed| inputs(&self.described, rows, 100 + seed));
+        Ok(Made { rows, inputs: inputs.collect::<Result<_, _>>()? })
+    }
+
+    /// The same with inputs that are there, as making them takes time that must not count.
+    pub(crate) async fn saturate_with(
+        self: &Arc<Self>,
+        server: &Server,
+        Made { rows, inputs }: &Made,
+        span: Duration,
+    ) -> Result<Saturated, Error> {
         let begun = Instant::now();
+        let mut tasks = JoinSet::new();
+        for inputs in inputs.iter().cloned() {
+            let (subject, client) = (Arc::clone(self), server.client());
+            tasks.spawn(async move { subject.in_turn(client, &inputs, begun + span).await });
+        }
         let mut latencies_ms = Vec::new();
         while let Some(ended) = tasks.join_next().await {
             let panicked = |_| Error::Unusable("a client's task panicked".into());
             latencies_ms.extend(ended.map_err(panicked)??);
         }
         let seconds = begun.elapsed().as_secs_f64();
-        let rows_per_s = latencies_ms.len() as f64 * f64::from(rows) / seconds;
+        let rows_per_s = latencies_ms.len() as f64 * f64::from(*rows) / seconds;
         Ok(Saturated { rows_per_s, latencies_ms })
     }
 
@@ -142,6 +157,14 @@ impl Subject {
         }
         Ok(latencies_ms)
     }
+}
+
+/// Inputs for a closed loop.
+#[derive(Debug)]
+pub(crate) struct Made {
+    rows: u32,
+    /// Of each client.
+    inputs: Vec<Vec<Tensor>>,
 }
 
 /// What a closed loop yields.

@@ -1,0 +1,129 @@
+//! What one model's batches cost another's, at several shares of both: on the same groups of SMs, on others, and on some that
+//! both have.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::models::Model;
+use crate::numbers::{mean, quantile, rounded};
+use crate::pairs::execution_ms;
+use crate::serving::{Service, Serving};
+use crate::tools::Setting;
+use crate::traffic::Subject;
+
+/// Which is slowed down, and by which.
+const PAIRS: [[&str; 2]; 4] =
+    [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
+
+/// Shares of the two, in percent.
+const SHARES: [[u32; 2]; 10] = [
+    [100, 100],
+    [50, 100],
+    [25, 100],
+    [13, 100],
+    [100, 75],
+    [100, 50],
+    [75, 75],
+    [50, 75],
+    [25, 75],
+    [50, 50],
+];
+
+/// Rows of the largest batches, which are the other's, and those of the batches that are slowed down: one request at a time, so
+/// that nothing is queued.
+const BATCHES: [(u32, &[u32]); 2] = [(16, &[1, 8]), (2, &[1])];
+
+/// Requests under way of the other: one executes, one is next, one is on its way.
+const UNDER_WAY: usize = 3;
+
+/// How long each is measured.
+const SPAN: Duration = Duration::from_millis(500);
+
+pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+    for names in PAIRS {
+        let found = names.map(|name| setting.models.iter().find(|model| model.name == name).cloned());
+        if let [Some(one), Some(other)] = found {
+            let models = [one, other];
+            let mut measured = Vec::new();
+            for (batch, rows) in BATCHES {
+                measured.extend(pair(setting, figures, &models, batch, rows).await?);
+            }
+            figures.set(&["contention", &names.join(" beside ")], measured);
+            figures.save()?;
+        }
+    }
+    Ok(())
+}
+
+/// Measures one pair in batches of at most so many rows.
+async fn pair(
+    setting: &Setting,
+    figures: &mut Figures,
+    models: &[Model],
+    batch: u32,
+    rows: &[u32],
+) -> Result<Vec<Value>, Error> {
+    let service = Service { name: "contention", models, share: 50, batch, handover: "in-process" };
+    let serving = Serving::start(setting, service).await?;
+    let one = Subject::learn(&serving.server, &models[0].name).await?;
+    let other = Subject::learn(&serving.server, &models[1].name).await?;
+    let mut measured = Vec::new();
+    let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    for [own, others] in SHARES {
+        for (subject, share) in [(&one, own), (&other, others)] {
+            // What is in force already is no failure.
+            serving.server.resize(&subject.model, share).await.ok();
+        }
+        for &rows in rows {
+            if let Entry::Vacant(vacant) = alone.entry((own, rows)) {
+                vacant.insert(latency(&serving, &one, rows).await?);
+            }
+            let of = json!({ "share": own, "others_share": others, "rows": rows, "others_rows": batch,
+                "alone_ms": rounded(alone[&(own, rows)]) });
+            measured.push(merged(of, beside(&serving, [&one, &other], rows, batch).await?));
+        }
+    }
+    serving.stop(figures).await?;
+    Ok(measured)
+}
+
+/// The mean latency of one request after the other, of so many rows.
+async fn latency(serving: &Serving, one: &Arc<Subject>, rows: u32) -> Result<f64, Error> {
+    let asked = one.saturate(&serving.server, (rows, 1), SPAN).await?;
+    Ok(mean(&asked.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))
+}
+
+/// The same while the other never rests.
+async fn beside(
+    serving: &Serving,
+    [one, other]: [&Arc<Subject>; 2],
+    rows: u32,
+    others_rows: u32,
+) -> Result<Value, Error> {
+    let (made, others_made) = (one.make(rows, 1)?, other.make(others_rows, UNDER_WAY)?);
+    let hog = other.saturate_with(&serving.server, &others_made, SPAN + SPAN / 4);
+    let (hog, asked) = tokio::join!(hog, one.saturate_with(&serving.server, &made, SPAN));
+    let (asked, hog) = (asked?, hog?);
+    let execution = execution_ms(serving, &other.model, others_rows).await?;
+    let of = |part| quantile(&asked.latencies_ms, part).map(rounded);
+    let groups = serving.server.model(&one.model).await?.groups;
+    let others_groups = serving.server.model(&other.model).await?.groups;
+    Ok(json!({
+        "mean_ms": mean(&asked.latencies_ms).map(|(mean, _)| rounded(mean)), "p50_ms": of(0.5), "p99_ms": of(0.99),
+        "others_batches_per_s": rounded(hog.rows_per_s / f64::from(others_rows)), "others_execution_ms": execution,
+        "groups": groups, "others_groups": others_groups,
+    }))
+}
+
+fn merged(mut one: Value, other: Value) -> Value {
+    if let (Some(one), Value::Object(other)) = (one.as_object_mut(), other) {
+        one.extend(other);
+    }
+    one
+}
