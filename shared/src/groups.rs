@@ -64,6 +64,18 @@ impl Groups {
         Self(self.0 & other.0)
     }
 
+    /// Those that are in one or the other.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Those that are not in the other.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// The groups, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_GROUPS).filter(move |&group| self.contains(group))

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod boot;
+pub mod contention;
 pub mod groups;
 pub mod pool;
 pub mod profile;

@@ -15,7 +15,7 @@ const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: true,
-    turns: false,
+    proportional: false,
     noise: 0.0,
     seed: 1,
 };
@@ -51,6 +51,7 @@ fn served(index: u32) -> Served {
         serve_late: false,
         max_delay: Duration::ZERO,
         standby: true,
+        in_process: false,
     }
 }
 

@@ -1,8 +1,8 @@
 //! How the world differs from the profiles, and how what a policy is told does.
 //!
 //! ```text
-//! --truth  profile | LIST          LIST: form, scale, noise, starts, turns, joined by commas
-//! --belief profile | truth | none | LIST without noise and turns
+//! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, joined by commas
+//! --belief profile | truth | none | LIST without noise and proportional
 //! ```
 //!
 //! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
@@ -12,8 +12,8 @@
 //! * `noise`: each batch by a factor of its own, normal with a deviation of 10 %.
 //! * `starts`: the start times of a model by one factor from 0.5 to 2, by the seed; a half is as likely as
 //!   a double.
-//! * `turns`: workers whose caps do not fit onto the GPU together take turns, as was measured on a real one, and do
-//!   not divide it; no policy is told.
+//! * `proportional`: workers whose shares do not fit onto the GPU together divide it in proportion, and do not take turns as was
+//!   measured on a real one; no policy is told.
 //!
 //! So `--truth form,noise --belief profile` is a world of another form, with noise, whose policy is told
 //! the profiles as they stand; `--truth profile --belief scale` tells it wrong times instead, and
@@ -43,7 +43,7 @@ pub struct Difference {
     scale: bool,
     noise: bool,
     starts: bool,
-    turns: bool,
+    proportional: bool,
 }
 
 /// What a policy is told of what models cost.
@@ -62,7 +62,7 @@ pub enum Belief {
 pub enum BadDifference {
     /// An unknown word.
     #[error(
-        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, turns, joined by commas"
+        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, joined by commas"
     )]
     Unknown(String),
     /// Something in a belief that policies have no belief of.
@@ -84,7 +84,7 @@ impl FromStr for Difference {
                 "scale" => difference.scale = true,
                 "noise" => difference.noise = true,
                 "starts" => difference.starts = true,
-                "turns" => difference.turns = true,
+                "proportional" => difference.proportional = true,
                 other => return Err(BadDifference::Unknown(other.to_owned())),
             }
         }
@@ -101,7 +101,7 @@ impl FromStr for Belief {
             "none" => Ok(Self::Nothing),
             list => match list.parse::<Difference>()? {
                 Difference { noise: true, .. } => Err(BadDifference::NotBelieved("noise")),
-                Difference { turns: true, .. } => Err(BadDifference::NotBelieved("turns")),
+                Difference { proportional: true, .. } => Err(BadDifference::NotBelieved("proportional")),
                 difference => Ok(Self::Profile(difference)),
             },
         }
@@ -114,9 +114,9 @@ impl Difference {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    /// Whether workers take turns where their caps do not fit.
-    pub fn turns(&self) -> bool {
-        self.turns
+    /// Whether workers divide the GPU in proportion where their shares do not fit.
+    pub fn proportional(&self) -> bool {
+        self.proportional
     }
 
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn noise_is_the_worlds_and_words_are_checked() {
         assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
-        for word in ["noise", "turns"] {
+        for word in ["noise", "proportional"] {
             assert_eq!(word.parse::<Belief>(), Err(BadDifference::NotBelieved(word)));
         }
         assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));

@@ -30,6 +30,8 @@ pub struct Served {
     pub max_delay: Duration,
     /// Whether a second worker is kept ready where the policy wants one.
     pub standby: bool,
+    /// Whether its share changes inside its worker, where the GPU divides; else a second worker brings the new one.
+    pub in_process: bool,
 }
 
 /// A request of a load, of one row.
@@ -81,6 +83,7 @@ pub(crate) mod fixtures {
             serve_late: true,
             max_delay: Duration::ZERO,
             standby: true,
+            in_process: false,
         }
     }
 

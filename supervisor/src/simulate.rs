@@ -44,7 +44,7 @@ pub struct Options {
     /// The part of each GPU that a named load takes on average if each request costs as little as it can.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// How the world differs from the profiles: some of form, scale, noise, starts, turns, joined by
+    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, joined by
     /// commas.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
@@ -125,7 +125,7 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
-        turns: options.truth.turns(),
+        proportional: options.truth.proportional(),
         noise: options.truth.noise(),
         seed,
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use nix::sys::socket::{Shutdown, shutdown};
 use shadowslice_shared::batch::{Batch, MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
 use shadowslice_shared::boot::{Order, Partitioned, Refusal, WarmUp};
+use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::pool::Occupied;
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use support::{
@@ -134,12 +134,12 @@ fn others_that_execute_slow_a_worker_down() {
     let profile = Some(profile(132, 5.0, Start::default()));
     let worker = serving(Setup { profile, ..Setup::new(echo()) }, &echo_warm_up());
     let batch = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b""])])]);
-    worker.pool.occupy(9, Some(Occupied::anywhere(Sms(132))));
+    worker.pool.occupy(9, Some(Occupant { turn: 1.0, ..Occupant::anywhere(Sms(132)) }));
     worker.send(&batch);
-    assert_eq!(worker.receive().execution_us, 10_000, "half of the GPU");
+    assert_eq!(worker.receive().execution_us, 10_000, "with each kernel it waits for one as long");
     worker.pool.occupy(9, None);
     worker.send(&batch);
-    assert_eq!(worker.receive().execution_us, 5_000, "all of it");
+    assert_eq!(worker.receive().execution_us, 5_000, "nobody is in the way");
     assert!(worker.stop().success());
 }
 
@@ -255,10 +255,10 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups leaves half of each, and nobody else notices it.
-    let division = Division::of(Sms(132)).unwrap();
-    worker.pool.occupy(9, Some(Occupied::partition(&division, Groups::first(2))));
+    // A neighbour on the first two groups is in the way there, and nowhere else.
+    let neighbour = Gpu::new(Sms(132)).occupant(Groups::first(2));
+    worker.pool.occupy(9, Some(Occupant { turn: 1.0, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
-    assert_eq!((beside, apart), (50_000, 10_000));
+    assert_eq!((beside, apart), (37_574, 10_000));
     assert!(worker.stop().success());
 }

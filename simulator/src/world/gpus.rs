@@ -1,8 +1,8 @@
 //! Who executes how fast.
 //!
-//! **Contention**: each worker has its own cap of SMs. While the caps of those that execute on a GPU sum to more than it
-//! has, each has its proportion of the GPU, as on the emulated device; or they take **turns**, as was measured
-//! on a real one ([`contention`](super::contention)).
+//! **Contention**: workers that may use the same SMs take turns, as was measured on a real GPU
+//! ([`shadowslice_shared::contention`]), on the emulated device as here; or they divide the GPU in proportion
+//! ([`contention`](super::contention)).
 //!
 //! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
 //! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
@@ -12,16 +12,16 @@
 
 use std::time::Duration;
 
+use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::Sms;
 
-use super::contention::{Crowd, Occupant};
+use super::contention;
 use crate::timers::Timers;
 
 /// All GPUs and the workers' seats on them.
 #[derive(Debug)]
 pub(super) struct Gpus<'a> {
-    gpus: Vec<Gpu>,
+    gpus: Vec<Shared>,
     seats: Vec<Seat<'a>>,
     rules: Rules,
 }
@@ -29,17 +29,16 @@ pub(super) struct Gpus<'a> {
 /// How workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// By taking turns, where their caps do not fit; else by dividing the GPU.
-    pub(super) turns: bool,
+    /// By dividing the GPU in proportion, rather than by taking turns.
+    pub(super) proportional: bool,
     /// By the memory bandwidth that they need.
     pub(super) interference: bool,
 }
 
+/// A GPU and those who execute on it.
 #[derive(Debug)]
-struct Gpu {
-    sms: Sms,
-    /// Those who execute.
-    crowd: Crowd,
+struct Shared {
+    gpu: Gpu,
     /// The parts of the bandwidth that they ask for, summed.
     demand: f64,
     /// Their seats.
@@ -53,7 +52,8 @@ struct Gpu {
 struct Seat<'a> {
     gpu: usize,
     profile: &'a Profile,
-    sms: Sms,
+    /// On which SMs its next batch executes.
+    granted: Occupant,
     /// The timer that fires when its batch is through.
     timer: usize,
     /// With the batch that executes, or the last one while the seat is kept; nobody else.
@@ -79,39 +79,48 @@ struct Running {
 }
 
 impl<'a> Gpus<'a> {
-    pub(super) fn new(sms: &[Sms], rules: Rules) -> Self {
-        Self { gpus: sms.iter().map(|&sms| Gpu::new(sms)).collect(), seats: Vec::new(), rules }
+    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: Rules) -> Self {
+        let shared = |gpu| Shared { gpu, demand: 0.0, occupied: Vec::new(), crowding: 1.0 };
+        Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
+    }
+
+    /// How a GPU divides.
+    pub(super) fn gpu(&self, gpu: usize) -> &Gpu {
+        &self.gpus[gpu].gpu
     }
 
     /// A new seat; `timer` will say when its batches are through.
-    pub(super) fn add_seat(&mut self, gpu: usize, profile: &'a Profile, sms: Sms, timer: usize) -> usize {
-        self.seats.push(Seat { gpu, profile, sms, timer, occupant: None, running: None });
+    pub(super) fn add_seat(
+        &mut self,
+        gpu: usize,
+        profile: &'a Profile,
+        granted: Occupant,
+        timer: usize,
+    ) -> usize {
+        self.seats.push(Seat { gpu, profile, granted, timer, occupant: None, running: None });
         self.seats.len() - 1
     }
 
-    /// Another worker takes the seat, with that share. Nothing executes there.
-    pub(super) fn grant(&mut self, seat: usize, sms: Sms) {
-        debug_assert!(self.seats[seat].occupant.is_none(), "a share changes only with the worker");
-        self.seats[seat].sms = sms;
+    /// The next batch at the seat executes on these SMs.
+    pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
+        self.seats[seat].granted = granted;
     }
 
     /// A batch starts at a seat where none executes.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
-        let gpu = &mut gpus[seats[seat].gpu];
-        let (before, occupant) = seats[seat].begin(rows, noise, now, rules.turns.then_some(gpu.sms));
-        let crowd = gpu.crowd.without(before.unwrap_or(Occupant::NOBODY)).with(occupant);
+        let shared = &mut gpus[seats[seat].gpu];
+        let (before, occupant) = seats[seat].begin(rows, noise, now, &shared.gpu);
         if before.is_none() {
-            gpu.occupied.push(seat);
+            shared.occupied.push(seat);
         }
-        let same = gpu.speeds_stay(crowd, *rules);
-        gpu.crowd = crowd;
+        let same = before == Some(occupant) || shared.occupied.len() == 1;
         if same {
-            let (base, demand) = gpu.needs(&seats[seat], *rules);
-            gpu.demand += demand;
-            seats[seat].proceed(base, demand, gpu.crowding, now, timers);
+            let (base, demand) = shared.needs(seats, seat, *rules);
+            shared.demand += demand;
+            seats[seat].proceed(base, demand, shared.crowding, now, timers);
         }
-        gpu.settle(seats, *rules, same, now, timers);
+        shared.settle(seats, *rules, same, now, timers);
     }
 
     /// The batch at that seat is through; says how long it executed. The seat is kept for the next one.
@@ -126,27 +135,15 @@ impl<'a> Gpus<'a> {
     /// Nothing follows the batch that was through: the SMs are left to others.
     pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
-        let gpu = &mut gpus[seats[seat].gpu];
-        let Some(occupant) = seats[seat].occupant.take() else { return };
-        let crowd = gpu.crowd.without(occupant);
-        gpu.occupied.retain(|&other| other != seat);
-        let same = gpu.speeds_stay(crowd, *rules);
-        gpu.crowd = crowd;
-        gpu.settle(seats, *rules, same, now, timers);
+        let shared = &mut gpus[seats[seat].gpu];
+        if seats[seat].occupant.take().is_some() {
+            shared.occupied.retain(|&other| other != seat);
+            shared.settle(seats, *rules, false, now, timers);
+        }
     }
 }
 
-impl Gpu {
-    fn new(sms: Sms) -> Self {
-        Self { sms, crowd: Crowd::default(), demand: 0.0, occupied: Vec::new(), crowding: 1.0 }
-    }
-
-    /// Whether nobody's speed depends on the difference of this crowd to the present one.
-    fn speeds_stay(&self, crowd: Crowd, rules: Rules) -> bool {
-        let same = crowd.caps == self.crowd.caps && (!rules.turns || crowd == self.crowd);
-        same || crowd.fits(self.sms) && self.crowd.fits(self.sms)
-    }
-
+impl Shared {
     /// Sets everybody's speed anew, unless they stay the `same` but for the bandwidth and that does too.
     fn settle(&mut self, seats: &mut [Seat<'_>], rules: Rules, same: bool, now: u64, timers: &mut Timers) {
         if same && self.crowding == self.demand.max(1.0) {
@@ -154,41 +151,40 @@ impl Gpu {
         }
         // What they ask for depends on their speeds without the crowding, so it is summed up first.
         if rules.interference {
-            self.demand = self.occupied.iter().map(|&seat| self.needs(&seats[seat], rules).1).sum();
+            self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
             self.crowding = self.demand.max(1.0);
         }
         for &seat in &self.occupied {
-            let (base, demand) = self.needs(&seats[seat], rules);
+            let (base, demand) = self.needs(seats, seat, rules);
             seats[seat].proceed(base, demand, self.crowding, now, timers);
         }
     }
 
     /// The time in ns that the batch at `seat` takes, and the bandwidth that it then asks for.
-    fn needs(&self, seat: &Seat<'_>, rules: Rules) -> (f64, f64) {
-        let (Some(batch), Some(occupant)) = (&seat.running, seat.occupant) else { return (1.0, 0.0) };
-        let Profile { execution, bandwidth, .. } = seat.profile;
-        let base = if rules.turns {
-            self.crowd.without(occupant).time(execution, batch.rows, seat.sms, self.sms)
-        } else {
-            let fits = (f64::from(self.sms.0) / self.crowd.caps.max(1) as f64).min(1.0);
-            execution.time(batch.rows, f64::from(seat.sms.0) * fits)
+    fn needs(&self, seats: &[Seat<'_>], seat: usize, rules: Rules) -> (f64, f64) {
+        let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
+            return (1.0, 0.0);
+        };
+        let Profile { execution, bandwidth, .. } = seats[seat].profile;
+        let others = self.occupied.iter().filter(|&&other| other != seat);
+        let others = others.filter_map(|&other| seats[other].occupant);
+        let base = match rules.proportional {
+            true => contention::time(&self.gpu, execution, batch.rows, own, others),
+            false => self.gpu.time(execution, batch.rows, own, others),
         };
         let base = base.as_nanos().max(1) as f64;
         if !rules.interference {
             return (base, 0.0);
         }
-        let whole = execution.time(batch.rows, f64::from(self.sms.0)).as_nanos() as f64;
+        let whole = execution.time(batch.rows, f64::from(self.gpu.sms.0)).as_nanos() as f64;
         (base, bandwidth * whole / base)
     }
 }
 
 impl Seat<'_> {
-    /// A batch starts; says who was there before it, and who is there now. `turns` are taken on a GPU of so many SMs.
-    fn begin(&mut self, rows: u32, noise: f64, now: u64, turns: Option<Sms>) -> (Option<Occupant>, Occupant) {
-        let occupant = match turns {
-            Some(gpu) => Occupant::of(&self.profile.execution, rows, self.sms, gpu),
-            None => Occupant::with_cap(self.sms),
-        };
+    /// A batch starts; says who was there before it, and who is there now.
+    fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: &Gpu) -> (Option<Occupant>, Occupant) {
+        let occupant = self.granted.executing(&self.profile.execution, rows, gpu);
         // As slow as can be, so that whatever speed comes next sets its timer.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
@@ -213,6 +209,8 @@ impl Seat<'_> {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::units::Sms;
+
     use super::*;
     use crate::scenario::fixtures::profile;
 
@@ -220,13 +218,13 @@ mod tests {
 
     /// Seats on a GPU of 100 SMs, with a timer each.
     fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
-        under(profiles, Rules { turns: false, interference })
+        under(profiles, Rules { proportional: true, interference })
     }
 
     fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
-        let mut gpus = Gpus::new(&[Sms(100)], rules);
+        let mut gpus = Gpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
-            gpus.add_seat(0, profile, Sms(sms), timer);
+            gpus.add_seat(0, profile, Occupant::anywhere(Sms(sms)), timer);
         }
         (gpus, Timers::new(profiles.len()))
     }
@@ -299,7 +297,7 @@ mod tests {
     fn turns_are_waited_for_while_others_execute() {
         let profile = profile(10.0);
         let (mut gpus, mut timers) =
-            under(&[(&profile, 100), (&profile, 100)], Rules { turns: true, interference: false });
+            under(&[(&profile, 100), (&profile, 100)], Rules { proportional: false, interference: false });
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);

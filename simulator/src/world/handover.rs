@@ -2,6 +2,7 @@
 
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::sharing::Change;
+use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::units::Sms;
 
 use super::model::Model;
@@ -51,8 +52,11 @@ impl Model<'_> {
         }
     }
 
-    /// Whether more SMs may be had, from a worker that stands ready or because the policy wants one to.
+    /// Whether more SMs may be had: inside the worker, from one that stands ready, or because the policy wants one to.
     pub(super) fn may_have_more(&self) -> bool {
+        if self.inside.is_some() {
+            return self.share() < self.served.terms.max;
+        }
         let larger = [self.standing(), self.wanted].into_iter().flatten().any(|sms| sms > self.share());
         larger && self.coming().is_none()
     }
@@ -61,7 +65,8 @@ impl Model<'_> {
     /// first, after its dwell time.
     pub(super) fn keep_ready(&mut self, wanted: Option<Sms>, now: u64, stage: &mut Stage<'_>) {
         self.wanted = wanted;
-        self.standby = wanted.filter(|&sms| self.served.standby && sms != self.share());
+        let stands = self.served.standby && self.inside.is_none();
+        self.standby = wanted.filter(|&sms| stands && sms != self.share());
         let due = timer(self.index, Timer::Dwell);
         match (self.other, self.standby) {
             (Other::Parked, wanted) if wanted == self.standing() => stage.timers.set(due, NEVER),
@@ -125,7 +130,7 @@ impl Model<'_> {
         let (Other::Warming(sms) | Other::Preparing(sms)) = self.other else { return };
         let lane = &mut self.lanes[1 - self.serving];
         lane.sms = sms;
-        stage.gpus.grant(lane.seat, sms);
+        stage.gpus.grant(lane.seat, Occupant::anywhere(sms));
         match self.other {
             Other::Warming(_) => self.cut_over(now, stage),
             _ => self.other = Other::Parked,
@@ -135,18 +140,24 @@ impl Model<'_> {
     /// From the next batch on the other lane serves.
     fn cut_over(&mut self, now: u64, stage: &mut Stage<'_>) {
         self.serving = 1 - self.serving;
-        self.since = now;
-        self.repartitions.push(now);
-        if std::mem::take(&mut self.pressed) {
-            self.under_pressure.push(now);
-        }
-        self.observer.share_changed();
-        self.predictor = Predictor::new(self.served.terms.profile.as_ref(), self.share());
+        let pressed = std::mem::take(&mut self.pressed);
+        self.share_changed(pressed, now);
         self.other = Other::Draining;
         if self.lanes[1 - self.serving].is_empty() {
             self.drained(now, stage);
         }
         self.dispatch(now, stage);
+    }
+
+    /// Another share is in force.
+    pub(super) fn share_changed(&mut self, pressed: bool, now: u64) {
+        self.since = now;
+        self.repartitions.push(now);
+        if pressed {
+            self.under_pressure.push(now);
+        }
+        self.observer.share_changed();
+        self.predictor = Predictor::new(self.served.terms.profile.as_ref(), self.share());
     }
 
     /// The relieved lane has nothing left.

@@ -15,12 +15,14 @@ mod gpus;
 mod handover;
 mod model;
 mod observe;
+mod partitions;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{DOORS_EVERY, Decision, Facts, Plan, Policy};
+use shadowslice_shared::contention::Gpu;
 
 pub(crate) use observe::Tally;
 
@@ -41,8 +43,8 @@ pub struct Settings {
     pub dwell: Duration,
     /// Whether models that need much memory bandwidth slow each other down.
     pub interference: bool,
-    /// Whether workers take turns where their caps do not fit, rather than divide the GPU.
-    pub turns: bool,
+    /// Whether workers divide the GPU in proportion where their shares do not fit, rather than take turns.
+    pub proportional: bool,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
     /// Decides that noise.
@@ -174,8 +176,8 @@ impl<'a> World<'a> {
         let count = scenario.models.len();
         let mut stage = Stage {
             gpus: Gpus::new(
-                &scenario.gpus,
-                Rules { turns: settings.turns, interference: settings.interference },
+                scenario.gpus.iter().copied().map(Gpu::new),
+                Rules { proportional: settings.proportional, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 2),
             dwell: settings.dwell,
@@ -183,7 +185,9 @@ impl<'a> World<'a> {
             random: Random::new(settings.seed, Purpose::Noise, 0),
         };
         let served = scenario.models.iter().enumerate();
-        let models = served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
+        let mut models: Vec<Model<'_>> =
+            served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
+        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &mut stage));
         let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
         new.set_meanwhile();
@@ -240,10 +244,16 @@ impl<'a> World<'a> {
         for (model, wanted) in models.iter_mut().zip(decision.standby) {
             model.keep_ready(wanted, *now, stage);
         }
-        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
-            if let Some(model) = models.get_mut(change.model) {
-                let gpu = scenario.gpus[model.served.terms.gpu];
-                model.change(change, gpu, matches!(ask, Ask::Pressure(_)), *now, stage);
+        let pressed = matches!(ask, Ask::Pressure(_));
+        let (changes, count) = (decision.plan.iter().flat_map(|plan| &plan.changes), models.len());
+        for change in changes.filter(|change| change.model < count) {
+            let model = &mut models[change.model];
+            let gpu = model.served.terms.gpu;
+            if model.inside.is_some() {
+                model.resize_inside(change, stage.gpus.gpu(gpu), pressed, *now);
+                partitions::place_all(models, gpu, stage);
+            } else {
+                model.change(change, scenario.gpus[gpu], pressed, *now, stage);
             }
         }
     }

@@ -13,10 +13,12 @@ use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
+use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::handover::Other;
 use super::observe::Observer;
+use super::partitions::Inside;
 use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
@@ -70,6 +72,8 @@ pub(super) struct Model<'a> {
     pub(super) lanes: [Lane; 2],
     pub(super) serving: usize,
     pub(super) other: Other,
+    /// Where its share changes inside its worker.
+    pub(super) inside: Option<Inside>,
     /// The share at which the policy wants a worker to stand ready,
     pub(super) wanted: Option<Sms>,
     /// and at which one is kept so.
@@ -88,7 +92,8 @@ impl<'a> Model<'a> {
         let terms = &served.terms;
         let sms = terms.initial;
         let lane = |which: Timer| {
-            let seat = stage.gpus.add_seat(terms.gpu, &served.truth, sms, timer(index, which));
+            let granted = Occupant::anywhere(sms);
+            let seat = stage.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
             Lane { seat, sms, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
         };
         let max_rows = terms.max_batch.max(1);
@@ -108,6 +113,7 @@ impl<'a> Model<'a> {
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
             other: Other::Gone,
+            inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
             wanted: None,
             standby: None,
             since: 0,

@@ -14,7 +14,7 @@ const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: false,
-    turns: false,
+    proportional: false,
     noise: 0.0,
     seed: 1,
 };
@@ -393,6 +393,40 @@ fn noise_spreads_execution_times_around_the_profiles() {
 }
 
 #[test]
+fn inside_a_worker_a_share_changes_with_the_next_batch() {
+    let served = Served { in_process: true, ..model("a", 100.0) };
+    let scenario = on_one_gpu(100, vec![served.clone(), Served { in_process: true, ..model("b", 1.0) }]);
+    // Of 100 SMs 4 are left over; 25 come to four groups of 8.
+    let mut script = Script::new(vec![(1, change(25, false))]);
+    let outcome = script.run(&scenario, vec![at(420), at(430)]);
+    assert_eq!((script.at(1).share, script.at(1).standing), (Sms(56), None));
+    let after = script.at(2);
+    assert_eq!((after.share, after.since, after.coming), (Sms(32), moment(500 * MS), None));
+    let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
+    // Up to 520 ms as before, then for 100 ms times 50 / 32.
+    assert_eq!(latency, 100 + 90 + 156);
+    assert_eq!(outcome.models[0].repartitions, [500 * MS]);
+    assert!(outcome.models[1].repartitions.is_empty());
+}
+
+#[test]
+fn models_that_fit_beside_each_other_share_no_group() {
+    let inside = |name, sms: u32| {
+        let mut served = Served { in_process: true, ..model(name, 10.0) };
+        served.terms.initial = Sms(sms);
+        served
+    };
+    let busy = (0..100).flat_map(|n| [0, 1].map(|model| Arrival { at: moment(n * 20 * MS), model }));
+    let worst = |sms| {
+        let scenario = on_one_gpu(104, vec![inside("a", sms), inside("b", sms)]);
+        let outcome = run(&scenario, &SETTINGS, busy.clone(), &mut keep);
+        outcome.models.iter().map(|model| model.tally.mean_ns()).max().unwrap_or_default()
+    };
+    assert_eq!(worst(48), 10_416_667, "each as if alone: 10 ms times 50 / 48");
+    assert!(worst(96) > 14 * MS, "they take turns");
+}
+
+#[test]
 fn a_policy_sees_every_interval_whole() {
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let mut script = Script::new(vec![]);
@@ -414,17 +448,18 @@ proptest! {
         refuse_late in proptest::bool::ANY,
         serve_late in proptest::bool::ANY,
         interference in proptest::bool::ANY,
-        turns in proptest::bool::ANY,
+        proportional in proptest::bool::ANY,
+        in_process in proptest::bool::ANY,
     ) {
         let served = |index: usize| {
             let mut served = model(&format!("m{index}"), 4.0 + index as f64);
             served.terms.slo = Duration::from_millis(40);
             served.terms.max_batch = 1 << index;
             served.truth.bandwidth = 0.5;
-            Served { max_queued: 50, serve_late, ..served }
+            Served { max_queued: 50, serve_late, in_process, ..served }
         };
         let scenario = on_one_gpu(100, (0..3).map(served).collect());
-        let settings = Settings { noise: 0.1, interference, turns, seed, ..SETTINGS };
+        let settings = Settings { noise: 0.1, interference, proportional, seed, ..SETTINGS };
         let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;

@@ -100,7 +100,7 @@ impl Partition for EmulatedGpu {
 #[cfg(test)]
 mod tests {
     use shadowslice_shared::boot::Purpose;
-    use shadowslice_shared::pool::Occupied;
+    use shadowslice_shared::contention::Occupant;
 
     use super::super::Grant;
     use super::*;
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(first.sms(), Sms(38));
         assert_ne!(first.device(), second.device());
         let DeviceSpec::Emulated { seat, .. } = first.device() else { panic!("an emulated device") };
-        emulated.pool.occupy(seat, Some(Occupied::anywhere(Sms(38))));
+        emulated.pool.occupy(seat, Some(Occupant::anywhere(Sms(38))));
         let device = first.device();
         drop(first);
         assert_eq!(emulated.pool.in_use(), 0);

@@ -1,7 +1,8 @@
 //! From a configuration to what is simulated.
 
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::units::{Percent, Sms};
 use shadowslice_simulator::scenario::{Scenario, Served};
 
 use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate, Standby};
@@ -52,12 +53,19 @@ fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimul
     if model.handover == HandoverMode::Restart {
         return Err(NotSimulated::Restarts(model.name.clone()));
     }
+    let in_process = matches!(model.handover, HandoverMode::Auto | HandoverMode::InProcess);
+    let division = Division::of(gpu).filter(|_| in_process);
+    let sms_of = |share: Percent| match &division {
+        Some(division) => division.sms_of(share),
+        None => share.sms_of(gpu),
+    };
     Ok(Served {
-        terms: model.terms(|share| share.sms_of(gpu)),
+        terms: model.terms(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,
         max_delay: model.batch.max_delay,
         standby: model.standby != Standby::Off,
+        in_process,
     })
 }

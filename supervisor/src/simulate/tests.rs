@@ -215,7 +215,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
         )
     };
     let config = dir.path().join("config.yaml");
-    let urgent = model("urgent", "bert-base.yaml", "5ms", 8, 1);
+    let urgent = model("urgent", "bert-base.yaml", "4ms", 8, 1);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
     // Thirty a second beside 2,300, at random times.
@@ -232,8 +232,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let load = dir.path().join("load.csv");
     fs::write(&load, lines).unwrap();
     let (config, load) = (config.display(), load.display());
-    let options =
-        format!("{config} --load {load} --seconds 60 --policy unpartitioned+doors adaptive --truth turns");
+    let options = format!("{config} --load {load} --seconds 60 --policy unpartitioned+doors adaptive");
     let report = simulated(&options).unwrap();
     let kept = |run: usize, model: &str| {
         let model = &report.runs[run].per_model[model];

@@ -376,6 +376,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::config",
             "shadowslice_policy::sharing",
+            "shadowslice_shared::groups",
             "shadowslice_shared::profile",
             "shadowslice_shared::units",
             "shadowslice_simulator",

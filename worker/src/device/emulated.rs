@@ -1,5 +1,5 @@
 //! The emulated GPU: a worker occupies its seat in the shared pool while it executes, for as long as
-//! the profile says at the SMs that contention leaves it.
+//! the profile says, and as contention with the others adds.
 //!
 //! It is a stream as a real one is: a batch starts when the one before it ended or when it was sent,
 //! whichever is later, and not when this thread got to see it. So waking up late delays one answer
@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
+use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::pool::{Occupied, Pool, SEATS};
+use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -27,11 +28,11 @@ use crate::errors::chain;
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
-    gpu: Sms,
-    /// Where the share is a partition: how the GPU divides.
-    division: Option<Division>,
+    gpu: Gpu,
+    /// Where the share is by percentage: what it comes to.
+    share: Option<Occupant>,
     /// What it occupies while it executes.
-    own: Occupied,
+    own: Occupant,
     execution: Option<Execution>,
     occupied: bool,
     /// When the last batch was through.
@@ -42,7 +43,7 @@ impl EmulatedGpu {
     /// Takes `seat` in the pool of a GPU of `gpu` SMs, with the share that the environment gives; with a `division`, with
     /// the partition that each batch names. Without execution times it adds no time of its own.
     pub fn open(
-        (gpu, division): (Sms, Option<Division>),
+        (sms, division): (Sms, Option<Division>),
         seat: u32,
         pool: Option<OwnedFd>,
         execution: Option<Execution>,
@@ -56,8 +57,12 @@ impl EmulatedGpu {
         // Waits then end as precisely as the kernel can; without it, they are late by 50 us.
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| Refusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
-        let own = Occupied::anywhere(share.sms_of(gpu));
-        Ok(Self { pool, seat, gpu, division, own, execution, occupied: false, free_ns: now_ns() })
+        let own = Occupant::anywhere(share.sms_of(sms));
+        let (gpu, share) = match division {
+            Some(division) => (Gpu { sms, division: Some(division) }, None),
+            None => (Gpu::new(sms), Some(own)),
+        };
+        Ok(Self { pool, seat, gpu, share, own, execution, occupied: false, free_ns: now_ns() })
     }
 
     /// The SMs that the share comes to.
@@ -68,12 +73,9 @@ impl EmulatedGpu {
     /// A batch starts on a partition.
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         let seen_ns = now_ns();
-        let own = self.division.as_ref().map_or(self.own, |division| Occupied::partition(division, groups));
-        if own != self.own {
-            self.leave();
-            self.own = own;
-        }
-        self.occupy(true);
+        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups));
+        let execution = self.execution.as_ref();
+        self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows, &self.gpu))));
         let at_ns = match self.execution {
             Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
             None => seen_ns,
@@ -95,36 +97,41 @@ impl EmulatedGpu {
 
     /// Leaves the seat to nobody.
     pub fn leave(&mut self) {
-        self.occupy(false);
+        self.occupy(None);
     }
 
-    /// Takes or leaves the seat, and wakes who computes with it. While everybody fits, nobody's speed
-    /// changes, and nobody is woken.
-    fn occupy(&mut self, occupied: bool) {
-        if occupied == self.occupied {
+    /// Takes or leaves the seat, and wakes those whom that slows down or not any more.
+    fn occupy(&mut self, occupant: Option<Occupant>) {
+        let before = self.occupied.then_some(self.own);
+        if occupant == before {
             return;
         }
-        self.occupied = occupied;
-        self.pool.occupy(self.seat, occupied.then_some(self.own));
+        self.occupied = occupant.is_some();
+        self.own = occupant.unwrap_or(self.own);
+        self.pool.occupy(self.seat, occupant);
         // Two that start at once must not both miss the other.
         fence(Ordering::SeqCst);
-        if self.effective() < f64::from(self.own.sms.0) {
+        if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
         }
     }
 
-    /// The SMs that it has beside those who execute now.
-    fn effective(&self) -> f64 {
-        self.pool.effective(self.seat, self.own, self.gpu, self.division.as_ref())
+    fn meets_others(&self, own: Occupant) -> bool {
+        self.gpu.free(own, self.pool.others(self.seat)) < f64::from(own.sms.0)
+    }
+
+    /// How long a batch takes beside those who execute now.
+    fn time(&self, execution: &Execution, rows: u32) -> Duration {
+        self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
     /// Waits until the batch is through at the speeds that the pool dictates; returns when that was.
     fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
         let pool = &self.pool;
-        let mut progress = Progress::start(execution, started.rows, started.at_ns, self.effective());
+        let mut progress = Progress::start(started.at_ns, self.time(execution, started.rows));
         loop {
             let generation = pool.generation().load(Ordering::Acquire);
-            progress.change(now_ns(), self.effective());
+            progress.change(now_ns(), self.time(execution, started.rows));
             let end_ns = progress.end_ns();
             if end_ns <= now_ns() {
                 return end_ns;
@@ -176,12 +183,13 @@ mod tests {
     /// A worker at a seat of `pool`, on `own` of 100 SMs, whose batch of one row takes `ms` on 50.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
         let execution = Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+        let own = Occupant::anywhere(Sms(own));
         EmulatedGpu {
             pool: Pool::adopt(pool.as_fd().try_clone_to_owned().unwrap()).unwrap(),
             seat,
-            gpu: Sms(100),
-            division: None,
-            own: Occupied::anywhere(Sms(own)),
+            gpu: Gpu::new(Sms(100)),
+            share: Some(own),
+            own,
             execution: Some(execution),
             occupied: false,
             free_ns: now_ns(),
@@ -252,10 +260,10 @@ mod tests {
     #[test]
     fn a_waiting_worker_notices_that_another_has_left() {
         let pool = Pool::create().unwrap();
-        let mut ours = gpu(&pool, 0, 50, 5.0);
-        let mut theirs = gpu(&pool, 1, u32::MAX, 1.0);
-        // Beside so many SMs nothing is left for us: without the wake-up this would take years.
-        let _never_finished = theirs.start(1, Groups::WHOLE, now_ns());
+        let mut ours = gpu(&pool, 0, 100, 5.0);
+        let mut theirs = gpu(&pool, 1, 100, 1.0);
+        // Beside so large a batch ours would wait for days without the wake-up.
+        let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));
         drop(theirs);

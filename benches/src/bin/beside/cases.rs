@@ -11,15 +11,21 @@ pub(crate) struct Case {
     pub(crate) load: &'static str,
     /// A policy of `controller.policy`.
     pub(crate) policy: &'static str,
+    /// How shares change, as `handover` says it.
+    pub(crate) handover: &'static str,
 }
 
 const fn case(load: &'static str, policy: &'static str) -> Case {
-    Case { load, policy }
+    Case { load, policy, handover: "shadow" }
+}
+
+const fn inside(load: &'static str, policy: &'static str) -> Case {
+    Case { load, policy, handover: "in-process" }
 }
 
 /// All of them: shares that stay, with and without doors; doors and shares of ours; and shares that move
-/// all the time, which is what gslice does.
-pub(crate) const CASES: [Case; 9] = [
+/// all the time, which is what gslice does. By percentages and shadows, and inside the workers.
+pub(crate) const CASES: [Case; 12] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),
     case("gamma", "half+doors"),
@@ -29,10 +35,14 @@ pub(crate) const CASES: [Case; 9] = [
     case("step", "gslice"),
     case("surge", "half+doors"),
     case("surge", "adaptive"),
+    inside("poisson", "unpartitioned"),
+    inside("gamma", "half+doors"),
+    inside("step", "gslice"),
 ];
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.load, self.policy)
+        let inside = if self.handover == "shadow" { "" } else { ", inside" };
+        write!(f, "{}, {}{inside}", self.load, self.policy)
     }
 }

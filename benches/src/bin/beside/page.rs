@@ -18,7 +18,7 @@ pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &Machine)
 
 What `shadowslice simulate` predicts, and what `shadowslice serve` does: the same configuration (`{config}`, a mix on which nothing was
 tuned or calibrated), the emulated device, and the very same arrivals, sent over gRPC and a Unix socket whether or not earlier ones
-were answered. `make beside` writes this page, as `make bench` does; nothing here is written by hand.
+were answered. Shares change by a shadow or in-process. `make beside` writes this page, as `make bench` does; nothing here is written by hand.
 
 {cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
 
@@ -66,6 +66,7 @@ fn cases(agreements: &[Agreement]) -> String {
         vec![
             agreement.case.load.to_owned(),
             agreement.case.policy.to_owned(),
+            agreement.case.handover.to_owned(),
             offered.to_string(),
             whole(in_time.real),
             whole(in_time.simulated),
@@ -85,6 +86,7 @@ fn cases(agreements: &[Agreement]) -> String {
     let heads = [
         "load",
         "policy",
+        "shares",
         "offered",
         "in time",
         "simulated",

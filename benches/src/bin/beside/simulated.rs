@@ -59,6 +59,7 @@ impl Simulator {
             let controller =
                 format!("controller: {{policy: {}, interval: {}ms}}", case.policy, INTERVAL.as_millis());
             let mix = if case.policy == "adaptive" { without_shares(&mix) } else { mix.clone() };
+            let mix = mix.replace("handover: shadow", &format!("handover: {}", case.handover));
             fs::write(&path, format!("{mix}\n{controller}\n")).map_err(about("write", &path))?;
         }
         Ok(simulator)
@@ -66,7 +67,7 @@ impl Simulator {
 
     /// The configuration of a case, for both sides.
     pub(crate) fn config(&self, case: Case) -> PathBuf {
-        self.folder.join(format!("{}.yaml", case.policy))
+        self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
 
     /// A case's arrivals, and what the simulator makes of them in each phase.

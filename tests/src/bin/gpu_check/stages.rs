@@ -8,7 +8,9 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
-use crate::{contention, gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep};
+use crate::{
+    contention, gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep,
+};
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -130,8 +130,8 @@ impl Subject {
     ) -> Result<Saturated, Error> {
         let begun = Instant::now();
         let mut tasks = JoinSet::new();
-        for inputs in inputs.iter().cloned() {
-            let (subject, client) = (Arc::clone(self), server.client());
+        for inputs in inputs {
+            let (subject, client, inputs) = (Arc::clone(self), server.client(), inputs.clone());
             tasks.spawn(async move { subject.in_turn(client, &inputs, begun + span).await });
         }
         let mut latencies_ms = Vec::new();

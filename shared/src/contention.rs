@@ -1,0 +1,226 @@
+//! What workers that execute at the same time cost each other: kernels take turns where they may use the same SMs.
+//!
+//! A share is no reservation. Where nobody else may use a worker's SMs, it is as fast as alone. On SMs that others use, too, each
+//! of its kernels waits for a kernel of each other one, as far as that fills the GPU; a longer kernel waits more than once,
+//! but not in proportion. SMs that nobody else uses are always there, so that a batch never takes longer than on those alone.
+//!
+//! How many kernels a batch has is not known, but that they are short for one row on the whole GPU, and much the same for all
+//! models. With `t(b, s)` the time of a batch of `b` rows on `s` of the GPU's `G` SMs, alone, and `w(b)` its least work in SM·s,
+//!
+//! * another's **turn** is `w(b) / (G · t(1, G))`: the length of its kernels in that of one row's, times the part of the GPU that
+//!   they fill;
+//! * a batch takes `t(b, s) + t(1, G)^¾ · t(b, s)^¼ · Σ p · turn`, or `t(b, f)` where that is less: `f` SMs are free, and `p` is the
+//!   part of its own SMs on which it meets the other one;
+//! * of partitions that part is known. Where SMs are only counted, as under a percentage, workers avoid each other as long as
+//!   there is room, and then are everywhere: `p` is the part of its own SMs that are not free, times the other's part of the GPU.
+//!
+//! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements/contention.md.
+
+use std::time::Duration;
+
+use crate::groups::{Division, Groups};
+use crate::profile::Execution;
+use crate::units::Sms;
+
+/// How much of a wait for turns goes by the length of one's own kernels.
+const LENGTH: f64 = 0.25;
+
+/// Nobody waits for longer than this, in seconds.
+const LONGEST_S: f64 = 1e6;
+
+/// A worker that executes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Occupant {
+    /// The number of SMs that it may use.
+    pub sms: Sms,
+    /// Which they are; none where they are only counted.
+    pub groups: Groups,
+    /// How long it keeps others waiting, in kernels of one row on the whole GPU.
+    pub turn: f32,
+}
+
+impl Occupant {
+    /// One with so many SMs, wherever they are, that keeps nobody waiting.
+    pub const fn anywhere(sms: Sms) -> Self {
+        Self { sms, groups: Groups::NONE, turn: 0.0 }
+    }
+
+    /// The same, while it executes a batch of so many rows.
+    #[must_use]
+    pub fn executing(self, execution: &Execution, rows: u32, gpu: &Gpu) -> Self {
+        let whole = f64::from(gpu.sms.0.max(1));
+        let turn = execution.work(rows) / (whole * seconds(execution, 1, whole));
+        Self { turn: turn as f32, ..self }
+    }
+}
+
+/// A GPU as its workers share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// All its SMs.
+    pub sms: Sms,
+    /// How they divide into groups, if they do.
+    pub division: Option<Division>,
+}
+
+impl Gpu {
+    /// A GPU of so many SMs that divides as CUDA would divide it.
+    pub fn new(sms: Sms) -> Self {
+        Self { sms, division: Division::of(sms) }
+    }
+
+    /// A worker on a partition; on all SMs, wherever they are, where the GPU does not divide.
+    pub fn occupant(&self, groups: Groups) -> Occupant {
+        match &self.division {
+            Some(division) => Occupant { sms: division.sms(groups), groups, turn: 0.0 },
+            None => Occupant::anywhere(self.sms),
+        }
+    }
+
+    fn sms_of(&self, groups: Groups) -> f64 {
+        self.division.as_ref().map_or(0.0, |division| f64::from(division.sms(groups).0))
+    }
+
+    /// The SMs of `own` that these others leave free. Where some are only counted, they go where there is room first.
+    pub fn free(&self, own: Occupant, others: impl Iterator<Item = Occupant>) -> f64 {
+        let (mut taken, mut counted) = (Groups::NONE, 0.0);
+        for other in others {
+            taken = taken.union(other.groups);
+            counted += if other.groups == Groups::NONE { f64::from(other.sms.0) } else { 0.0 };
+        }
+        let (all, sms) = (f64::from(self.sms.0), f64::from(own.sms.0));
+        let taken_sms = self.sms_of(taken);
+        let room = match own.groups {
+            Groups::NONE => sms.min(all - taken_sms),
+            groups => self.sms_of(groups.without(taken)),
+        };
+        let elsewhere = all - taken_sms - room;
+        (room - (counted - elsewhere).max(0.0)).max(0.0)
+    }
+
+    /// How long a batch of so many rows takes on `own` SMs beside these others.
+    pub fn time(
+        &self,
+        execution: &Execution,
+        rows: u32,
+        own: Occupant,
+        others: impl Iterator<Item = Occupant> + Clone,
+    ) -> Duration {
+        let sms = f64::from(own.sms.0);
+        let free = self.free(own, others.clone());
+        let alone = execution.time(rows, sms);
+        if free >= sms {
+            return alone;
+        }
+        let not_free = (sms - free) / sms;
+        let met = |other: Occupant| match (own.groups, other.groups) {
+            (Groups::NONE, _) | (_, Groups::NONE) => {
+                not_free * f64::from(other.sms.0) / f64::from(self.sms.0)
+            }
+            (one, other) => self.sms_of(one.common(other)) / sms,
+        };
+        let turns: f64 = others.map(|other| met(other) * f64::from(other.turn)).sum();
+        let kernels = seconds(execution, 1, f64::from(self.sms.0)).powf(1.0 - LENGTH);
+        let waits = kernels * alone.as_secs_f64().powf(LENGTH) * turns;
+        let in_turns = alone + Duration::from_secs_f64(waits.min(LONGEST_S));
+        if free >= 1.0 { in_turns.min(execution.time(rows, free)) } else { in_turns }
+    }
+}
+
+fn seconds(execution: &Execution, rows: u32, sms: f64) -> f64 {
+    execution.time(rows, sms).as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Row;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn gpu() -> Gpu {
+        Gpu::new(Sms(128))
+    }
+
+    /// One row takes `ms` from 64 SMs on, and twice that on 32; rows come one after the other.
+    fn profile(ms: f64) -> Execution {
+        Execution::new(vec![Sms(32), Sms(64)], vec![Row { batch: 1, ms: vec![2.0 * ms, ms] }]).unwrap()
+    }
+
+    /// What one row of 1 ms takes on `own` beside batches of so many rows on these.
+    fn beside(own: Occupant, others: &[(u32, Occupant)]) -> Duration {
+        let executing = |&(rows, other): &(u32, Occupant)| other.executing(&profile(1.0), rows, &gpu());
+        gpu().time(&profile(1.0), 1, own, others.iter().map(executing))
+    }
+
+    fn anywhere(sms: u32) -> Occupant {
+        Occupant::anywhere(Sms(sms))
+    }
+
+    fn on(groups: std::ops::Range<usize>) -> Occupant {
+        gpu().occupant(groups.collect())
+    }
+
+    fn whole() -> Occupant {
+        gpu().occupant(Groups::WHOLE)
+    }
+
+    #[test]
+    fn shares_that_fit_slow_nobody() {
+        assert_eq!(beside(whole(), &[]), MS);
+        assert_eq!(beside(on(0..8), &[(9, on(8..16))]), MS);
+        assert_eq!(beside(anywhere(64), &[(9, anywhere(32)), (9, anywhere(32))]), MS);
+        assert_eq!(
+            beside(on(0..8), &[(9, anywhere(64))]),
+            MS,
+            "what is only counted goes where there is room"
+        );
+    }
+
+    #[test]
+    fn on_the_same_sms_each_kernel_waits_for_one_of_the_others() {
+        // Of half of the GPU's work, half a kernel of one row; of eight rows, four.
+        for own in [whole(), anywhere(128)] {
+            assert_eq!(beside(own, &[(1, own)]), MS * 3 / 2);
+            assert_eq!(beside(own, &[(8, own)]), 5 * MS);
+            assert_eq!(beside(own, &[(8, own), (1, own)]), 5 * MS + MS / 2);
+        }
+    }
+
+    #[test]
+    fn long_kernels_wait_more_often_but_not_in_proportion() {
+        let others = whole().executing(&profile(1.0), 1, &gpu());
+        let long = gpu().time(&profile(1.0), 16, whole(), std::iter::once(others));
+        assert_eq!(long, 17 * MS);
+    }
+
+    #[test]
+    fn a_smaller_share_of_ones_own_does_not_help() {
+        assert!(beside(on(0..4), &[(8, whole())]) > 6 * MS);
+        assert!(beside(anywhere(32), &[(8, anywhere(128))]) > 6 * MS);
+    }
+
+    #[test]
+    fn sms_that_nobody_else_uses_are_always_there() {
+        assert_eq!(beside(whole(), &[(8, on(0..8))]), MS, "64 are free");
+        assert_eq!(beside(whole(), &[(8, on(0..12))]), 2 * MS, "32 are free");
+        assert_eq!(beside(anywhere(128), &[(8, anywhere(96))]), 2 * MS, "32 are free");
+        assert_eq!(beside(on(0..8), &[(32, on(4..16))]), 2 * MS, "32 are free");
+    }
+
+    #[test]
+    fn who_meets_another_on_a_part_of_its_sms_waits_in_that_part_of_the_cases() {
+        let (half, all) = (beside(on(0..8), &[(1, on(4..12))]), beside(on(0..8), &[(1, on(0..8))]));
+        assert_eq!((half - MS) * 2, all - MS);
+        // Ten that have a quarter each are met two and a half times, not ten times.
+        let many = beside(anywhere(32), &[(1, anywhere(32)); 10]);
+        let waits = 2.0_f64.powf(0.25) * 1.25;
+        assert!((many.as_secs_f64() * 1e3 - 2.0 - waits).abs() < 1e-6, "{many:?}");
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_divide_has_one_way_to_be_shared() {
+        let gpu = Gpu::new(Sms(8));
+        assert_eq!((gpu.division.is_none(), gpu.occupant(Groups::WHOLE)), (true, anywhere(8)));
+    }
+}
