@@ -16,6 +16,7 @@ const SETTINGS: Settings = Settings {
     dwell: Duration::from_secs(5),
     interference: true,
     proportional: false,
+    together: false,
     noise: 0.0,
     seed: 1,
 };

@@ -31,7 +31,7 @@ pub struct Options {
     /// with one arrival per line as `seconds,model`. Several are run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it,
+    /// What decides: adaptive, feedback, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it,
     /// adaptive's batch limits and admission come with it.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<Choice>,
@@ -112,7 +112,7 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             }
             let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
             for &contender in &options.policy {
-                let settings = settings(options, &config, seed);
+                let settings = settings(options, &config, contender, seed);
                 runs.push(contend(contender, &scenario, &settings, &trial, &load));
             }
         }
@@ -120,11 +120,12 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
     Ok(Report { runs })
 }
 
-fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
+fn settings(options: &Options, config: &Config, contender: Choice, seed: u64) -> Settings {
     Settings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
+        together: contender.lies_together(),
         proportional: options.truth.proportional(),
         noise: options.truth.noise(),
         seed,

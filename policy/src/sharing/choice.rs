@@ -27,7 +27,12 @@ impl Choice {
 
     /// Whether it tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
-        self.kind == Kind::Adaptive || self.our_doors
+        matches!(self.kind, Kind::Adaptive | Kind::Feedback) || self.our_doors
+    }
+
+    /// Whether its shares are caps that may overlap, so that partitions of them lie together and what they leave free does, too.
+    pub fn lies_together(self) -> bool {
+        self.kind == Kind::Feedback
     }
 
     /// The policy for these models on these GPUs.

@@ -13,6 +13,7 @@ mod baselines;
 mod carry_out;
 mod choice;
 mod facts;
+mod feedback;
 #[cfg(test)]
 mod fixtures;
 mod plan;

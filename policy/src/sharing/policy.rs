@@ -9,6 +9,7 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::carry_out::{Target, towards};
+use super::feedback::Feedback;
 use super::{Decision, Door, Facts, Relief, Terms};
 
 /// How often doors follow what has come since the last decision, where that is longer ago: a load that comes at once is there within less.
@@ -19,6 +20,8 @@ pub const DOORS_EVERY: Duration = Duration::from_millis(100);
 pub enum Kind {
     /// Ours.
     Adaptive,
+    /// Nothing until a model misses, then the least that helps.
+    Feedback,
     /// Every model may use the whole GPU.
     Unpartitioned,
     /// As configured.
@@ -35,8 +38,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, the one that is judged first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Adaptive,
+        Self::Feedback,
         Self::Unpartitioned,
         Self::Static,
         Self::Equal,
@@ -48,6 +52,7 @@ impl Kind {
     const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
+            Self::Feedback => "feedback",
             Self::Unpartitioned => "unpartitioned",
             Self::Static => "static",
             Self::Equal => "equal",
@@ -66,7 +71,9 @@ impl fmt::Display for Kind {
 
 /// Why a word names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, gslice or gpulet")]
+#[error(
+    "`{0}` is not a policy; give adaptive, feedback, unpartitioned, static, equal, half, gslice or gpulet"
+)]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for Kind {
@@ -92,6 +99,7 @@ pub struct Policy {
 #[derive(Debug, Clone)]
 enum Rule {
     Adaptive(Adaptive),
+    Feedback(Feedback),
     Fixed(Fixed),
     Gslice(Gslice),
     Gpulet(Gpulet),
@@ -108,6 +116,7 @@ impl Policy {
         let rule = match kind {
             Kind::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
             Kind::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
+            Kind::Feedback => Rule::Feedback(Feedback::new(gpus, terms)),
             Kind::Static => Rule::Fixed(Fixed::as_configured(terms)),
             Kind::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
             Kind::Half => Rule::Fixed(Fixed::half(gpus, terms)),
@@ -164,6 +173,7 @@ impl Policy {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
             Rule::Adaptive(adaptive) => adaptive.levels().to_vec(),
+            Rule::Feedback(feedback) => feedback.caps(),
             Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
         };
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
@@ -189,6 +199,7 @@ impl Policy {
     pub fn decide(&mut self, facts: &Facts) -> Decision {
         let mut targets: Vec<Target> = match &mut self.rule {
             Rule::Adaptive(adaptive) => return adaptive.decide(&self.terms, facts),
+            Rule::Feedback(feedback) => return feedback.decide(&self.terms, facts),
             Rule::Fixed(fixed) => fixed.decide(&self.terms),
             Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
             Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
@@ -221,7 +232,7 @@ impl Policy {
     pub fn pressure(&mut self, model: usize, onset: Moment, facts: &Facts) -> Option<Relief> {
         match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.pressure(model, onset, &self.terms, facts),
-            Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
+            Rule::Feedback(_) | Rule::Fixed(_) | Rule::Gslice(_) | Rule::Gpulet(_) => None,
         }
     }
 }

@@ -45,6 +45,8 @@ pub struct Settings {
     pub interference: bool,
     /// Whether workers divide the GPU in proportion where their shares do not fit, rather than take turns.
     pub proportional: bool,
+    /// Whether partitions lie together, so that what they leave free does, too; else as far apart as may be.
+    pub together: bool,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
     /// Decides that noise.
@@ -77,6 +79,7 @@ struct Stage<'a> {
     gpus: Gpus<'a>,
     timers: Timers,
     dwell: Duration,
+    together: bool,
     deviation: f64,
     random: Random,
 }
@@ -181,6 +184,7 @@ impl<'a> World<'a> {
             ),
             timers: Timers::new(count * TIMERS.len() + 2),
             dwell: settings.dwell,
+            together: settings.together,
             deviation: settings.noise,
             random: Random::new(settings.seed, Purpose::Noise, 0),
         };
