@@ -13,7 +13,7 @@ const LADDER: [u32; 6] = [75, 50, 36, 25, 18, 12];
 const URGENT: f64 = 0.3;
 
 /// A class of neighbours that is a smaller part of what keeps a model waiting is left alone.
-const MATTERS: f64 = 0.25;
+const MATTERS: f64 = 0.1;
 
 /// A peer has slack if the 99th percentile of its latency is below this part of its SLO,
 const SLACK: f64 = 0.6;
