@@ -69,10 +69,10 @@ pub(super) fn next_step(
     classes.sort_unstable_by(|one, other| other.cmp(one));
     classes.dedup();
     for class in classes.into_iter().filter(|&class| class > terms[sake].priority) {
-        let of_it = || weighed.iter().filter(|(other, _)| terms[*other].priority == class);
-        let part: f64 = of_it().map(|(_, weight)| weight).sum::<f64>() / total.max(f64::MIN_POSITIVE);
-        let changes: Vec<Lowered> = of_it().filter_map(|&(other, _)| lowered(other)).collect();
-        if part >= MATTERS && !changes.is_empty() {
+        let of_it = weighed.iter().map(|(other, _)| *other).filter(|&other| terms[other].priority == class);
+        let busy: f64 = of_it.clone().map(|other| facts.models[other].seen.busy).sum();
+        let changes: Vec<Lowered> = of_it.filter_map(lowered).collect();
+        if busy >= MATTERS && !changes.is_empty() {
             return Some(Step { sake, changes });
         }
     }

@@ -143,7 +143,9 @@ impl Feedback {
     fn tend(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
         let now = facts.now;
         let shortest = self.shortest(gpu, terms, facts);
-        if shortest.is_some() {
+        let last = self.gpus[gpu].steps.last().map(|step| step.sake);
+        let is_short = |model: usize| self.models[model].recent.is_short(terms[model].may_miss());
+        if shortest.is_some() || last.is_some_and(is_short) {
             self.gpus[gpu].calm_since = now;
         }
         match self.gpus[gpu].trial {
