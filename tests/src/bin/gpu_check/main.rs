@@ -17,6 +17,7 @@ mod pairs;
 mod partitions;
 mod policies;
 mod profiles;
+mod python;
 mod report;
 mod serving;
 mod sms;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::try_join_all;
 use serde_json::{Map, Value, json};
 use shadowslice_tests::load::{Arrivals, Plan, Tally};
 use shadowslice_tests::metrics::{self, Metrics};
@@ -13,37 +13,38 @@ use crate::error::Error;
 use crate::figures::Figures;
 use crate::models::Model;
 use crate::numbers::rounded;
+use crate::python;
 use crate::serving::{Serving, gpu, threads};
 use crate::stages::Stage;
 use crate::tools::Setting;
 use crate::traffic::Subject;
 
-/// A policy as it is called in the figures, and in the configuration.
-type Named = (&'static str, &'static str);
+/// A policy as it is called in the figures, and how the configuration has it.
+#[derive(Debug, Clone, Copy)]
+struct Contestant {
+    name: &'static str,
+    policy: &'static str,
+    handover: &'static str,
+    /// Whether models share the GPU by MPS, or take turns as the driver has it.
+    mps: bool,
+}
 
-/// `adaptive` goes by what it sees, so it runs twice: first and last, as a host may be busy for a while.
-const FEW: [Named; 4] = [
-    ("adaptive", "adaptive"),
-    ("half", "half"),
-    ("unpartitioned", "unpartitioned"),
-    ("adaptive, again", "adaptive"),
-];
+const fn contestant(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
+    Contestant { name, policy, handover, mps: true }
+}
 
 /// With the shares that a scenario gives its models by hand.
-const BY_HAND: Named = ("by hand+doors", "static+doors");
+const BY_HAND: Contestant = contestant("by hand+doors", "static+doors", "auto");
 
-/// The best of the others have `adaptive`'s batching and admission.
-const MANY: [Named; 10] = [
-    ("adaptive", "adaptive"),
-    ("unpartitioned", "unpartitioned"),
-    ("unpartitioned+doors", "unpartitioned+doors"),
-    ("half", "half"),
-    ("half+doors", "half+doors"),
-    ("equal+doors", "equal+doors"),
-    ("gpulet+doors", "gpulet+doors"),
-    ("gslice", "gslice"),
-    ("gslice+doors", "gslice+doors"),
-    ("adaptive, again", "adaptive"),
+const CONTESTANTS: [Contestant; 8] = [
+    contestant("unpartitioned", "unpartitioned", "auto"),
+    contestant("feedback", "feedback", "auto"),
+    contestant("feedback, shadows", "feedback", "shadow"),
+    contestant("unpartitioned+doors", "unpartitioned+doors", "auto"),
+    contestant("half+doors", "half+doors", "auto"),
+    contestant("adaptive", "adaptive", "auto"),
+    Contestant { mps: false, ..contestant("time slicing", "unpartitioned", "never") },
+    contestant("unpartitioned, again", "unpartitioned", "auto"),
 ];
 
 /// Rows of the largest batch.
@@ -68,6 +69,8 @@ struct Guest {
     slo_ms: u64,
     priority: u32,
     asked: Asked,
+    /// Whether by a client in Python; else in Rust, which checks all answers.
+    by_python: bool,
 }
 
 /// Models that are asked together.
@@ -82,7 +85,7 @@ struct Scenario {
 }
 
 const fn guest(model: &'static str, slo_ms: u64, priority: u32, asked: Asked) -> Guest {
-    Guest { model, slo_ms, priority, asked }
+    Guest { model, slo_ms, priority, asked, by_python: false }
 }
 
 const HOG: Guest = guest("vgg19", 100, 3, Asked::InTurn(24));
@@ -143,11 +146,20 @@ const SCENARIOS: [Scenario; 7] = [
     },
 ];
 
-/// Five models of different sizes and priorities, as far as a host's cores can ask for and carry them: ten seconds to learn, six of the same,
-/// eight in which more than twice as much is asked of the first, and eight in which four times as much is asked of BERT.
-const MIXES: [Scenario; 2] = [
+/// Five models at once: of different sizes and priorities, of which twice and four times as much is asked by and by; and exported by
+/// PyTorch, of half precision and not, all of which are asked for more and more.
+const MIXES: [Scenario; 3] = [
+    Scenario { name: "exported", guests: &EXPORTED, spans_s: &[8; 4], by_hand: &[] },
     Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
     Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
+];
+
+const EXPORTED: [Guest; 5] = [
+    Guest { by_python: true, ..guest("vit-fp16", 15, 1, Asked::AtRandom(&[100.0, 200.0, 400.0, 600.0])) },
+    guest("bert-bf16", 20, 1, Asked::AtRandom(&[100.0, 200.0, 400.0, 800.0])),
+    Guest { by_python: true, ..guest("resnet-fp16", 25, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 600.0])) },
+    guest("resnet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 800.0])),
+    guest("convnext-bf16", 60, 3, Asked::AtRandom(&[60.0, 120.0, 240.0, 480.0])),
 ];
 
 /// With these SLOs in ms.
@@ -168,43 +180,41 @@ pub(crate) fn scenarios() -> impl Iterator<Item = &'static str> {
 
 /// What all policies are called in the figures.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    let by_hand = std::iter::once(&BY_HAND);
-    MANY.iter().chain(by_hand).map(|&(name, _)| name)
+    CONTESTANTS.iter().chain([&BY_HAND]).map(|contestant| contestant.name)
 }
 
 /// What follows a policy's name from the second round on.
 pub(crate) const ROUND: &str = ", round ";
 
 /// These policies in turn, and back in every other round, each with its name in the figures.
-fn rounds(policies: &[Named], rounds: u32) -> Vec<(String, &'static str)> {
+fn rounds(contestants: &[Contestant], rounds: u32) -> Vec<(String, Contestant)> {
     let round = |round: u32| {
-        let mut policies = policies.to_vec();
+        let mut contestants = contestants.to_vec();
         if round % 2 == 1 {
-            policies.reverse();
+            contestants.reverse();
         }
-        let named = move |(name, policy): Named| match round {
-            0 => (name.to_owned(), policy),
-            _ => (format!("{name}{ROUND}{}", round + 1), policy),
+        let named = move |contestant: Contestant| match round {
+            0 => (contestant.name.to_owned(), contestant),
+            _ => (format!("{}{ROUND}{}", contestant.name, round + 1), contestant),
         };
-        policies.into_iter().map(named)
+        contestants.into_iter().map(named)
     };
     (0..rounds).flat_map(round).collect()
 }
 
-/// A few scenarios under few policies.
+/// One model, or two or three.
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    run_all(Stage::Policies, &SCENARIOS, &FEW, setting, figures).await
+    run_all(Stage::Policies, &SCENARIOS, setting, figures).await
 }
 
-/// Many models under many policies.
+/// Five models at once.
 pub(crate) async fn run_mixes(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    run_all(Stage::Mixes, &MIXES, &MANY, setting, figures).await
+    run_all(Stage::Mixes, &MIXES, setting, figures).await
 }
 
 async fn run_all(
     stage: Stage,
     scenarios: &[Scenario],
-    policies: &[Named],
     setting: &Setting,
     figures: &mut Figures,
 ) -> Result<(), Error> {
@@ -217,15 +227,17 @@ async fn run_all(
             continue;
         };
         let by_hand = (!scenario.by_hand.is_empty()).then_some(&BY_HAND);
-        let is_meant =
-            |(name, _): &Named| setting.policies.is_empty() || setting.policies.iter().any(|of| of == name);
-        let policies: Vec<Named> = policies.iter().chain(by_hand).copied().filter(is_meant).collect();
-        for (name, policy) in rounds(&policies, setting.rounds) {
+        let is_meant = |of: &Contestant| {
+            setting.policies.is_empty() || setting.policies.iter().any(|name| name == of.name)
+        };
+        let contestants: Vec<Contestant> =
+            CONTESTANTS.iter().chain(by_hand).copied().filter(is_meant).collect();
+        for (name, contestant) in rounds(&contestants, setting.rounds) {
             let done = format!("{}, {name}", scenario.name);
             if figures.has_model(stage, &done, setting.quick) {
                 continue;
             }
-            let config = scenario.config(setting, figures, policy, &models)?;
+            let config = scenario.config(setting, figures, contestant, &models)?;
             let log = format!("{}-{done}", stage.name()).replace(", ", "-").replace(' ', "-");
             let serving = Serving::start_with(setting, &log, &config).await?;
             let spans = scenario.spans(setting, &serving).await?;
@@ -248,13 +260,15 @@ impl Scenario {
         &self,
         setting: &Setting,
         figures: &Figures,
-        policy: &str,
+        contestant: Contestant,
         models: &[&Model],
     ) -> Result<String, Error> {
+        let Contestant { policy, handover, mps, .. } = contestant;
+        let gpu = if mps { gpu(setting) } else { gpu(setting).replace('}', ", partition: none}") };
+        let interval = if policy == "feedback" { "100ms" } else { "500ms" };
         let mut text = format!(
-            "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{}]\n\
-             controller: {{policy: {policy}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n",
-            gpu(setting)
+            "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{gpu}]\n\
+             controller: {{policy: {policy}, interval: {interval}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
         );
         for (place, (Guest { model: name, slo_ms, priority, .. }, model)) in
             self.guests.iter().zip(models).enumerate()
@@ -262,7 +276,7 @@ impl Scenario {
             let path = model.path.to_string_lossy();
             write!(
                 text,
-                "  - {{name: {name}, path: {path:?}, slo: {slo_ms}ms, priority: {priority}, batch: {{max: {BATCH}}}, handover: shadow, \
+                "  - {{name: {name}, path: {path:?}, slo: {slo_ms}ms, priority: {priority}, batch: {{max: {BATCH}}}, handover: {handover}, \
                  queue: {{memory: 1Gi}}, threads: {}",
                 threads()
             )
@@ -272,7 +286,7 @@ impl Scenario {
                 std::fs::write(&path, profile).map_err(Error::io("write", &path))?;
                 write!(text, ", profile: {:?}", path.to_string_lossy()).expect("a string takes everything");
             }
-            if policy == BY_HAND.1 {
+            if policy == BY_HAND.policy {
                 write!(text, ", share: {{initial: {}%}}", self.by_hand[place])
                     .expect("a string takes everything");
             }
@@ -291,8 +305,9 @@ impl Scenario {
             // Models that are asked as often are not asked at the same moments.
             let seed = |place: usize| (part * self.guests.len() + place) as u64 + 1;
             let asking = self.guests.iter().zip(&subjects).enumerate();
-            let asking = asking.map(|(place, (guest, subject))| guest.ask(subject, part, seed(place), span));
-            let tallies: Vec<Tally> = join_all(asking).await;
+            let asking =
+                asking.map(|(place, (guest, subject))| guest.ask(serving, subject, part, seed(place), span));
+            let tallies: Vec<Tally> = try_join_all(asking).await?;
             let before = std::mem::replace(&mut counted, self.counted(serving).await?);
             let mut models = Map::new();
             for (index, (guest, tally)) in self.guests.iter().zip(&tallies).enumerate() {
@@ -352,12 +367,23 @@ impl Counted {
 
 impl Guest {
     /// Asks for so long, in that part of the scenario; at random by that seed.
-    async fn ask(&self, subject: &Arc<Subject>, part: usize, seed: u64, span: Duration) -> Tally {
+    async fn ask(
+        &self,
+        serving: &Serving,
+        subject: &Arc<Subject>,
+        part: usize,
+        seed: u64,
+        span: Duration,
+    ) -> Result<Tally, Error> {
         match self.asked {
-            Asked::InTurn(clients) => subject.ask_in_turn(clients, span).await,
+            Asked::InTurn(clients) => Ok(subject.ask_in_turn(clients, span).await),
             Asked::AtRandom(rates) => {
                 let plan = Plan { rate: rates[part], span, arrivals: Arrivals::Poisson, seed };
-                subject.ask_at_random(&plan).await
+                if self.by_python {
+                    let socket = serving.server.home().run_dir().join("http.sock");
+                    return python::ask_at_random(&socket, self.model, &plan).await;
+                }
+                Ok(subject.ask_at_random(&plan).await)
             }
         }
     }
@@ -387,7 +413,8 @@ mod tests {
     #[test]
     fn every_other_round_goes_back() {
         let names = |count: u32| -> Vec<String> {
-            rounds(&[("a", "x"), ("b", "y")], count).into_iter().map(|(name, _)| name).collect()
+            let contestants = [contestant("a", "x", "auto"), contestant("b", "y", "auto")];
+            rounds(&contestants, count).into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(1), ["a", "b"]);
         assert_eq!(names(3), ["a", "b", "b, round 2", "a, round 2", "a, round 3", "b, round 3"]);

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Asks a model at random times, as a service in Python would: asyncio, HTTP with binary tensors, answered or not.
+
+Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs nothing but Python. Prints one object of JSON: how many requests there were,
+how long each answer took in microseconds from the moment at which its request was due, and how many failed, by status.
+"""
+
+import asyncio
+import json
+import random
+import struct
+import sys
+from collections import Counter
+
+ROW = {"FP32": ("f", lambda r: r.uniform(-1, 1)), "INT64": ("q", lambda r: r.randrange(1, 1000)),
+       "INT32": ("i", lambda r: r.randrange(1, 1000))}
+VARIANTS = 4
+HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n" \
+       "Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n"
+IDLE_AT_MOST = 64
+
+
+class Server:
+    def __init__(self, path):
+        self.path, self.idle = path, []
+
+    async def send(self, request):
+        """The status and body of the answer."""
+        reader, writer = self.idle.pop() if self.idle else await asyncio.open_unix_connection(self.path, limit=2**20)
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:"))
+        body = await reader.readexactly(length)
+        if len(self.idle) < IDLE_AT_MOST:
+            self.idle.append((reader, writer))
+        else:
+            writer.close()
+        return int(head.split(" ", 2)[1]), body
+
+
+def request(model, inputs, seed):
+    draw = random.Random(seed)
+    data, described = b"", []
+    for tensor in inputs:
+        shape = [1] + [max(size, 1) for size in tensor["shape"][1:]]
+        count = 1
+        for size in shape:
+            count *= size
+        code, value = ROW[tensor["datatype"]]
+        packed = struct.pack(f"<{count}{code}", *(value(draw) for _ in range(count)))
+        described.append({"name": tensor["name"], "datatype": tensor["datatype"], "shape": shape,
+                          "parameters": {"binary_data_size": len(packed)}})
+        data += packed
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    return HEAD.format(model, len(header), len(header) + len(data)).encode() + header + data
+
+
+async def main(path, model, rate, seconds, seed):
+    server, loop, draw = Server(path), asyncio.get_running_loop(), random.Random(seed)
+    status, body = await server.send(f"GET /v2/models/{model} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert status == 200, (status, body)
+    requests = [request(model, json.loads(body)["inputs"], n) for n in range(VARIANTS)]
+    took, failed = [], Counter()
+
+    async def ask(n, due):
+        try:
+            status, _ = await server.send(requests[n % VARIANTS])
+        except (OSError, asyncio.IncompleteReadError) as error:
+            status = type(error).__name__
+        if status == 200:
+            took.append(round((loop.time() - due) * 1e6))
+        else:
+            failed[str(status)] += 1
+
+    begun, due, under_way, offered, late = loop.time(), 0.0, set(), 0, 0.0
+    while (due := due + draw.expovariate(rate)) < seconds:
+        if (wait := begun + due - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        late = max(late, loop.time() - begun - due)
+        task = asyncio.create_task(ask(offered, begun + due))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        offered += 1
+    await asyncio.wait_for(asyncio.gather(*under_way), 30)
+    print(json.dumps({"offered": offered, "took_us": took, "failed": failed, "sent_late_us": round(late * 1e6)}))
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:5]), int(sys.argv[5])))
