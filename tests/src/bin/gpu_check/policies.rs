@@ -252,7 +252,8 @@ async fn run_all(
 impl Scenario {
     /// The files of its models, if all are there.
     fn models<'a>(&self, setting: &'a Setting) -> Option<Vec<&'a Model>> {
-        let file = |guest: &Guest| setting.models.iter().find(|model| model.name == guest.model);
+        let all = setting.models.iter().chain(&setting.halves);
+        let file = |guest: &Guest| all.clone().find(|model| model.name == guest.model);
         self.guests.iter().map(file).collect()
     }
 
