@@ -1,6 +1,5 @@
 //! When a batch runs, and who is in it.
 
-use std::ops::AddAssign;
 use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
@@ -38,54 +37,6 @@ pub struct Taken<K, T> {
     pub batch: Vec<Entry<K, T>>,
     /// Those that are refused, because they cannot be answered in time any more.
     pub late: Vec<Entry<K, T>>,
-}
-
-/// What came of waits for company.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Waits {
-    /// Batches that waited to the end, and were not full then.
-    pub batches: u64,
-    /// How long they waited together.
-    pub total: Duration,
-    /// How long of that nobody joined them any more.
-    pub in_vain: Duration,
-    /// How long the lane executed nothing because of waits, those of full batches included.
-    pub idle: Duration,
-}
-
-impl Waits {
-    /// What came of the wait of a batch that runs now, on a lane that has executed nothing since that moment. Of one that was full, or was
-    /// kept by the lane and not by the wait, only how long the lane was idle.
-    pub fn of<K, T>(batch: &[Entry<K, T>], limits: &Limits, idle_since: Option<Moment>, now: Moment) -> Self {
-        if limits.max_delay.is_zero() {
-            return Self::default();
-        }
-        let arrivals = || batch.iter().map(|entry| entry.arrived);
-        let (Some(oldest), Some(newest)) = (arrivals().min(), arrivals().max()) else {
-            return Self::default();
-        };
-        let rows: u64 = batch.iter().map(|entry| u64::from(entry.rows)).sum();
-        let (total, in_vain) = (now.since(oldest), now.since(newest));
-        let idle = idle_since.map_or(Duration::ZERO, |since| now.since(since.max(oldest)));
-        let full = rows >= u64::from(limits.max_rows) || batch.len() >= limits.max_requests;
-        let waited = limits.max_delay..=limits.max_delay + limits.max_delay / LATE_PART;
-        if full || !waited.contains(&total) {
-            return Self { idle, ..Self::default() };
-        }
-        Self { batches: 1, total, in_vain, idle }
-    }
-}
-
-/// A batch that goes later than its wait is over, by more than one such part of that, was kept by the lane.
-const LATE_PART: u32 = 8;
-
-impl AddAssign for Waits {
-    fn add_assign(&mut self, other: Self) {
-        self.batches += other.batches;
-        self.total = self.total.saturating_add(other.total);
-        self.in_vain = self.in_vain.saturating_add(other.in_vain);
-        self.idle = self.idle.saturating_add(other.idle);
-    }
 }
 
 /// Decides what runs next, when the lane has a free slot.

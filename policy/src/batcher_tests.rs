@@ -223,39 +223,6 @@ proptest! {
 }
 
 #[test]
-fn a_wait_is_in_vain_from_the_last_who_joined() {
-    let arrived = |at| Request { arrived: ms(at), ..request(1, 0, 1) };
-    let waits = |arrivals: &[u64], now| {
-        let batch: Vec<_> = arrivals.iter().map(|&at| arrived(at)).collect();
-        let Waits { batches, total, in_vain, .. } = Waits::of(&batch, &LIMITS, None, ms(now));
-        (batches, total.as_millis(), in_vain.as_millis())
-    };
-    assert_eq!(waits(&[0, 4], 10), (1, 10, 6));
-    assert_eq!(waits(&[4, 0, 1], 11), (1, 11, 7), "in any order");
-    assert_eq!(waits(&[0], 10), (1, 10, 10));
-    assert_eq!(waits(&[0, 1, 2, 3], 10), (0, 0, 0), "full");
-    assert_eq!(waits(&[0, 4], 30), (0, 0, 0), "the lane was not free");
-    assert_eq!(waits(&[0, 4], 5), (0, 0, 0), "its deadline came first");
-    assert_eq!(waits(&[], 5), (0, 0, 0));
-    let limits = Limits { max_delay: Duration::ZERO, ..LIMITS };
-    assert_eq!(Waits::of(&[arrived(0)], &limits, Some(ms(0)), ms(0)), Waits::default());
-    let idle = |arrivals: &[u64], since: Option<u64>, now| {
-        let batch: Vec<_> = arrivals.iter().map(|&at| arrived(at)).collect();
-        Waits::of(&batch, &LIMITS, since.map(ms), ms(now)).idle.as_millis()
-    };
-    assert_eq!(idle(&[2, 4], Some(0), 12), 10);
-    assert_eq!(idle(&[2, 4], Some(6), 12), 6, "it executed when they came");
-    assert_eq!(idle(&[2, 3, 4, 5], Some(0), 6), 4, "full");
-    assert_eq!(idle(&[2, 4], None, 12), 0);
-    let mut sum = Waits::default();
-    (0..3).for_each(|_| sum += Waits::of(&[arrived(0)], &LIMITS, None, ms(10)));
-    assert_eq!(
-        (sum.batches, sum.total, sum.in_vain),
-        (3, Duration::from_millis(30), Duration::from_millis(30))
-    );
-}
-
-#[test]
 fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
     // Measured of VGG-19 on a whole H200, in microseconds.
     let times = [(1, 828), (2, 1142), (4, 1607), (8, 2683), (16, 4643)];

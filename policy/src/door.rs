@@ -16,17 +16,15 @@ pub struct Ahead {
     pub rows: u64,
     /// The largest batch in rows, at least 1.
     pub max_batch: u32,
-    /// Rows that a batch should have by the time it is sent.
-    pub expected_batch: u32,
 }
 
 impl Ahead {
     /// When a request of one row should be answered, if a batch of so many rows takes that `time`: full
-    /// batches go before it, then its own, which others still join.
+    /// batches go before it, then its own.
     pub fn answered_at(&self, mut time: impl FnMut(u32) -> Duration) -> Moment {
         let max = self.max_batch.max(1);
         let (full, part) = (self.rows / u64::from(max), self.rows % u64::from(max));
-        let own = u32::try_from(part).map_or(max, |part| part + 1).max(self.expected_batch.min(max));
+        let own = u32::try_from(part).map_or(max, |part| part + 1);
         let mut answered = self.lane_free + time(own);
         if full > 0 {
             let full = u32::try_from(full).unwrap_or(u32::MAX);
@@ -80,8 +78,7 @@ mod tests {
 
     #[test]
     fn full_batches_go_first_and_then_ones_own() {
-        let answered =
-            |rows| Ahead { lane_free: ms(100), rows, max_batch: 4, expected_batch: 1 }.answered_at(time);
+        let answered = |rows| Ahead { lane_free: ms(100), rows, max_batch: 4 }.answered_at(time);
         assert_eq!(answered(0), ms(111));
         assert_eq!(answered(3), ms(114));
         assert_eq!(answered(4), ms(114 + 11));
@@ -96,13 +93,6 @@ mod tests {
     }
 
     #[test]
-    fn others_still_join_ones_batch() {
-        let ahead = Ahead { lane_free: ms(100), rows: 1, max_batch: 4, expected_batch: 3 };
-        assert_eq!(ahead.answered_at(time), ms(113));
-        assert_eq!(Ahead { expected_batch: 9, ..ahead }.answered_at(time), ms(114));
-    }
-
-    #[test]
     fn a_part_is_let_in_evenly() {
         let mut admission = Admission::default();
         let let_in: Vec<bool> = (0..8).map(|_| admission.lets_in(0.25)).collect();
@@ -113,9 +103,6 @@ mod tests {
 
     #[test]
     fn no_batch_at_all_counts_as_one_row() {
-        assert_eq!(
-            Ahead { lane_free: ms(0), rows: 2, max_batch: 0, expected_batch: 1 }.answered_at(time),
-            ms(33)
-        );
+        assert_eq!(Ahead { lane_free: ms(0), rows: 2, max_batch: 0 }.answered_at(time), ms(33));
     }
 }

@@ -8,17 +8,15 @@
 //! [`batcher`] says when it runs and with whom, [`punctual`] who of those that wait is in time, [`late`] whether it still runs when its deadline has
 //! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
 //! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow, [`groups`] says which SMs a partition has. [`sharing`] divides the GPUs by what was
-//! seen, of which [`bursts`] and [`pressure`] are noted as requests come.
+//! seen.
 
 pub mod batcher;
 pub mod blame;
-pub mod bursts;
 pub mod door;
 pub mod groups;
 pub mod handover;
 pub mod late;
 pub mod latency;
-pub mod pressure;
 pub mod punctual;
 pub mod queue;
 pub mod restart;

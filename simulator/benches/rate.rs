@@ -9,7 +9,7 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::Named;
 use shadowslice_simulator::scenario::{Scenario, Served};
-use shadowslice_simulator::world::{self, Ask, Settings};
+use shadowslice_simulator::world::{self, Settings};
 
 const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
@@ -51,7 +51,6 @@ fn served(index: u32) -> Served {
         max_queued: 1024,
         serve_late: false,
         max_delay: Duration::ZERO,
-        standby: true,
         in_process: false,
     }
 }
@@ -62,7 +61,7 @@ fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
     let arrivals = Named::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: Ask, _: &Facts| Decision { doors: doors.to_vec(), ..Decision::default() };
+    let mut decide = |_: &Facts| Decision { doors: doors.to_vec(), ..Decision::default() };
     let begun = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
     let took = begun.elapsed().as_secs_f64();

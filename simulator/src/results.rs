@@ -69,8 +69,6 @@ pub struct ModelRun {
     pub repartitions: u64,
     /// When each of them did, in seconds.
     pub repartitioned_at_s: Vec<f64>,
-    /// When those of them did that were asked for under pressure, between two intervals.
-    pub pressed_at_s: Vec<f64>,
     /// The share in force at the end.
     pub sms: u32,
 }
@@ -128,7 +126,6 @@ impl Run {
                 pending: model.pending,
                 repartitions: model.repartitions.len() as u64,
                 repartitioned_at_s: model.repartitions.iter().map(|&at| ms(at) / 1e3).collect(),
-                pressed_at_s: model.under_pressure.iter().map(|&at| ms(at) / 1e3).collect(),
                 sms: model.share,
             };
             per_model.insert(served.terms.name.clone(), run);

@@ -28,8 +28,6 @@ pub struct Served {
     pub serve_late: bool,
     /// How long a batch that is not full waits for more.
     pub max_delay: Duration,
-    /// Whether a second worker is kept ready where the policy wants one.
-    pub standby: bool,
     /// Whether its share changes inside its worker, where the GPU divides; else a second worker brings the new one.
     pub in_process: bool,
 }
@@ -82,7 +80,6 @@ pub(crate) mod fixtures {
             max_queued: 1024,
             serve_late: true,
             max_delay: Duration::ZERO,
-            standby: true,
             in_process: false,
         }
     }

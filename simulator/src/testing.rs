@@ -35,15 +35,7 @@ pub(crate) fn model(execution: Execution, max_batch: u32, slo_ms: u64) -> Served
         bandwidth: 0.0,
         execution,
     };
-    Served {
-        terms,
-        truth,
-        max_queued: 1000,
-        serve_late: false,
-        max_delay: Duration::ZERO,
-        standby: true,
-        in_process: false,
-    }
+    Served { terms, truth, max_queued: 1000, serve_late: false, max_delay: Duration::ZERO, in_process: false }
 }
 
 pub(crate) fn scenario(sms: u32, models: Vec<Served>) -> Scenario {

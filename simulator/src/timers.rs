@@ -30,11 +30,6 @@ impl Timers {
         }
     }
 
-    /// Whether a timer is stopped.
-    pub(crate) fn is_off(&self, timer: usize) -> bool {
-        self.tree[self.leaves + timer] == NEVER
-    }
-
     /// When the earliest fires.
     pub(crate) fn due(&self) -> u64 {
         self.tree[1]

@@ -23,7 +23,6 @@ use crate::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
 use crate::nvml::Watch;
 use crate::otlp::{Exporter, ExporterError};
 use crate::partition::{Gpus, Partition};
-use crate::pipeline::PRESSURES;
 use crate::process::may_raise_priority;
 use crate::repository::{Asked, Repository};
 use crate::router::Router;
@@ -162,19 +161,12 @@ async fn run_models(
     gpus: &Gpus,
     sampling: Option<Sampling>,
 ) -> Result<Running, Failed> {
-    let (bells, pressed) = mpsc::channel(PRESSURES);
     let (sharers, shared) = watch::channel(Vec::new());
-    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared, pressed).unzip();
+    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared).unzip();
     let started = ControlThread::start(planner);
     let (control, hire) = started.map_err(|error| Box::new(ServeError::Runtime(error)))?;
     let (router, (roster, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
-    let workshop = Workshop {
-        context: context.clone(),
-        gpus: gpus.clone(),
-        hire,
-        pressed: config.controller.acts().map(|_| bells),
-        next: 0,
-    };
+    let workshop = Workshop { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), roster, sharers, sampling };
     let keeper = Keeper::start(file, config, workshop, shown).await.map_err(failed)?;
     Ok(Running { keeper, control, router, roster: seen, planned })

@@ -31,8 +31,8 @@ pub struct Options {
     /// with one arrival per line as `seconds,model`. Several are run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// What decides: adaptive, feedback, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it,
-    /// adaptive's batch limits and admission come with it.
+    /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it, requests are
+    /// refused that cannot be answered in time.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<Choice>,
     /// Decides all that is random.
@@ -140,7 +140,7 @@ fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &
         served.terms.initial = initial;
     }
     let arrivals = load.arrivals.iter().copied();
-    let outcome = world::run(&started, settings, arrivals, &mut world::by(&mut policy));
+    let outcome = world::run(&started, settings, arrivals, &mut |facts| policy.decide(facts));
     Run::new(&contender.to_string(), trial, scenario, &outcome)
 }
 

@@ -2,7 +2,7 @@
 
 use shadowslice_shared::units::Sms;
 
-use super::{Change, Decision, Door, Facts, Live, Plan, Terms, Verdict, Waiting};
+use super::{Change, Decision, Door, Facts, Live, Plan, Terms, Verdict, Waiting, Why};
 
 /// What a policy wants of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,42 +11,42 @@ pub(super) struct Target {
     pub(super) sms: Sms,
     /// Its door.
     pub(super) door: Door,
+    /// Why.
+    pub(super) why: Why,
 }
 
-/// The decision that leads to the targets without further thought: nobody's share changes while people
-/// hold it or while it is already changing, and what makes room goes first.
+impl Target {
+    /// As the policy divides the GPU.
+    pub(super) fn divided(sms: Sms, max_batch: u32) -> Self {
+        Self { sms, door: Door::open(max_batch), why: Why::Divided }
+    }
+}
+
+/// The decision that leads to the targets without further thought: no share changes while it is held
+/// or while it is already changing, and what makes room goes first.
 pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();
     for (model, ((target, terms), live)) in targets.iter().zip(terms).zip(&facts.models).enumerate() {
-        let to = terms.within(target.sms);
-        let verdict = verdict(to, live);
-        if let Some((from, to)) = verdict.change() {
-            let at_once = live.standing == Some(to);
-            changes.push(Change { model, from, to, at_once, onset: facts.now });
+        let verdict = verdict(terms.within(target.sms), target.why, live);
+        if verdict.changes() {
+            let Verdict { from, to, .. } = verdict;
+            changes.push(Change { model, from, to, at_once: live.standing == Some(to) });
         }
         report.push(verdict);
     }
-    let doors = targets.iter().map(|target| target.door).collect();
-    Decision { plan: plan(changes), doors, standby: vec![None; terms.len()], report }
-}
-
-fn verdict(to: Sms, live: &Live) -> Verdict {
-    let from = live.share;
-    match (live.held, live.coming) {
-        _ if from == to && live.coming.is_none() => Verdict::Keep,
-        (true, _) => Verdict::Wait { to, waiting: Waiting::Held },
-        (_, Some(_)) => Verdict::Wait { to, waiting: Waiting::Handover },
-        (_, None) if from < to => Verdict::Grow { from, to },
-        (_, None) => Verdict::Shrink { from, to },
-    }
-}
-
-/// A plan of these changes, those that make room first.
-pub(super) fn plan(mut changes: Vec<Change>) -> Option<Plan> {
-    if changes.is_empty() {
-        return None;
-    }
     changes.sort_by_key(|change| (change.to > change.from, change.model));
-    Some(Plan { changes })
+    let plan = (!changes.is_empty()).then_some(Plan { changes });
+    Decision { plan, doors: targets.iter().map(|target| target.door).collect(), report }
+}
+
+fn verdict(to: Sms, why: Why, live: &Live) -> Verdict {
+    let from = live.share;
+    let waiting = match (live.held, live.coming) {
+        _ if from == to && live.coming.is_none() => None,
+        (true, _) => Some(Waiting::Held),
+        (_, Some(_)) => Some(Waiting::Handover),
+        (_, None) => None,
+    };
+    Verdict { from, to, waiting, why }
 }

@@ -1,4 +1,4 @@
-//! Which policy, and whether with our doors.
+//! Which policy, and whether it turns late requests away.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,32 +7,32 @@ use shadowslice_shared::units::Sms;
 
 use super::{Kind, Policy, Terms, UnknownPolicy};
 
-/// Behind a policy's name: with our batching and admission in place of its own.
+/// Behind a policy's name: requests that cannot be answered in time are turned away.
 const WITH_DOORS: &str = "+doors";
 
-/// A policy, with its own doors or ours, as people write it: `gslice`, `half+doors`.
+/// A policy as people write it: `gslice`, `half+doors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// Which policy.
     pub kind: Kind,
-    /// Whether our batching and admission come in place of its own.
-    pub our_doors: bool,
+    /// Whether requests that cannot be answered in time are turned away.
+    pub refuses_late: bool,
 }
 
 impl Choice {
-    /// A policy with its own doors.
+    /// A policy as it is.
     pub const fn of(kind: Kind) -> Self {
-        Self { kind, our_doors: false }
+        Self { kind, refuses_late: false }
     }
 
     /// Whether it tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
-        matches!(self.kind, Kind::Adaptive | Kind::Feedback) || self.our_doors
+        self.kind == Kind::Adaptive
     }
 
     /// Whether its shares are caps that may overlap, so that partitions of them lie together and what they leave free does, too.
     pub fn lies_together(self) -> bool {
-        self.kind == Kind::Feedback
+        self.kind == Kind::Adaptive
     }
 
     /// The policy for these models on these GPUs.
@@ -41,8 +41,7 @@ impl Choice {
     ///
     /// If a model's GPU is not among `gpus`.
     pub fn policy(self, gpus: &[Sms], terms: &[Terms]) -> Policy {
-        let policy = Policy::new(self.kind, gpus, terms);
-        if self.our_doors { policy.with_our_doors() } else { policy }
+        Policy::new(self, gpus, terms)
     }
 }
 
@@ -51,13 +50,13 @@ impl FromStr for Choice {
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
         let bare = text.strip_suffix(WITH_DOORS);
-        Ok(Self { kind: bare.unwrap_or(text).parse()?, our_doors: bare.is_some() })
+        Ok(Self { kind: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind, if self.our_doors { WITH_DOORS } else { "" })
+        write!(f, "{}{}", self.kind, if self.refuses_late { WITH_DOORS } else { "" })
     }
 }
 
@@ -68,8 +67,8 @@ mod tests {
     #[test]
     fn every_choice_is_read_as_it_is_written() {
         for kind in Kind::ALL {
-            for our_doors in [false, true] {
-                let choice = Choice { kind, our_doors };
+            for refuses_late in [false, true] {
+                let choice = Choice { kind, refuses_late };
                 assert_eq!(choice.to_string().parse(), Ok(choice));
             }
         }

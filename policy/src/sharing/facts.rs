@@ -5,9 +5,6 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 
-use crate::batcher::Waits;
-use crate::bursts::Slots;
-
 /// What does not change while a model is served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Terms {
@@ -58,21 +55,6 @@ pub struct Facts {
     pub models: Vec<Live>,
 }
 
-impl Facts {
-    /// The shares in force.
-    pub fn shares(&self) -> Vec<Sms> {
-        self.models.iter().map(|live| live.share).collect()
-    }
-
-    /// The least that each model has until the next facts: a hand-over may bring less at any moment.
-    pub(super) fn least_shares(&self) -> Vec<Sms> {
-        self.models
-            .iter()
-            .map(|live| live.coming.map_or(live.share, |coming| coming.min(live.share)))
-            .collect()
-    }
-}
-
 /// One model as it stands now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Live {
@@ -84,8 +66,6 @@ pub struct Live {
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
     pub standing: Option<Sms>,
-    /// The share of a worker that starts, and will stand ready.
-    pub starting: Option<Sms>,
     /// Whether people hold its share.
     pub held: bool,
     /// What was seen since the last decision.
@@ -101,8 +81,6 @@ pub struct Seen {
     pub arrived: u64,
     /// Rows of all those together.
     pub rows: u64,
-    /// The requests by short slots.
-    pub slots: Slots,
     /// Requests answered.
     pub answered: u64,
     /// Requests answered within the SLO.
@@ -111,16 +89,12 @@ pub struct Seen {
     pub refused: u64,
     /// Requests that wait now.
     pub queued: usize,
-    /// The most that waited or executed at the same time.
-    pub most_under_way: usize,
     /// Mean latency of the answers; zero without any.
     pub mean_latency: Duration,
     /// 99th percentile of the answers' latency; zero without any.
     pub p99_latency: Duration,
     /// The part of the span in which a batch executed, 0 to 1.
     pub busy: f64,
-    /// What came of waits for company.
-    pub waits: Waits,
     /// Batches by their size. All executed at the share in force, beside whoever was there.
     pub executed: Vec<Executed>,
 }

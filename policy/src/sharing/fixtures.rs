@@ -6,7 +6,6 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::{Live, Seen, Terms};
-use crate::bursts::SlotCounter;
 
 /// A model with an SLO and no profile.
 pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
@@ -52,16 +51,7 @@ pub(super) fn live(share: Sms) -> Live {
         since: Moment::default(),
         coming: None,
         standing: None,
-        starting: None,
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }
-}
-
-/// The same, with all that came in one moment.
-pub(super) fn in_one_burst(mut live: Live) -> Live {
-    let mut slots = SlotCounter::default();
-    (0..live.seen.arrived).for_each(|_| slots.note(Moment::default()));
-    live.seen.slots = slots.take(Moment::after_origin(live.seen.span));
-    live
 }

@@ -13,7 +13,6 @@ mod baselines;
 mod carry_out;
 mod choice;
 mod facts;
-mod feedback;
 #[cfg(test)]
 mod fixtures;
 mod plan;
@@ -21,5 +20,5 @@ mod policy;
 
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms};
-pub use plan::{Change, Decision, Door, Plan, Relief, Verdict, Waiting};
-pub use policy::{DOORS_EVERY, Kind, Policy, UnknownPolicy};
+pub use plan::{Change, Decision, Door, Missed, Plan, Verdict, Waiting, Why};
+pub use policy::{Kind, Policy, UnknownPolicy};

@@ -21,7 +21,7 @@ mod tests;
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{DOORS_EVERY, Decision, Facts, Plan, Policy};
+use shadowslice_policy::sharing::{Decision, Facts};
 use shadowslice_shared::contention::Gpu;
 
 pub(crate) use observe::Tally;
@@ -68,8 +68,6 @@ pub(crate) struct ModelOutcome {
     pub(crate) pending: u64,
     /// When hand-overs came to effect, in nanoseconds.
     pub(crate) repartitions: Vec<u64>,
-    /// Those of them that were asked for between two intervals.
-    pub(crate) under_pressure: Vec<u64>,
     pub(crate) share: u32,
 }
 
@@ -112,35 +110,8 @@ fn timer(model: usize, timer: Timer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
-/// Why a policy is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
-    /// Nothing has come yet: who is let in from the first request on?
-    Start,
-    /// An interval is over.
-    Interval,
-    /// A part of one is.
-    Meanwhile,
-    /// This model should have more SMs at once, and they may be had.
-    Pressure(usize),
-}
-
-/// What decides in a world.
-pub type Decide<'d> = dyn FnMut(Ask, &Facts) -> Decision + 'd;
-
-/// Lets a policy decide.
-pub fn by(policy: &mut Policy) -> impl FnMut(Ask, &Facts) -> Decision {
-    |ask, facts| match ask {
-        Ask::Start => Decision { doors: policy.first_doors(&facts.shares()), ..Decision::default() },
-        Ask::Interval => policy.decide(facts),
-        Ask::Meanwhile => Decision { doors: policy.doors_meanwhile(facts), ..Decision::default() },
-        Ask::Pressure(model) => {
-            let Some(relief) = policy.pressure(model, facts.now, facts) else { return Decision::default() };
-            let plan = Plan { changes: vec![relief.change] };
-            Decision { plan: Some(plan), doors: relief.doors, ..Decision::default() }
-        }
-    }
-}
+/// What decides in a world, once an interval.
+pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
 
 /// Runs a scenario through arrivals, which come in the order of time and for its models only. Requests
 /// that are still unanswered when the last one's SLO is over are left so.
@@ -151,14 +122,11 @@ pub fn run(
     decide: &mut Decide<'_>,
 ) -> Outcome {
     let mut world = World::new(scenario, settings);
-    world.ask(Ask::Start, decide);
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
         world.advance(last, decide);
-        if world.models[arrival.model].arrive(last, &mut world.stage) {
-            world.ask(Ask::Pressure(arrival.model), decide);
-        }
+        world.models[arrival.model].arrive(last, &mut world.stage);
     }
     let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
@@ -182,7 +150,7 @@ impl<'a> World<'a> {
                 scenario.gpus.iter().copied().map(Gpu::new),
                 Rules { proportional: settings.proportional, interference: settings.interference },
             ),
-            timers: Timers::new(count * TIMERS.len() + 2),
+            timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,
             together: settings.together,
             deviation: settings.noise,
@@ -194,20 +162,11 @@ impl<'a> World<'a> {
         (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &mut stage));
         let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
-        new.set_meanwhile();
         new
     }
 
     fn set_interval(&mut self) {
         self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
-    }
-
-    /// The next look between two decisions, where they are further apart.
-    fn set_meanwhile(&mut self) {
-        if self.interval > ns(DOORS_EVERY) {
-            let timer = self.models.len() * TIMERS.len() + 1;
-            self.stage.timers.set(timer, self.now.saturating_add(ns(DOORS_EVERY)));
-        }
     }
 
     /// Lets everything happen up to then.
@@ -218,46 +177,31 @@ impl<'a> World<'a> {
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.stage),
-                None => self.look(due, decide),
+                None => self.ask(decide),
             }
         }
         self.now = until;
     }
 
-    /// Asks the policy because this timer is due, which is no model's.
-    fn look(&mut self, due: usize, decide: &mut Decide<'_>) {
-        let is_interval = due == self.models.len() * TIMERS.len();
-        if is_interval {
-            self.set_interval();
-        }
-        self.set_meanwhile();
-        self.ask(if is_interval { Ask::Interval } else { Ask::Meanwhile }, decide);
-    }
-
     /// Asks the policy, and does as it says.
-    fn ask(&mut self, ask: Ask, decide: &mut Decide<'_>) {
+    fn ask(&mut self, decide: &mut Decide<'_>) {
+        self.set_interval();
         let Self { scenario, models, stage, now, .. } = self;
         let live = models.iter().map(|model| model.live(*now)).collect();
-        let decision = decide(ask, &Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
-        if ask == Ask::Interval {
-            models.iter_mut().for_each(|model| model.observer.decided(*now));
-        }
+        let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+        models.iter_mut().for_each(|model| model.observer.decided(*now));
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
-        for (model, wanted) in models.iter_mut().zip(decision.standby) {
-            model.keep_ready(wanted, *now, stage);
-        }
-        let pressed = matches!(ask, Ask::Pressure(_));
         let (changes, count) = (decision.plan.iter().flat_map(|plan| &plan.changes), models.len());
         for change in changes.filter(|change| change.model < count) {
             let model = &mut models[change.model];
             let gpu = model.served.terms.gpu;
             if model.inside.is_some() {
-                model.resize_inside(change, stage.gpus.gpu(gpu), pressed, *now);
+                model.resize_inside(change, stage.gpus.gpu(gpu), *now);
                 partitions::place_all(models, gpu, stage);
             } else {
-                model.change(change, scenario.gpus[gpu], pressed, *now, stage);
+                model.change(change, scenario.gpus[gpu], *now, stage);
             }
         }
     }
@@ -271,7 +215,6 @@ impl<'a> World<'a> {
                 tally: model.observer.total.clone(),
                 pending: model.pending(),
                 repartitions: model.repartitions.clone(),
-                under_pressure: model.under_pressure.clone(),
                 share: model.share().0,
             }
         };
@@ -285,6 +228,6 @@ fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
         Timer::SecondLane => model.completed(1, now, stage),
         Timer::Alarm => model.dispatch(now, stage),
         Timer::Warm => model.warmed(now, stage),
-        Timer::Dwell => model.retire(now, stage),
+        Timer::Dwell => model.retire(stage),
     }
 }

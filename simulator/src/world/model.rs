@@ -4,11 +4,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{self, Limits, Next, Taken, Waits};
+use shadowslice_policy::batcher::{self, Limits, Next, Taken};
 use shadowslice_policy::door::{self, Admission, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::pressure::Pressure;
 use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::queue::{Entry, Queue};
 use shadowslice_policy::sharing::{Door, Live};
@@ -64,9 +63,6 @@ pub(super) struct Model<'a> {
     admission: Admission,
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
-    pressure: Pressure,
-    /// Whether more SMs might be had when that was last looked at.
-    had_more: bool,
     pub(super) observer: Observer,
     /// The one that serves, and the one that did or is about to.
     pub(super) lanes: [Lane; 2],
@@ -74,16 +70,8 @@ pub(super) struct Model<'a> {
     pub(super) other: Other,
     /// Where its share changes inside its worker.
     pub(super) inside: Option<Inside>,
-    /// The share at which the policy wants a worker to stand ready,
-    pub(super) wanted: Option<Sms>,
-    /// and at which one is kept so.
-    pub(super) standby: Option<Sms>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
-    /// Those of them that were asked for between two intervals.
-    pub(super) under_pressure: Vec<u64>,
-    /// Whether the hand-over under way was.
-    pub(super) pressed: bool,
     alarm: u64,
 }
 
@@ -107,56 +95,32 @@ impl<'a> Model<'a> {
             admission: Admission::default(),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
-            pressure: Pressure::default(),
-            had_more: false,
             observer: Observer::new(),
             lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
             serving: 0,
             other: Other::Gone,
             inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
-            wanted: None,
-            standby: None,
             since: 0,
             repartitions: Vec::new(),
-            under_pressure: Vec::new(),
-            pressed: false,
             alarm: NEVER,
         }
     }
 
-    /// A request comes. True if that shows that its model should have more SMs at once, and they may be had.
-    pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) -> bool {
+    /// A request comes.
+    pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) {
         let arrived = moment(now);
-        self.observer.arrived(arrived);
+        self.observer.arrived();
         let deadline = arrived + self.served.terms.slo;
-        let relief = self.listens(arrived);
-        // Who finds nobody before him is tried in any case, or predictions would never be corrected.
+        // A request that finds no other before it is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
-        let answered = (!tried && (relief || self.refuses_late())).then(|| self.answered_at(arrived));
-        let late = answered.is_some_and(|answered| answered > deadline);
-        let pressed = relief && self.pressure.note(answered, deadline, self.door.watch, arrived).is_some();
+        let late = !tried && self.refuses_late() && self.answered_at(arrived) > deadline;
         let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
-        let refused = !let_in || late && self.refuses_late();
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
-        if refused || self.queue.push(request).is_err() {
+        if late || !let_in || self.queue.push(request).is_err() {
             self.observer.refused(1);
         } else {
-            let executing =
-                self.lanes.iter().flat_map(|lane| &lane.in_flight).map(|batch| batch.requests.len());
-            self.observer.under_way(self.queue.len() + executing.sum::<usize>());
             self.dispatch(now, stage);
         }
-        pressed
-    }
-
-    /// Whether pressure would be news. What was noted before says nothing of a share from which more may be had only now.
-    fn listens(&mut self, now: Moment) -> bool {
-        let has_more = self.may_have_more();
-        let before = std::mem::replace(&mut self.had_more, has_more);
-        if self.had_more && !before {
-            self.pressure = Pressure::default();
-        }
-        self.had_more && self.pressure.is_heard(now)
     }
 
     fn refuses_late(&self) -> bool {
@@ -174,7 +138,6 @@ impl<'a> Model<'a> {
             lane_free: self.lane_free(now),
             rows: self.queue.len() as u64,
             max_batch: self.limits.max_rows,
-            expected_batch: self.door.expected_batch,
         };
         ahead.answered_at(|rows| self.time(rows))
     }
@@ -231,14 +194,9 @@ impl<'a> Model<'a> {
         }
         let late = late.len() + there - requests.len();
         self.observer.refused(late);
-        if self.listens(moment(now)) {
-            self.pressure.too_late(late);
-        }
         if requests.is_empty() {
             return;
         }
-        let idle_since = self.observer.idle_since();
-        self.observer.waited(Waits::of(&requests, &self.limits, idle_since, moment(now)));
         let serving = self.serving;
         self.lanes[serving].in_flight.push_back(Batch { front_since: now, requests });
         if self.lanes[serving].in_flight.len() == 1 {
@@ -284,7 +242,6 @@ impl<'a> Model<'a> {
         let max_batch = door.max_batch.clamp(1, self.served.terms.max_batch.max(1));
         self.door = Door { max_batch, ..door };
         self.limits.max_rows = max_batch;
-        self.limits.max_delay = door.max_delay.max(self.served.max_delay);
         self.dispatch(now, stage);
     }
 
@@ -295,7 +252,6 @@ impl<'a> Model<'a> {
             since: moment(self.since),
             coming: self.coming(),
             standing: self.standing(),
-            starting: self.starting(),
             held: false,
             seen: self.observer.seen(self.queue.len(), now),
         }

@@ -3,13 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::Waits;
-use shadowslice_policy::bursts::SlotCounter;
 use shadowslice_policy::sharing::{Executed, Seen};
-use shadowslice_shared::units::Moment;
 
 use crate::histogram::Histogram;
-use crate::time::moment;
 
 /// Counts and latencies over a span of time.
 #[derive(Debug, Clone)]
@@ -65,9 +61,6 @@ pub(super) struct Observer {
     recent: Tally,
     since: u64,
     busy: Busy,
-    waits: Waits,
-    slots: SlotCounter,
-    most_under_way: usize,
     /// Batches at the share in force, by their rows: how many, and for how long.
     executed: BTreeMap<u32, (u64, Duration)>,
 }
@@ -78,8 +71,6 @@ struct Busy {
     running: u32,
     since: u64,
     total: u64,
-    /// When it last ended.
-    until: u64,
 }
 
 impl Observer {
@@ -89,16 +80,12 @@ impl Observer {
             recent: Tally::new(),
             since: 0,
             busy: Busy::default(),
-            waits: Waits::default(),
-            slots: SlotCounter::default(),
-            most_under_way: 0,
             executed: BTreeMap::new(),
         }
     }
 
-    pub(super) fn arrived(&mut self, now: Moment) {
+    pub(super) fn arrived(&mut self) {
         self.recent.arrived += 1;
-        self.slots.note(now);
     }
 
     pub(super) fn refused(&mut self, count: usize) {
@@ -120,23 +107,7 @@ impl Observer {
         self.busy.running -= 1;
         if self.busy.running == 0 {
             self.busy.total += now - self.busy.since;
-            self.busy.until = now;
         }
-    }
-
-    /// So many wait or execute now.
-    pub(super) fn under_way(&mut self, requests: usize) {
-        self.most_under_way = self.most_under_way.max(requests);
-    }
-
-    /// Since when nothing executed.
-    pub(super) fn idle_since(&self) -> Option<Moment> {
-        (self.busy.running == 0).then(|| moment(self.busy.until))
-    }
-
-    /// A batch is sent that may have waited for company.
-    pub(super) fn waited(&mut self, waits: Waits) {
-        self.waits += waits;
     }
 
     /// A batch executed at the share in force.
@@ -156,22 +127,18 @@ impl Observer {
         let span = now - self.since;
         let mean = |(count, sum): (u64, Duration)| sum / u32::try_from(count).unwrap_or(u32::MAX);
         let executed = self.executed.iter();
-        let mut slots = self.slots;
         let recent = &self.recent;
         Seen {
             span: Duration::from_nanos(span),
             arrived: recent.arrived,
             rows: recent.arrived,
-            slots: slots.take(moment(now)),
             answered: recent.answered,
             in_time: recent.in_time,
             refused: recent.refused,
             queued,
-            most_under_way: self.most_under_way,
             mean_latency: Duration::from_nanos(recent.mean_ns()),
             p99_latency: Duration::from_nanos(recent.latency.quantile(0.99)),
             busy: self.busy.until(now) as f64 / span.max(1) as f64,
-            waits: self.waits,
             executed: executed
                 .map(|(&rows, &sum)| Executed { rows, count: sum.0, mean: mean(sum) })
                 .collect(),
@@ -183,9 +150,6 @@ impl Observer {
         self.total.add(&self.recent);
         self.recent.clear();
         self.executed.clear();
-        self.waits = Waits::default();
-        self.slots.take(moment(now));
-        self.most_under_way = 0;
         self.busy = Busy { since: now, total: 0, ..self.busy };
         self.since = now;
     }
@@ -204,8 +168,7 @@ mod tests {
     #[test]
     fn what_is_taken_covers_the_span_and_starts_afresh() {
         let mut observer = Observer::new();
-        (0..3).for_each(|_| observer.arrived(moment(0)));
-        [3, 5, 4].iter().for_each(|&requests| observer.under_way(requests));
+        (0..3).for_each(|_| observer.arrived());
         observer.refused(1);
         observer.started(100);
         observer.started(200);
@@ -218,7 +181,7 @@ mod tests {
         assert_eq!(seen, observer.seen(7, 1_000), "looking changes nothing");
         observer.decided(1_000);
         assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (3, 2, 1, 1, 7));
-        assert_eq!((seen.mean_latency, seen.most_under_way), (Duration::from_millis(20), 5));
+        assert_eq!(seen.mean_latency, Duration::from_millis(20));
         assert!(seen.p99_latency.abs_diff(Duration::from_millis(30)) < Duration::from_micros(300));
         assert_eq!(seen.executed, [Executed { rows: 2, count: 2, mean: Duration::from_millis(6) }]);
         assert!((seen.busy - 0.9).abs() < 1e-9);

@@ -34,13 +34,13 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl Model<'_> {
     /// The share becomes another one with the next batch, as soon as the groups are [placed](place_all).
-    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, pressed: bool, now: u64) {
+    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
         if count != inside.count {
             inside.count = count;
             self.lanes[self.serving].sms = division.sms(Groups::first(count));
-            self.share_changed(pressed, now);
+            self.share_changed(now);
         }
     }
 }

@@ -1,6 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::pressure::{SHORT, Watch};
-use shadowslice_policy::sharing::{Change, Door, Live, Plan, Seen};
+use shadowslice_policy::sharing::{Change, Door, Plan, Seen};
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::*;
@@ -20,24 +19,11 @@ const SETTINGS: Settings = Settings {
     seed: 1,
 };
 
-/// A run in which nothing is decided between two intervals.
-fn run(
-    scenario: &Scenario,
-    settings: &Settings,
-    arrivals: impl IntoIterator<Item = Arrival>,
-    decide: &mut Decide<'_>,
-) -> Outcome {
-    super::run(scenario, settings, arrivals, &mut |ask, facts| match ask {
-        Ask::Meanwhile => Decision::default(),
-        ask => decide(ask, facts),
-    })
-}
-
 fn at(ms: u64) -> Arrival {
     Arrival { at: moment(ms * MS), model: 0 }
 }
 
-fn keep(_: Ask, _: &Facts) -> Decision {
+fn keep(_: &Facts) -> Decision {
     Decision::default()
 }
 
@@ -53,10 +39,7 @@ impl Script {
     }
 
     fn run(&mut self, scenario: &Scenario, arrivals: Vec<Arrival>) -> Outcome {
-        run(scenario, &SETTINGS, arrivals, &mut |ask, facts| {
-            if ask == Ask::Start {
-                return Decision::default();
-            }
+        run(scenario, &SETTINGS, arrivals, &mut |facts| {
             self.seen.push(facts.clone());
             let tick = self.seen.len();
             let due = self.changes.iter().filter(|(at, _)| *at == tick).map(|(_, change)| change.clone());
@@ -72,7 +55,7 @@ impl Script {
 }
 
 fn change(to: u32, at_once: bool) -> Change {
-    Change { model: 0, from: Sms(50), to: Sms(to), at_once, onset: Moment::default() }
+    Change { model: 0, from: Sms(50), to: Sms(to), at_once }
 }
 
 #[test]
@@ -108,7 +91,7 @@ fn batches_form_while_another_executes() {
     served.terms.max_batch = 8;
     let scenario = on_one_gpu(100, vec![served]);
     let mut sizes = Vec::new();
-    let mut ask = |_: Ask, facts: &Facts| {
+    let mut ask = |facts: &Facts| {
         sizes.extend(facts.models[0].seen.executed.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
@@ -168,56 +151,6 @@ fn a_standing_worker_takes_over_at_once() {
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
 }
 
-/// What is seen at each tick while the policy wants a worker at these shares to stand ready, from those ticks on.
-fn with_standby(
-    standby: bool,
-    wishes: &[(usize, Option<u32>)],
-    changes: &[(usize, u32)],
-    ms: u64,
-) -> Vec<Live> {
-    let scenario = on_one_gpu(100, vec![Served { standby, ..model("a", 10.0) }]);
-    let mut seen: Vec<Live> = Vec::new();
-    let _outcome = run(&scenario, &SETTINGS, [at(ms)], &mut |ask, facts| {
-        if ask == Ask::Start {
-            return Decision::default();
-        }
-        seen.push(facts.models[0].clone());
-        let tick = seen.len();
-        let wish = wishes.iter().rev().find(|(from, _)| *from <= tick).and_then(|(_, wish)| wish.map(Sms));
-        let due = changes.iter().find(|(at, _)| *at == tick).map(|&(_, to)| change(to, true));
-        let plan = due.map(|change| Plan { changes: vec![change] });
-        Decision { standby: vec![wish], plan, ..Decision::default() }
-    });
-    seen
-}
-
-#[test]
-fn a_worker_is_kept_ready_where_the_policy_wants_one() {
-    let seen = with_standby(true, &[(1, Some(80))], &[(20, 80)], 30_000);
-    assert_eq!((seen[5].standing, seen[6].standing), (None, Some(Sms(80))), "it starts in 3 s");
-    assert_eq!(seen[18].standing, Some(Sms(80)), "for longer than a dwell time");
-    assert_eq!((seen[20].share, seen[20].standing), (Sms(80), Some(Sms(50))), "what it relieved is parked");
-    assert_eq!(seen[40].standing, None, "and not kept: nobody wants it at the share in force");
-    assert!(with_standby(false, &[(1, Some(80))], &[], 9_000).iter().all(|live| live.standing.is_none()));
-}
-
-#[test]
-fn a_standing_worker_that_is_not_wanted_any_more_makes_room_for_another() {
-    let seen = with_standby(true, &[(1, Some(80)), (10, Some(30)), (40, None)], &[], 30_000);
-    assert_eq!((seen[9].standing, seen[18].standing), (Some(Sms(80)), Some(Sms(80))), "a dwell time");
-    assert_eq!((seen[21].standing, seen[30].standing), (None, Some(Sms(30))));
-    assert_eq!(seen[55].standing, None);
-    let changed = with_standby(true, &[(1, Some(80)), (4, Some(30))], &[], 9_000);
-    assert_eq!((changed[8].standing, changed[12].standing), (None, Some(Sms(30))), "while it starts");
-}
-
-#[test]
-fn a_worker_that_starts_to_stand_ready_serves_when_it_is_needed_before() {
-    let seen = with_standby(true, &[(1, Some(80))], &[(4, 80)], 9_000);
-    assert_eq!((seen[4].coming, seen[5].share, seen[6].share), (Some(Sms(80)), Sms(50), Sms(80)));
-    assert_eq!(seen[6].since, moment(3_500 * MS), "three seconds from its own start, not from the order");
-}
-
 #[test]
 fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     let mut served = model("a", 10.0);
@@ -226,7 +159,7 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
         let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
         let doors = vec![Door { refuse_late, ..Door::open(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
-        let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_, _| Decision {
+        let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
             doors: doors.clone(),
             ..Decision::default()
         });
@@ -236,140 +169,6 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     assert_eq!(in_time(false, true), (3, 3, 97));
     assert_eq!(in_time(true, true).2, 0, "asked to serve late ones all the same");
     assert_eq!(in_time(false, false).2, 0);
-}
-
-#[test]
-fn who_is_let_in_is_asked_before_the_first_request_comes() {
-    let mut served = model("a", 10.0);
-    served.terms.slo = Duration::from_millis(35);
-    let scenario = on_one_gpu(100, vec![Served { serve_late: false, ..served }]);
-    let mut asked = Vec::new();
-    let outcome = run(&scenario, &SETTINGS, (0..100).map(|_| at(1)), &mut |ask, facts| {
-        asked.push((ask, facts.now));
-        let doors = vec![Door { refuse_late: ask == Ask::Start, ..Door::open(1) }];
-        Decision { doors, ..Decision::default() }
-    });
-    assert_eq!(asked, [(Ask::Start, Moment::default())]);
-    let tally = &outcome.models[0].tally;
-    assert_eq!((tally.in_time, tally.refused), (3, 97));
-}
-
-#[test]
-fn doors_are_asked_for_between_two_intervals_and_see_what_came_since() {
-    let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
-    let asked = |settings: &Settings, wanted: Ask| {
-        let mut seen = Vec::new();
-        super::run(&scenario, settings, [at(50), at(250), at(720)], &mut |ask, facts| {
-            if ask == wanted {
-                seen.push((facts.now, facts.models[0].seen.arrived));
-            }
-            Decision::default()
-        });
-        seen
-    };
-    let meanwhile: Vec<_> = asked(&SETTINGS, Ask::Meanwhile);
-    let at_ms = |ms: u64| meanwhile.iter().find(|(now, _)| *now == moment(ms * MS)).map(|seen| seen.1);
-    assert_eq!([100, 200, 300, 400, 600, 700].map(at_ms), [1, 1, 2, 2, 0, 0].map(Some));
-    assert_eq!(asked(&SETTINGS, Ask::Interval)[0], (moment(500 * MS), 2), "as if nobody had looked");
-    let uneven = asked(&Settings { interval: Duration::from_millis(250), ..SETTINGS }, Ask::Meanwhile);
-    let times = uneven.iter().map(|seen| seen.0).take(4).collect::<Vec<_>>();
-    assert_eq!(times, [100, 200, 350, 450].map(|ms| moment(ms * MS)), "none right after a decision");
-    let often = Settings { interval: DOORS_EVERY, ..SETTINGS };
-    assert_eq!(asked(&often, Ask::Meanwhile), [], "it is decided as often");
-}
-
-#[test]
-fn who_runs_out_of_slack_beside_a_larger_standing_worker_is_heard_at_once() {
-    let mut served = model("a", 100.0);
-    served.terms.slo = Duration::from_millis(350);
-    let scenario = on_one_gpu(100, vec![served]);
-    let mut heard = Vec::new();
-    let mut decide = |ask, facts: &Facts| {
-        let change = match ask {
-            Ask::Start | Ask::Interval | Ask::Meanwhile => change(25, false),
-            Ask::Pressure(0) => change(50, true),
-            Ask::Pressure(other) => panic!("there is no model {other}"),
-        };
-        if matches!(ask, Ask::Pressure(_)) {
-            heard.push(facts.now);
-        }
-        // The first interval alone shrinks it.
-        let due = matches!(ask, Ask::Pressure(_)) || facts.now == moment(500 * MS);
-        Decision { plan: due.then(|| Plan { changes: vec![change] }), ..Decision::default() }
-    };
-    // At 25 SMs a request takes 200 ms, so the second one is late, and all after it.
-    let last = 4_000 + u64::from(SHORT);
-    let outcome = run(&scenario, &SETTINGS, (4_000..=last).map(at), &mut decide);
-    assert_eq!(heard, [moment(last * MS)], "the last of so many that are late");
-    assert_eq!(outcome.models[0].repartitions.len(), 2);
-    assert_eq!(outcome.models[0].tally.in_time, 4, "three more went to the larger worker");
-}
-
-/// When a model is heard that has gone from 50 SMs to 25 in its first interval, may have 50 again, and refuses who comes too late; with another
-/// change at 4.5 s, if any.
-fn heard(served: Served, arrivals: Vec<Arrival>, then: Option<Change>) -> Vec<Moment> {
-    let mut heard = Vec::new();
-    let mut decide = |ask, facts: &Facts| {
-        if matches!(ask, Ask::Pressure(_)) {
-            heard.push(facts.now);
-            return Decision::default();
-        }
-        let shrinks = (facts.now == moment(500 * MS)).then(|| change(25, false));
-        let changes: Vec<Change> =
-            shrinks.into_iter().chain(then.clone().filter(|_| facts.now == moment(4_500 * MS))).collect();
-        let plan = Some(Plan { changes });
-        let doors = vec![Door { refuse_late: true, ..Door::open(1) }];
-        Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
-    };
-    let scenario = on_one_gpu(100, vec![Served { serve_late: false, ..served }]);
-    let _outcome = run(&scenario, &SETTINGS, arrivals, &mut decide);
-    heard
-}
-
-#[test]
-fn who_turns_out_to_be_too_late_is_a_sign_too() {
-    // Taken to execute for 2 ms at 25 SMs, so that all seem in time as they come. Two do execute, for 200 ms each.
-    let mut served = model("a", 100.0);
-    served.terms.slo = Duration::from_millis(380);
-    served.terms.profile = model("a", 1.0).terms.profile;
-    let come = |together: u64| (4_000..4_000 + together).chain([4_450]).map(at).collect();
-    let short = u64::from(SHORT);
-    assert_eq!(heard(served.clone(), come(short + 3), None), [moment(4_450 * MS)]);
-    assert_eq!(heard(served, come(short + 2), None), [], "one fewer is not enough");
-}
-
-#[test]
-fn signs_say_nothing_of_another_share() {
-    let mut served = model("a", 100.0);
-    served.terms.slo = Duration::from_millis(350);
-    // One is tried, all others seem late. While a shadow starts one comes, and four more once it serves.
-    let first = 4_000..4_000 + u64::from(SHORT);
-    let come: Vec<Arrival> = first.chain([5_000]).chain(8_000..8_004).map(at).collect();
-    assert_eq!(heard(served.clone(), come.clone(), None).len(), 1, "one more is enough");
-    assert_eq!(heard(served, come, Some(change(30, false))), []);
-}
-
-#[test]
-fn who_has_more_than_his_share_is_for_is_heard_before_anybody_is_late() {
-    let scenario = on_one_gpu(100, vec![model("a", 1.0)]);
-    let watch = Watch::new(10.0, 100.0, 1.0);
-    let mut heard = Vec::new();
-    let mut decide = |ask, facts: &Facts| {
-        let interval = ask == Ask::Interval;
-        if matches!(ask, Ask::Pressure(_)) {
-            heard.push(facts.now);
-        }
-        let plan =
-            (interval && facts.now == moment(500 * MS)).then(|| Plan { changes: vec![change(25, false)] });
-        let doors = if interval { vec![Door { watch, ..Door::open(1) }] } else { Vec::new() };
-        Decision { plan, doors, standby: vec![Some(Sms(50))], ..Decision::default() }
-    };
-    // Ten a second are no reason, and five hundred are, after nine or so: ln 10 each.
-    let calm = (40..80).map(|n| at(n * 100));
-    let outcome = run(&scenario, &SETTINGS, calm.chain((0..15).map(|n| at(8_000 + 2 * n))), &mut decide);
-    assert_eq!(heard.len(), 1, "{heard:?}");
-    assert!((moment(8_010 * MS)..moment(8_020 * MS)).contains(&heard[0]), "{heard:?}");
-    assert_eq!(outcome.models[0].tally.in_time, 55);
 }
 
 #[test]
@@ -464,8 +263,8 @@ proptest! {
         let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;
-            run(&scenario, &settings, arrivals(), &mut |_, _| {
-                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once, onset: Moment::default() });
+            run(&scenario, &settings, arrivals(), &mut |_| {
+                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once });
                 tick += 1;
                 let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
                 Decision { plan: Some(Plan { changes: due.into_iter().collect() }), doors, ..Decision::default() }

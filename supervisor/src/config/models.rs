@@ -251,8 +251,8 @@ fn handover(fields: &Fields<'_>) -> HandoverMode {
 }
 
 fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> Standby {
-    let words = [("auto", Standby::Auto), ("off", Standby::Off), ("always", Standby::Always)];
-    let standby = fields.or("standby", Standby::Auto, |value| value.one_of(&words));
+    let words = [("off", Standby::Off), ("always", Standby::Always)];
+    let standby = fields.or("standby", Standby::Off, |value| value.one_of(&words));
     if let (Some(value), Standby::Always, HandoverMode::Restart) = (fields.get("standby"), standby, handover)
     {
         context.note(&value, "has no effect under `handover: restart`: the model never has two workers");

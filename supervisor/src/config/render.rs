@@ -132,7 +132,6 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
     };
     writeln!(f, "    handover: {handover}")?;
     let standby = match model.standby {
-        Standby::Auto => "auto",
         Standby::Off => "off",
         Standby::Always => "always",
     };

@@ -302,11 +302,9 @@ impl HandoverMode {
 /// Whether a second worker is kept warm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standby {
-    /// At the share that the policy names, while it names one.
-    Auto,
     /// Never.
     Off,
-    /// At the share that the policy names, else at the one in force.
+    /// At the share in force, so that it serves at once where the other one dies.
     Always,
 }
 

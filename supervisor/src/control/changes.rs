@@ -12,8 +12,6 @@ pub enum Cause {
     Hand,
     /// The policy, as it decides once an interval.
     Policy,
-    /// The policy between two decisions, as requests would be answered too late, or more come than the share is for.
-    Pressure,
     /// The worker that serves cannot have the share any more, and another one can.
     Worker,
 }
@@ -24,7 +22,6 @@ impl Cause {
         match self {
             Self::Hand => "hand",
             Self::Policy => "policy",
-            Self::Pressure => "pressure",
             Self::Worker => "worker",
         }
     }
@@ -41,11 +38,9 @@ pub struct Outcomes {
     pub rolled_back: u64,
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,
-    /// From the change of the load to the decision.
-    pub detect: LatencyHistogram,
     /// From the decision to the first batch at the new share.
     pub effect: LatencyHistogram,
-    /// From the change of the load until the objective is kept again.
+    /// From the decision until the objective is kept again.
     pub settle: LatencyHistogram,
 }
 
@@ -56,8 +51,6 @@ pub struct Changes {
     pub by_hand: Outcomes,
     /// The policy's.
     pub by_policy: Outcomes,
-    /// The policy's that no interval was waited for.
-    pub by_pressure: Outcomes,
     /// Those to another worker, as the one that served could not have the share any more.
     pub by_worker: Outcomes,
     /// The longest stall of each.
@@ -70,23 +63,18 @@ impl Changes {
         match cause {
             Cause::Hand => &mut self.by_hand,
             Cause::Policy => &mut self.by_policy,
-            Cause::Pressure => &mut self.by_pressure,
             Cause::Worker => &mut self.by_worker,
         }
     }
 
     /// The policy's that were taken back.
     pub(super) fn policys_rolled_back(&self) -> u64 {
-        self.by_policy.rolled_back + self.by_pressure.rolled_back
+        self.by_policy.rolled_back
     }
 
     /// A share came into force.
-    pub(super) fn completed(&mut self, cause: Cause, detect: Option<Duration>, report: &HandoverReport) {
-        let outcomes = self.of(cause);
-        outcomes.completed += 1;
-        if let Some(detect) = detect {
-            outcomes.detect.record(detect);
-        }
+    pub(super) fn completed(&mut self, cause: Cause, report: &HandoverReport) {
+        self.of(cause).completed += 1;
         self.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
     }
 }

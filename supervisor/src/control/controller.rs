@@ -119,8 +119,6 @@ pub struct Controller {
     /// The worker whose first answer will tell the last hand-over's effect.
     pub(super) effect: Option<Effect>,
     pub(super) settling: Option<Settling>,
-    /// Whether more SMs may be had, as the pipeline was told last.
-    pub(super) relief: bool,
     /// The share asked for while the last hand-over was in its probation.
     pub(super) next: Option<Wanted>,
     /// The share that a worker without a shadow is being restarted for.
@@ -191,9 +189,7 @@ impl Controller {
             no_partition: None,
             coming: None,
             ready: None,
-            starting: None,
             memory_need: None,
-            standby_wish: None,
             no_standby: None,
             held: parts.held,
             workers: Vec::new(),
@@ -225,7 +221,6 @@ impl Controller {
             standby: Standby::new(),
             effect: None,
             settling: None,
-            relief: false,
             next: None,
             replacing: None,
             restarts: Restarts::new(),
@@ -254,7 +249,6 @@ impl Controller {
             self.tend_standby();
             self.tend_awaited();
             self.tend_partition();
-            self.tend_relief();
             self.publish();
         }
         self.leave_ledger();
@@ -288,7 +282,6 @@ impl Controller {
                 let decided = self.now();
                 self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) }, hold);
             }
-            Heard::Order(Order::Standby { share }) => self.standby.wish = share,
             Heard::Order(Order::Configure { model }) => {
                 self.model = model;
                 self.ledger.tell(&self.model, self.makes_shadows());

@@ -26,12 +26,7 @@ impl Controller {
     }
 
     /// The share of the standing worker while it starts.
-    pub(super) fn starting_share(&self) -> Option<Percent> {
-        let (worker, _) = self.standby.starting()?;
-        self.workers.get(&worker).map(|worker| worker.share)
-    }
-
-    /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
+        /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
     pub(super) fn flip(&mut self, wanted: Wanted) -> Result<(), Wanted> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
         if !matches!(self.incumbent, Incumbent::Serving { .. }) {
@@ -91,22 +86,6 @@ impl Controller {
         let standing = self.standby.ready().and_then(|worker| self.sms_of(worker));
         parked.is_some_and(|sms| self.wants_standing(sms) && standing != Some(sms))
             && self.room_to_stand(true).is_ok()
-    }
-
-    /// Tells the pipeline whether more SMs may be had against too much load, from a worker that stands ready or because the
-    /// policy wants one to, so that it may be asked as soon as there is.
-    pub(super) fn tend_relief(&mut self) {
-        let settled = self.coming().is_none() && matches!(self.incumbent, Incumbent::Serving { .. });
-        let more = |share: Percent| self.sms(share) > self.sms(self.share);
-        let inside = self.in_process().is_some() && more(self.model.share.max);
-        let larger = inside || self.ready_share().is_some_and(more) || self.standby.wish.is_some_and(more);
-        // A new worker after the old one's end would make those wait who are late already.
-        let seamless = self.is_seamless();
-        let relief = self.context.policy_acts && !self.held && settled && seamless && larger;
-        if relief != self.relief {
-            self.relief = relief;
-            self.pipeline.set_relief(relief);
-        }
     }
 
     /// The lane of `worker` ended, and its process will, which takes a while on a GPU. If it is the one that serves, and

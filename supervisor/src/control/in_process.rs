@@ -301,7 +301,7 @@ impl Controller {
         self.handovers.completed += 1;
         self.handovers.in_process += 1;
         let report = self.report_of_change(&wanted, from);
-        self.changes.completed(wanted.cause, wanted.detect(), &report);
+        self.changes.completed(wanted.cause, &report);
         tracing::info!(model = self.model.name, share = %self.share, sms = self.sms(self.share).0, "the share is in force");
         self.reported(report.clone());
         self.begin_settling(wanted.cause, wanted.onset);
@@ -402,11 +402,7 @@ impl Controller {
     }
 
     /// Whether a change of share keeps no request waiting.
-    pub(super) fn is_seamless(&self) -> bool {
-        self.in_process().is_some() || self.makes_shadows()
-    }
-
-    /// How a share is changed, for people, and why not inside the worker where it is not.
+        /// How a share is changed, for people, and why not inside the worker where it is not.
     pub(super) fn mechanism_name(&self) -> (&'static str, Option<String>) {
         match (&self.mechanism, self.model.handover) {
             (Mechanism::InProcess(_), _) => ("in-process", None),

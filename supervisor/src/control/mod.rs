@@ -68,11 +68,6 @@ pub enum Order {
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
     },
-    /// Have a worker stand ready at this share, or none, as far as the configuration leaves that to the policy.
-    Standby {
-        /// The share.
-        share: Option<Percent>,
-    },
     /// Keep the policy from changing the share, or let it.
     Hold {
         /// Which of the two.

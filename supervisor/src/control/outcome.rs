@@ -58,11 +58,11 @@ impl Controller {
     pub(super) fn complete(&mut self) {
         let Some(swap) = &mut self.swap else { return };
         let Wanted { share: to, cause, .. } = swap.wanted;
-        let (detect, onset, reply) = (swap.wanted.detect(), swap.wanted.onset, swap.wanted.reply.take());
+        let (onset, reply) = (swap.wanted.onset, swap.wanted.reply.take());
         self.handovers.flips += u64::from(swap.at_once);
         let report = self.report("completed", None);
         self.share_is(to);
-        self.changes.completed(cause, detect, &report);
+        self.changes.completed(cause, &report);
         self.handovers.completed += 1;
         tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
         self.reported(report.clone());
@@ -122,7 +122,6 @@ impl Controller {
             mechanism: mechanism.to_owned(),
             cause: swap.wanted.cause.name().to_owned(),
             at_once: swap.at_once,
-            detect_ms: swap.wanted.detect().map(ms),
             ..self.report_of(outcome, why, (swap.from, swap.wanted.share))
         }
     }
@@ -131,7 +130,6 @@ impl Controller {
     pub(super) fn report_of_change(&self, wanted: &Wanted, from: Percent) -> HandoverReport {
         HandoverReport {
             cause: wanted.cause.name().to_owned(),
-            detect_ms: wanted.detect().map(ms),
             effect_ms: None,
             ..self.report_of("completed", None, (from, wanted.share))
         }
@@ -155,7 +153,6 @@ impl Controller {
             to_percent: to.get(),
             from_sms: self.sms(from).0,
             to_sms: self.sms(to).0,
-            detect_ms: None,
             settle_ms: None,
             effect_ms: self.effect.as_ref().and_then(|effect| effect.took).map(ms),
             stall_us: us(stall.longest),

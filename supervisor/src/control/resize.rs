@@ -1,7 +1,5 @@
 //! Orders to change a share: refused, done by a hand-over, or done by a restart.
 
-use std::time::Duration;
-
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
@@ -36,11 +34,6 @@ impl Wanted {
     /// Another worker is to have the share that a model has.
     pub(super) fn again(share: Percent, now: Moment) -> Self {
         Self { share, cause: Cause::Worker, onset: None, decided: now, reply: None }
-    }
-
-    /// How long it took to see that the load had changed.
-    pub(super) fn detect(&self) -> Option<Duration> {
-        self.onset.map(|onset| self.decided.since(onset))
     }
 }
 
@@ -204,7 +197,7 @@ impl Controller {
             ..self.report_of_change(&wanted, from)
         };
         self.handovers.completed += 1;
-        self.changes.completed(wanted.cause, wanted.detect(), &report);
+        self.changes.completed(wanted.cause, &report);
         self.changes.of(wanted.cause).effect.record(effect);
         self.reported(report.clone());
         self.begin_settling(wanted.cause, wanted.onset);

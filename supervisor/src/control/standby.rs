@@ -40,8 +40,6 @@ const LEAST_DWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Standby {
     state: State,
-    /// The share that the policy wants to stand ready.
-    pub(super) wish: Option<Percent>,
     pause: Duration,
     /// Why there is none though one is wanted.
     obstacle: Option<String>,
@@ -64,7 +62,7 @@ enum State {
 impl Standby {
     pub(super) fn new() -> Self {
         let state = State::None { until: Moment::default() };
-        Self { state, wish: None, pause: FIRST_PAUSE, obstacle: None }
+        Self { state, pause: FIRST_PAUSE, obstacle: None }
     }
 
     pub(super) fn worker(&self) -> Option<WorkerId> {
@@ -136,17 +134,9 @@ impl Standby {
 impl Controller {
     /// The share at which a worker should stand ready, if one should.
     fn standby_wanted(&self) -> Option<Percent> {
-        let wish = match self.model.handover {
-            // It never has two workers.
-            HandoverMode::Restart => return None,
-            // Where shares change inside the worker, another one stands ready for deaths alone.
-            _ => self.standby.wish.filter(|_| self.makes_shadows()),
-        };
-        match self.model.standby {
-            Mode::Off => None,
-            Mode::Auto => wish,
-            Mode::Always => Some(wish.unwrap_or(self.share)),
-        }
+        // A model that restarts never has two workers.
+        let wanted = self.model.standby == Mode::Always && self.model.handover != HandoverMode::Restart;
+        wanted.then_some(self.share)
     }
 
     pub(super) fn wants_standing(&self, sms: Sms) -> bool {

@@ -51,10 +51,6 @@ pub struct Standing {
     /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved; the larger
     /// of two.
     pub ready: Option<Percent>,
-    /// The share of a standing worker that still starts.
-    pub starting: Option<Percent>,
-    /// The share that the policy wants to stand ready.
-    pub standby_wish: Option<Percent>,
     /// Why no worker stands ready though one should.
     pub no_standby: Option<String>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
@@ -163,7 +159,7 @@ pub struct HandoverReport {
     /// How: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// Who wanted it: `hand`, `policy`, `pressure` or `worker`; else it was a `death`.
+    /// Who wanted it: `hand`, `policy` or `worker`; else it was a `death`.
     pub cause: String,
     /// Whether a worker stood ready for it.
     pub at_once: bool,
@@ -180,8 +176,6 @@ pub struct HandoverReport {
     /// From the decision to the first batch completed at the new share, in ms; none yet if nothing
     /// has been asked since.
     pub effect_ms: Option<f64>,
-    /// From the change of the load that it answers to the decision, in ms; none by hand.
-    pub detect_ms: Option<f64>,
     /// From the change of the load until every answer came in time for 1 s, in ms; none while that is not so.
     pub settle_ms: Option<f64>,
     /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.

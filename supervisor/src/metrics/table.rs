@@ -192,12 +192,6 @@ pub(super) const METRICS: &[Metric<Model>] = &[
         samples: repartitions,
     },
     Metric {
-        name: "shadowslice_handover_detect_seconds",
-        kind: Histogram,
-        help: "From the change of a load to the decision that answers it, by cause.",
-        samples: |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.detect),
-    },
-    Metric {
         name: "shadowslice_handover_effect_seconds",
         kind: Histogram,
         help: "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
@@ -260,9 +254,9 @@ pub(super) const METRICS: &[Metric<Model>] = &[
 ];
 
 /// What became of the orders, by who gave them. Those that answer no change of a load come first.
-fn causes(model: &Model) -> [(&'static str, &Outcomes); 4] {
-    let Changes { by_hand, by_policy, by_pressure, by_worker, .. } = &model.changes;
-    [("hand", by_hand), ("worker", by_worker), ("policy", by_policy), ("pressure", by_pressure)]
+fn causes(model: &Model) -> [(&'static str, &Outcomes); 3] {
+    let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
+    [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
 }
 
 fn repartitions(model: &Model) -> Vec<Sample> {

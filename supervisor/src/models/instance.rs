@@ -17,7 +17,7 @@ use crate::control::{
 use crate::errors;
 use crate::host::onnxruntime_library;
 use crate::partition::Gpus;
-use crate::pipeline::{Bell, FACTS, Pipeline, Pressed, Rules, Settings, Slo};
+use crate::pipeline::{FACTS, Pipeline, Rules, Settings, Slo};
 use crate::process::{ReferenceError, ReferenceFile};
 use crate::router::{Guests, Route};
 
@@ -50,8 +50,6 @@ pub struct Workshop {
     pub gpus: Gpus,
     /// Who runs controllers.
     pub hire: mpsc::Sender<Hired>,
-    /// Who hears at once that the model should have more SMs, where somebody decides on it.
-    pub pressed: Option<mpsc::Sender<Pressed>>,
     /// The next instance's number.
     pub next: usize,
 }
@@ -91,7 +89,6 @@ impl Workshop {
             max_delay: rules.max_delay,
             reject_late: rules.reject_late,
             profile: model.profile.clone(),
-            bell: self.pressed.clone().map(|to| Bell { model: id, to }),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);

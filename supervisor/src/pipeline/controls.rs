@@ -145,11 +145,6 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    /// Says whether more SMs may be had, from a worker that stands ready or because the policy wants one to.
-    pub fn set_relief(&self, may_be_had: bool) {
-        self.state.lock().relief.set(may_be_had);
-    }
-
     /// Begins to measure when the objective is kept again after the load changed at `onset`.
     pub fn begin_settling(&self, onset: Moment) {
         self.state.lock().stats.settle.begin(onset);

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use shadowslice_policy::batcher::Limits;
 use shadowslice_policy::door::{self, Admission, Ahead};
-use shadowslice_policy::pressure::Watch;
 use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
@@ -43,11 +42,6 @@ impl Doorkeeper {
         self.door = door;
     }
 
-    /// When more comes than the share was chosen for.
-    pub(crate) fn watch(&self) -> Watch {
-        self.door.watch
-    }
-
     /// The configuration says otherwise.
     pub(crate) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
         self.most.max_delay = max_delay;
@@ -61,10 +55,8 @@ impl Doorkeeper {
 
     /// What bounds batches now.
     pub(crate) fn limits(&self) -> Limits {
-        let Limits { max_rows, max_requests, max_delay } = self.most;
         // Zero says that there is no batch axis; then there is nothing to cap.
-        let max_rows = max_rows.min(self.door.max_batch.max(1));
-        Limits { max_rows, max_requests, max_delay: max_delay.max(self.door.max_delay) }
+        Limits { max_rows: self.most.max_rows.min(self.door.max_batch.max(1)), ..self.most }
     }
 
     /// Whether a request that comes now is turned away, with so many rows before it; `lane` is the one
@@ -103,7 +95,6 @@ impl Doorkeeper {
             lane_free: lane.free_at(now),
             rows: queued_rows + u64::from(request.rows.saturating_sub(1)),
             max_batch: self.limits().max_rows,
-            expected_batch: self.door.expected_batch,
         };
         Some(ahead.answered_at(|rows| lane.time(rows)))
     }
@@ -204,16 +195,13 @@ mod tests {
 
     #[test]
     fn the_door_moves_within_what_the_configuration_and_the_model_allow() {
-        let delay = Duration::from_millis;
-        let most = Limits { max_rows: 16, max_requests: 9, max_delay: delay(2) };
+        let most = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::from_millis(2) };
         let mut door = Doorkeeper::new(most, false);
         assert_eq!(door.limits(), most);
         for (max_batch, rows) in [(0, 1), (1, 1), (4, 4), (16, 16), (u32::MAX, 16)] {
-            door.set(Door { max_delay: delay(1), ..Door::open(max_batch) });
+            door.set(Door::open(max_batch));
             assert_eq!(door.limits(), Limits { max_rows: rows, ..most });
         }
-        door.set(Door { max_delay: delay(5), ..Door::open(16) });
-        assert_eq!(door.limits().max_delay, delay(5));
         door.found(0, 1);
         door.set(Door::open(4));
         assert_eq!(door.limits().max_rows, 0, "there is no batch axis");

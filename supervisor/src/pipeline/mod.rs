@@ -24,7 +24,6 @@ mod memory;
 mod note;
 mod observe;
 mod pieces;
-mod pressure;
 mod queues;
 mod reader;
 mod request;
@@ -59,7 +58,6 @@ pub use facts::{FACTS, LaneFact};
 pub use histogram::{LatencyHistogram, RowsHistogram};
 pub use lane::{Arrival, Crowding, Slice, WorkerId};
 pub use pieces::Pieces;
-pub use pressure::{Bell, PRESSURES, Pressed};
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, Terms};
 pub use stall::Stall;
@@ -75,7 +73,6 @@ use door::Doorkeeper;
 use facts::Reporter;
 use lane::Ticket;
 use memory::{RequestMemory, Reservation};
-use pressure::Relief;
 use queues::Queues;
 use stall::StallMeter;
 use state::{Gate, State};
@@ -98,8 +95,6 @@ pub struct Settings {
     pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
-    /// Who hears at once that the model should have more SMs, where somebody decides on it.
-    pub bell: Option<Bell>,
 }
 
 /// What of a pipeline can change while it serves.
@@ -143,7 +138,6 @@ impl Pipeline {
             stall: StallMeter::default(),
             stats: Stats::new(settings.slo, clock.now()),
             lateness: settings.reject_late.then(|| Lateness::new(settings.slo.latency)),
-            relief: Relief::new(settings.bell),
             reporter: Reporter::new(facts),
             alarm: None,
             armed: None,

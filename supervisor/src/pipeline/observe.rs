@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_policy::batcher::Waits;
-use shadowslice_policy::bursts::SlotCounter;
 use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::units::Moment;
 
@@ -20,15 +18,12 @@ pub(crate) struct Observer {
     since: Moment,
     arrived: u64,
     rows: u64,
-    slots: SlotCounter,
     answered: u64,
     in_time: u64,
     refused: u64,
-    most_under_way: usize,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: Busy,
-    waits: Waits,
     /// How many batches of a size executed, and for how long altogether; ascending by rows.
     executed: Vec<(u32, u64, Duration)>,
 }
@@ -38,8 +33,6 @@ pub(crate) struct Observer {
 struct Busy {
     since: Option<Moment>,
     total: Duration,
-    /// When it last ended.
-    until: Moment,
 }
 
 impl Observer {
@@ -48,25 +41,21 @@ impl Observer {
             since: now,
             arrived: 0,
             rows: 0,
-            slots: SlotCounter::default(),
             answered: 0,
             in_time: 0,
             refused: 0,
-            most_under_way: 0,
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
             busy: Busy::default(),
-            waits: Waits::default(),
             executed: Vec::with_capacity(MAX_SIZES),
         }
     }
 
     /// A request of so many rows came, to be refused or not.
-    pub(crate) fn arrived(&mut self, rows: u32, now: Moment) {
+    pub(crate) fn arrived(&mut self, rows: u32) {
         self.arrived += 1;
         self.rows += u64::from(rows);
-        self.slots.note(now);
     }
 
     pub(crate) fn refused(&mut self) {
@@ -78,21 +67,6 @@ impl Observer {
         self.in_time += u64::from(in_time);
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
-    }
-
-    /// So many wait or execute now.
-    pub(crate) fn under_way(&mut self, requests: usize) {
-        self.most_under_way = self.most_under_way.max(requests);
-    }
-
-    /// Since when the serving lane has executed nothing.
-    pub(crate) fn idle_since(&self) -> Option<Moment> {
-        self.busy.since.is_none().then_some(self.busy.until)
-    }
-
-    /// A batch is sent that may have waited for company.
-    pub(crate) fn waited(&mut self, waits: Waits) {
-        self.waits += waits;
     }
 
     /// A batch executed at the share in force.
@@ -119,7 +93,7 @@ impl Observer {
             (None, true) => self.busy.since = Some(now),
             (Some(since), false) => {
                 self.busy.total += now.since(since);
-                (self.busy.since, self.busy.until) = (None, now);
+                self.busy.since = None;
             }
             _ => {}
         }
@@ -137,23 +111,19 @@ impl Observer {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
-        let mut slots = self.slots;
         let executed =
             self.executed.iter().map(|&(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) });
         Seen {
             span,
             arrived: self.arrived,
             rows: self.rows,
-            slots: slots.take(now),
             answered: self.answered,
             in_time: self.in_time,
             refused: self.refused,
             queued,
-            most_under_way: self.most_under_way,
             mean_latency: mean(self.latency_sum, self.answered),
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
-            waits: self.waits,
             executed: executed.collect(),
         }
     }
@@ -161,12 +131,9 @@ impl Observer {
     fn clear(&mut self, now: Moment) {
         self.since = now;
         (self.arrived, self.rows, self.answered, self.in_time, self.refused) = (0, 0, 0, 0, 0);
-        self.slots.take(now);
-        self.most_under_way = 0;
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
-        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO, ..self.busy };
-        self.waits = Waits::default();
+        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
         self.executed.clear();
     }
 }
@@ -191,14 +158,11 @@ mod tests {
     #[test]
     fn each_look_sees_what_came_since_the_last() {
         let mut observer = Observer::new(at(0));
-        (1..=5).for_each(|rows| observer.arrived(rows, at(0)));
+        (1..=5).for_each(|rows| observer.arrived(rows));
         observer.refused();
-        [3, 4, 2].iter().for_each(|&requests| observer.under_way(requests));
         observer.note_busy(true, at(20));
         observer.note_busy(true, at(30));
-        assert_eq!(observer.idle_since(), None);
         observer.note_busy(false, at(40));
-        assert_eq!(observer.idle_since(), Some(at(40)));
         observer.note_busy(true, at(90));
         observer.answered(ms(10), true);
         observer.answered(ms(30), false);
@@ -206,7 +170,6 @@ mod tests {
             observer.executed(rows, ms(took));
         }
         let seen = observer.take(2, at(100));
-        assert_eq!((seen.slots.arrived(), seen.most_under_way), (5.0, 4));
         assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
         assert_eq!((seen.refused, seen.queued), (1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
@@ -215,9 +178,7 @@ mod tests {
         let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };
         assert_eq!(seen.executed, [executed(2, 2, 4), executed(8, 1, 7)]);
         let next = observer.take(0, at(150));
-        let slots = next.slots;
-        assert_eq!(next, Seen { span: ms(50), busy: 1.0, slots, ..Seen::default() }, "one still executes");
-        assert_eq!((slots.arrived(), slots.variance()), (0.0, 0.0), "those before were taken");
+        assert_eq!(next, Seen { span: ms(50), busy: 1.0, ..Seen::default() }, "one still executes");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{Next, Taken, Waits};
+use shadowslice_policy::batcher::{Next, Taken};
 use shadowslice_policy::blame;
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::sharing::Door;
@@ -19,7 +19,6 @@ use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
 use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
 use super::note;
-use super::pressure::Relief;
 use super::queues::Queues;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
@@ -76,7 +75,6 @@ pub(crate) struct State {
     pub(crate) stats: Stats,
     /// Whether late requests are refused under overload; `None`: they are served.
     pub(crate) lateness: Option<Lateness>,
-    pub(crate) relief: Relief,
     pub(crate) reporter: Reporter,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
@@ -99,10 +97,6 @@ impl State {
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         let before = self.queue.rows_before(request.item.level);
-        if let Some(lane) = lane.filter(|_| self.relief.listens(now)) {
-            let answered = self.door.answered_at(&request, before, lane, now);
-            self.relief.note(answered, request.deadline, self.door.watch(), now);
-        }
         if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
             let failure = self.door.failure(refusal, &self.name, &request);
             return Err(self.turn_away(&request, refusal, failure, now));
@@ -116,9 +110,7 @@ impl State {
         if let Some(journal) = journal {
             journal.queued(now);
         }
-        self.stats.accepted(rows, now);
-        let (queued, in_flight) = self.pending();
-        self.stats.recent.under_way(queued + in_flight);
+        self.stats.accepted(rows);
         self.dispatch(now);
         Ok(())
     }
@@ -181,8 +173,6 @@ impl State {
             match self.queue.next(&limits, punctual.as_ref(), now) {
                 Next::Run(Taken { batch, late }) => {
                     self.refuse_late(late, now);
-                    let idle_since = self.stats.recent.idle_since();
-                    self.stats.recent.waited(Waits::of(&batch, &limits, idle_since, now));
                     if !self.send(lane, batch, now) {
                         return Left::Blocked;
                     }
@@ -247,7 +237,6 @@ impl State {
     /// Refuses requests that cannot be answered in time any more.
     fn refuse_late(&mut self, mut late: Vec<Waiting>, now: Moment) {
         late.retain(|request| !request.item.claim.is_taken());
-        self.relief.too_late(late.len(), now);
         for request in late {
             let failure = door::too_late(&self.name, &request);
             reject(&mut self.stats, request, failure, now);

@@ -132,14 +132,14 @@ impl Stats {
 
     /// A request of so many rows was turned away as it came.
     pub(crate) fn turned_away(&mut self, why: Refusal, rows: u32, now: Moment) {
-        self.recent.arrived(rows, now);
+        self.recent.arrived(rows);
         self.rejected(why, Duration::ZERO, now);
     }
 
     /// A request of so many rows was accepted.
-    pub(crate) fn accepted(&mut self, rows: u32, now: Moment) {
+    pub(crate) fn accepted(&mut self, rows: u32) {
         self.counts.accepted += 1;
-        self.recent.arrived(rows, now);
+        self.recent.arrived(rows);
     }
 
     /// A request was turned away, `waited` after it came.

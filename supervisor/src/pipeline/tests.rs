@@ -5,7 +5,6 @@ mod bounds;
 mod doors;
 mod hangs;
 mod journal;
-mod pressure;
 mod terms;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -109,7 +108,6 @@ impl Stage {
             max_delay: Duration::ZERO,
             reject_late: false,
             profile: None,
-            bell: None,
         };
         change(&mut settings);
         let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), reporter).unwrap());

@@ -5,7 +5,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 use shadowslice_simulator::scenario::{Scenario, Served};
 
-use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate, Standby};
+use crate::config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
 
 /// Why a configuration cannot be simulated.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +65,6 @@ fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimul
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,
         max_delay: model.batch.max_delay,
-        standby: model.standby != Standby::Off,
         in_process,
     })
 }

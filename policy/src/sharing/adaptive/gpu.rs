@@ -1,86 +1,256 @@
-//! What was found out about a GPU: whether caps that fit pay there, and who leaves SMs to whom.
+//! One GPU: which steps were made there, and what is being found out about the last one.
 
-use shadowslice_shared::units::Sms;
+use std::time::Duration;
 
-use super::super::Terms;
-use super::classes::There;
-use super::layout::{self, Useful};
-use super::model::Model;
-use super::proportion::Proportion;
-use super::regime::{Caps, Regime};
-use super::sizing;
-use super::yielding::Yielding;
+use shadowslice_shared::units::Moment;
 
-/// What is remembered of one GPU.
+use super::super::{Facts, Terms};
+use super::levers::{self, Step, next_step};
+use super::window::SPAN;
+use super::{Adaptive, Model};
+
+/// What is seen of a step before it is judged: this long, and so many requests of the model that it is for, or [`SPAN`].
+const SETTLES: Duration = Duration::from_millis(300);
+const ENOUGH: u64 = 30;
+
+/// A step helped if this part of what was missed before it is missed no more.
+const HELPS: f64 = 0.2;
+
+/// A step that is not in force by then is taken back.
+const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
+
+/// For how long requests are refused that cannot be in time, after a model was short.
+const REFUSES: Duration = Duration::from_secs(2);
+
+/// For how long no model was short before a step is taken back: at first, how much longer after each time that it was too early, and
+/// at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LESS_PATIENT: u32 = 3;
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// What is remembered of a GPU.
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
-    regime: Regime,
-    /// Who makes room for higher priorities.
-    yielding: Yielding,
-    /// Who leaves SMs to others of its priority.
-    proportion: Proportion,
+    /// What was done, the last at the end.
+    pub(super) steps: Vec<Step>,
+    trial: Trial,
+    /// Since when, and until when, requests are refused that cannot be in time.
+    refuses: Option<(Moment, Moment)>,
+    calm_since: Moment,
+    patience: Duration,
+}
+
+/// What is being found out about the last step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Trial {
+    /// Nothing.
+    None,
+    /// It is not in force yet.
+    Coming { since: Moment, before: Before },
+    /// Whether it helps.
+    InForce { since: Moment, before: Before },
+    /// It was taken back: whether that was too early.
+    TakenBack { since: Moment },
+}
+
+/// How it was before the first of the steps that are on trial.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Before {
+    /// The number of steps.
+    steps: usize,
+    /// The part of the model's requests that missed.
+    missed: f64,
+}
+
+impl Default for Gpu {
+    fn default() -> Self {
+        Self { steps: Vec::new(), trial: Trial::None, refuses: None, calm_since: Moment::default(), patience: PATIENCE }
+    }
 }
 
 impl Gpu {
-    pub(super) fn new() -> Self {
-        Self { regime: Regime::new(), yielding: Yielding::new(), proportion: Proportion::new() }
+    /// Whether requests are refused that cannot be in time.
+    pub(super) fn refuses(&self, now: Moment) -> bool {
+        self.refuses.is_some_and(|(_, until)| now < until)
     }
 
-    /// The same for the same models in other places.
-    pub(super) fn findings(&self) -> Self {
-        let Self { regime, yielding, proportion } = self;
-        Self { regime: regime.clone(), yielding: yielding.findings(), proportion: proportion.findings() }
+    /// The same, of models that have other numbers now.
+    pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize>) -> Self {
+        let mut gpu = self.clone();
+        for step in &mut gpu.steps {
+            step.sake = now(step.sake).unwrap_or(step.sake);
+            for moved in &mut step.changes {
+                moved.model = now(moved.model).unwrap_or(moved.model);
+            }
+        }
+        gpu
     }
 
-    /// Learns from an interval, in which nobody's share changed if that is `settled`.
-    pub(super) fn observe(&mut self, there: &There<'_>, settled: bool) {
-        let span_s = there.span_s();
-        if span_s <= 0.0 {
+    /// Whether a model has less for the sake of another one.
+    pub(super) fn makes_room(&self, model: usize) -> bool {
+        let moves = |step: &Step| step.sake != model && step.changes.iter().any(|moved| moved.model == model);
+        self.steps.iter().any(moves)
+    }
+
+    /// Whether the last step is in force.
+    fn is_in_force(&self, facts: &Facts) -> bool {
+        let Some(step) = self.steps.last() else { return true };
+        step.changes.iter().all(|moved| {
+            let live = &facts.models[moved.model];
+            let changed = moved.to.sms == moved.from.sms || live.share != moved.from.sms;
+            live.held || live.coming.is_none() && changed
+        })
+    }
+}
+
+impl Adaptive {
+    /// While a model of a GPU is short, and a while longer, all of them refuse requests that cannot be in time: what is done for those
+    /// is taken from others.
+    pub(super) fn refuse(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
+        let short = (0..terms.len()).any(|model| terms[model].gpu == gpu && self.is_short(model, terms));
+        if short {
+            let since = self.gpus[gpu].refuses.filter(|(_, until)| now < *until).map(|(since, _)| since);
+            if since.is_none() {
+                self.forget(gpu, terms);
+            }
+            self.gpus[gpu].refuses = Some((since.unwrap_or(now), now + REFUSES));
+        }
+    }
+
+    /// Judges the last step of a GPU, makes another one, or takes one back.
+    pub(super) fn tend(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
+        let now = facts.now;
+        let shortest = self.shortest(gpu, terms, facts);
+        let last = self.gpus[gpu].steps.last().map(|step| step.sake);
+        if shortest.is_some() || last.is_some_and(|sake| self.is_short(sake, terms)) {
+            self.gpus[gpu].calm_since = now;
+        }
+        match self.gpus[gpu].trial {
+            Trial::Coming { since, before } => {
+                if self.gpus[gpu].is_in_force(facts) {
+                    self.forget(gpu, terms);
+                    self.gpus[gpu].trial = Trial::InForce { since: now, before };
+                } else if now.since(since) > IN_FORCE_WITHIN {
+                    self.take_back(gpu, before.steps, terms, now);
+                }
+            }
+            Trial::InForce { since, before } => self.judge(gpu, since, before, terms, facts),
+            Trial::TakenBack { since } => match shortest {
+                Some(model) if now.since(since) < 2 * SPAN => {
+                    self.gpus[gpu].patience = (self.gpus[gpu].patience * LESS_PATIENT).min(LONGEST);
+                    self.act(gpu, model, None, terms, facts);
+                }
+                _ if now.since(since) >= 2 * SPAN => self.gpus[gpu].trial = Trial::None,
+                _ => {}
+            },
+            Trial::None => match shortest {
+                Some(model) => {
+                    self.act(gpu, model, None, terms, facts);
+                }
+                None if now.since(self.gpus[gpu].calm_since) >= self.gpus[gpu].patience => {
+                    self.relax(gpu, terms, now);
+                }
+                None => {}
+            },
+        }
+    }
+
+    /// The model of a GPU that is short and may be helped, of the highest priority and the one that misses most.
+    fn shortest(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Option<usize> {
+        let short = (0..terms.len()).filter(|&model| {
+            terms[model].gpu == gpu
+                && self.is_short(model, terms)
+                && !self.models[model].is_helpless(facts.now)
+                && levers::may_help(&facts.models[model].seen, &terms[model])
+        });
+        let missed = |model: usize| self.models[model].recent.missed();
+        short.max_by(|&one, &other| {
+            let priority = terms[other].priority.cmp(&terms[one].priority);
+            priority.then(missed(one).total_cmp(&missed(other)))
+        })
+    }
+
+    /// Makes a step for the sake of a model, if there is one to make, on trial with those since `before`. Whether there was one.
+    fn act(
+        &mut self,
+        gpu: usize,
+        model: usize,
+        before: Option<Before>,
+        terms: &[Terms],
+        facts: &Facts,
+    ) -> bool {
+        let missed = self.models[model].recent.missed();
+        let Some(step) = next_step(model, missed, &self.stand(terms), terms, facts) else {
+            self.give_up(model, facts.now);
+            self.gpus[gpu].trial = Trial::None;
+            return false;
+        };
+        for moved in &step.changes {
+            self.models[moved.model].level = moved.to;
+        }
+        let before = before.unwrap_or(Before { steps: self.gpus[gpu].steps.len(), missed });
+        self.gpus[gpu].steps.push(step);
+        self.gpus[gpu].trial = Trial::Coming { since: facts.now, before };
+        true
+    }
+
+    /// Whether the last step helps the model that it is for, once enough is seen of it: else another one is made, and where there is
+    /// none and few are helped by all, all are taken back.
+    fn judge(&mut self, gpu: usize, since: Moment, before: Before, terms: &[Terms], facts: &Facts) {
+        let Some(step) = self.gpus[gpu].steps.last() else { return };
+        let (model, age) = (step.sake, facts.now.since(since));
+        let recent = &self.models[model].recent;
+        if age < SETTLES || recent.ended() < ENOUGH && age < SPAN {
             return;
         }
-        self.regime.age(span_s);
-        if settled {
-            self.regime.observe(there.each(), there.load(there.here), there.slowed());
+        let missed = recent.missed();
+        let harmed = step.changes.iter().any(|moved| {
+            let as_high = moved.model != model && terms[moved.model].priority <= terms[model].priority;
+            as_high && self.models[moved.model].recent.missed() >= before.missed
+        });
+        if harmed {
+            let steps = self.gpus[gpu].steps.len() - 1;
+            self.give_up(model, facts.now);
+            self.take_back(gpu, steps, terms, facts.now);
+            self.gpus[gpu].trial = Trial::None;
+        } else if !self.is_short(model, terms) {
+            self.models[model].helpless = None;
+            self.gpus[gpu].trial = Trial::None;
+        } else if !self.act(gpu, model, Some(before), terms, facts) && missed > before.missed * (1.0 - HELPS)
+        {
+            self.take_back(gpu, before.steps, terms, facts.now);
+            self.gpus[gpu].trial = Trial::None;
         }
-        self.yielding.observe(&there.with_those_above(), span_s, settled);
-        self.yielding.make_room(there.here, there.models);
-        self.proportion.observe(&there.alone(), span_s, settled);
-        self.proportion.share_out(there.here, there.models, there.terms, there.sms);
     }
 
-    /// The most that each of its models should have, in the order of `here`.
-    pub(super) fn levels(&self, here: &[usize], models: &[Model], terms: &[Terms], sms: Sms) -> Vec<Sms> {
-        let useful = |model: usize| match &models[model] {
-            // Whatever it has is in vain.
-            hopeless if hopeless.hopeless(&terms[model]) => Useful { least: None, enough: Some(Sms(0)) },
-            model => Useful { least: model.least_share(), enough: sizing::ample(model) },
-        };
-        let levels = layout::levels(here, terms, sms, self.regime.caps(), useful);
-        let level = |(&model, level): (&usize, Sms)| {
-            let most = self.yielding.most(model, terms[model].priority, sms);
-            let most = self.cap(model).map_or(most, |cap| cap.min(most));
-            terms[model].within(level.min(most))
-        };
-        here.iter().zip(levels).map(level).collect()
+    /// Leaves a model be for a while, and each time for longer.
+    fn give_up(&mut self, model: usize, now: Moment) {
+        let span = self.models[model].helpless.map_or(PATIENCE, |(_, span)| span * LESS_PATIENT);
+        self.models[model].helpless = Some((now, span.min(LONGEST)));
     }
 
-    /// The cap of a model that leaves SMs to others of its priority; none where caps fit together anyway.
-    fn cap(&self, model: usize) -> Option<Sms> {
-        self.proportion.cap(model).filter(|_| self.regime.caps() == Caps::Generous)
+    /// No model was short for long: takes the last step back, and sees.
+    fn relax(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
+        match self.gpus[gpu].steps.len().checked_sub(1) {
+            Some(steps) => self.take_back(gpu, steps, terms, now),
+            None => self.gpus[gpu].patience = PATIENCE,
+        }
+        self.gpus[gpu].calm_since = now;
     }
 
-    /// Whether something is tried of which nobody knows yet what it is worth.
-    pub(super) fn tries(&self) -> bool {
-        self.regime.is_tried() || self.yielding.is_tried() || self.proportion.is_tried()
+    /// Takes all steps but so many back.
+    fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms], now: Moment) {
+        let back = self.gpus[gpu].steps.split_off(steps);
+        for moved in back.iter().rev().flat_map(|step| &step.changes) {
+            self.models[moved.model].level = moved.from;
+        }
+        self.forget(gpu, terms);
+        self.gpus[gpu].trial = Trial::TakenBack { since: now };
     }
 
-    /// Whether a model is to leave SMs to others.
-    pub(super) fn asks(&self, model: usize, priority: u32) -> bool {
-        self.yielding.asks(priority) || self.cap(model).is_some()
-    }
-
-    /// Whether models of this priority keep what they have, because lower ones make room or soon may.
-    pub(super) fn spares(&self, priority: u32) -> bool {
-        self.regime.caps() == Caps::Generous && self.yielding.spares(priority)
+    /// What was seen under other levels says nothing of these.
+    fn forget(&mut self, gpu: usize, terms: &[Terms]) {
+        let on_it = self.models.iter_mut().zip(terms).filter(|(_, terms)| terms.gpu == gpu);
+        on_it.for_each(|(model, _): (&mut Model, _)| model.recent.clear());
     }
 }

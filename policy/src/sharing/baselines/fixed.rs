@@ -2,8 +2,8 @@
 
 use shadowslice_shared::units::{Percent, Sms};
 
+use super::super::Terms;
 use super::super::carry_out::Target;
-use super::super::{Door, Terms};
 
 /// Shares decided once.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ impl Fixed {
     }
 
     pub(in super::super) fn decide(&self, terms: &[Terms]) -> Vec<Target> {
-        let target = |(&sms, terms): (&Sms, &Terms)| Target { sms, door: Door::open(terms.max_batch) };
+        let target = |(&sms, terms): (&Sms, &Terms)| Target::divided(sms, terms.max_batch);
         self.shares.iter().zip(terms).map(target).collect()
     }
 }

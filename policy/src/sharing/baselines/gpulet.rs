@@ -12,7 +12,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::super::carry_out::Target;
-use super::super::{Door, Facts, Seen, Terms};
+use super::super::{Facts, Seen, Terms};
 
 /// How long a partitioning stands.
 const EPOCH: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ struct Rate {
 
 impl Gpulet {
     pub(in super::super) fn new(terms: &[Terms]) -> Self {
-        let target = |terms: &Terms| Target { sms: terms.initial, door: Door::open(terms.max_batch) };
+        let target = |terms: &Terms| Target::divided(terms.initial, terms.max_batch);
         Self {
             rates: vec![Rate::default(); terms.len()],
             planned: None,
@@ -96,7 +96,7 @@ impl Gpulet {
             let Some(parting) = parting else { continue };
             for (&model, (percent, batch)) in here.iter().zip(parting.places) {
                 let share = Percent::new(percent).expect("sizes are from 20 to 100").sms_of(sms);
-                self.targets[model] = Target { sms: share, door: Door::open(batch) };
+                self.targets[model] = Target::divided(share, batch);
             }
         }
     }

@@ -8,7 +8,7 @@
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::carry_out::Target;
-use super::super::{Door, Facts, Live, Terms};
+use super::super::{Facts, Live, Terms};
 
 /// Residuals below this many percent are left alone (`_THRESHOLD`).
 const THRESHOLD: f64 = 5.0;
@@ -45,7 +45,7 @@ impl Gslice {
             self.steps = 0;
             self.tune(terms, facts);
         }
-        let target = |(&sms, &max_batch)| Target { sms, door: Door::open(max_batch) };
+        let target = |(&sms, &max_batch)| Target::divided(sms, max_batch);
         self.shares.iter().zip(&self.batches).map(target).collect()
     }
 

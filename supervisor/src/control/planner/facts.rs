@@ -16,7 +16,6 @@ pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
         standing: standing.ready.map(sms),
-        starting: standing.starting.map(sms),
         held: standing.held,
         seen: of_one_that_serves(&standing, seen),
     }

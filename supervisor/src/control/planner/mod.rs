@@ -1,4 +1,4 @@
-//! The planner: asks the policy once an interval, and orders what it says; in between it has doors follow what comes.
+//! The planner: asks the policy once an interval, and orders what it says.
 //!
 //! ```text
 //! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
@@ -16,9 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{
-    Change, Choice, DOORS_EVERY, Decision, Door, Facts, Kind, Live, Policy, Relief, Seen, Terms,
-};
+use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Kind, Live, Policy, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -28,7 +26,7 @@ use super::{Cause, Order};
 use crate::clock::Clock;
 use crate::config::{Controller as Settings, Model};
 use crate::partition::Partition;
-use crate::pipeline::{LatencyHistogram, PRESSURES, Pipeline, Pressed};
+use crate::pipeline::{LatencyHistogram, Pipeline};
 use orders::Orders;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
@@ -36,7 +34,7 @@ pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 /// A model, as the planner reaches it.
 #[derive(Debug, Clone)]
 pub struct Sharer {
-    /// Its number, under which it says that it should have more at once; no two models ever have the same.
+    /// Its number; no two models ever have the same.
     pub id: usize,
     /// Its configuration.
     pub model: Arc<Model>,
@@ -73,7 +71,6 @@ pub struct Planner {
     policy: Policy,
     models: Vec<(Sharer, Orders)>,
     sharers: watch::Receiver<Vec<Sharer>>,
-    pressed: mpsc::Receiver<Pressed>,
     planned: watch::Sender<Planned>,
 }
 
@@ -126,13 +123,11 @@ fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
 
 impl Planner {
     /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
-    /// Models that should have more at once are in `pressed`, by their numbers.
     pub fn new(
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn Partition>],
         sharers: watch::Receiver<Vec<Sharer>>,
-        pressed: mpsc::Receiver<Pressed>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
@@ -141,26 +136,13 @@ impl Planner {
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
         let Settings { act, interval, .. } = *settings;
         let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
-        let mut planner = Self {
-            choice,
-            act,
-            interval,
-            clock,
-            gpus,
-            ids,
-            terms,
-            policy,
-            models,
-            sharers,
-            pressed,
-            planned,
-        };
+        let mut planner =
+            Self { choice, act, interval, clock, gpus, ids, terms, policy, models, sharers, planned };
         planner.meet();
         Some((planner, seen))
     }
 
-    /// Goes by the models that there are now. What was ordered of a model that stays is still known. A model that has just come has a
-    /// door at once: until an interval is over, by what is known beforehand.
+    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
@@ -171,31 +153,17 @@ impl Planner {
         let orders: Vec<_> = sharers.iter().map(orders).collect();
         self.models = sharers.into_iter().zip(orders).collect();
         self.learn_terms();
-        if self.act {
-            let sms = |(sharer, _): &(Sharer, Orders)| Sms(sharer.standing.borrow().sms);
-            let shares: Vec<Sms> = self.models.iter().map(sms).collect();
-            self.set_doors(&self.policy.first_doors(&shares));
-        }
     }
 
-    /// Decides when an interval is over, and when a model should have more at once, for ever. Models come and go meanwhile.
+    /// Decides when an interval is over, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
         // Before that nothing has been seen that a policy could go by.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut meanwhile = interval_at(Instant::now() + DOORS_EVERY, DOORS_EVERY);
-        meanwhile.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let looks_meanwhile = self.act && self.interval > DOORS_EVERY;
         loop {
             tokio::select! {
                 Ok(()) = self.sharers.changed() => self.meet(),
-                _ = tick.tick() => {
-                    self.decide();
-                    // Nothing that comes right after a decision says how much comes.
-                    meanwhile.reset();
-                }
-                _ = meanwhile.tick(), if looks_meanwhile => self.look_meanwhile(),
-                Some(first) = self.pressed.recv() => self.relieve(first),
+                _ = tick.tick() => self.decide(),
             }
         }
     }
@@ -208,37 +176,28 @@ impl Planner {
         }
         self.learn_terms();
         let now = self.clock.now();
-        let facts = self.facts(now, Pipeline::observe);
+        let facts = self.facts(now);
         let began = self.clock.now();
         let decision = self.policy.decide(&facts);
         let took = self.clock.now().since(began);
         if self.act {
             self.set_doors(&decision.doors);
         }
+        let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
         for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
             let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
             let Some((live, verdict)) = rows else { continue };
-            let verdict = report::words(verdict, now);
-            obstacles[change.model] = self.order(change, Cause::Policy, live, &verdict, now).err();
-        }
-        if self.act {
-            self.name_standing(&decision);
+            let verdict = report::words(verdict, &names, now);
+            obstacles[change.model] = self.order(change, live, &verdict, now).err();
         }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
-        let models = report::models(sharers, &facts, &decision, obstacles);
+        let models = report::models(sharers, &facts, &decision, &names, obstacles);
         self.planned.send_modify(|planned| {
             planned.took.record(took);
             planned.report.decisions += 1;
             planned.report.models = models;
         });
-    }
-
-    /// Has doors follow what comes between two decisions.
-    fn look_meanwhile(&mut self) {
-        let facts = self.facts(self.clock.now(), Pipeline::peek);
-        let doors = self.policy.doors_meanwhile(&facts);
-        self.set_doors(&doors);
     }
 
     fn set_doors(&self, doors: &[Door]) {
@@ -247,76 +206,18 @@ impl Planner {
         }
     }
 
-    /// A model should have more at once, and maybe others: asks for each how much.
-    fn relieve(&mut self, first: Pressed) {
-        let mut notices = vec![first];
-        while notices.len() < PRESSURES
-            && let Ok(next) = self.pressed.try_recv()
-        {
-            notices.push(next);
-        }
-        let now = self.clock.now();
-        let mut facts = self.facts(now, Pipeline::peek);
-        for Pressed { model, alarm } in notices {
-            // One that has gone gives no more notice.
-            let place = self.models.iter().position(|(sharer, _)| sharer.id == model);
-            let relief = place.and_then(|place| self.policy.pressure(place, alarm.since, &facts));
-            let Some(Relief { change, doors }) = relief else { continue };
-            let Some(live) = facts.models.get_mut(change.model) else { continue };
-            let sign = report::sign(alarm.sign);
-            match self.order(&change, Cause::Pressure, live, sign, now) {
-                Ok(()) => {
-                    self.set_doors(&doors);
-                    if change.at_once {
-                        live.share = change.to;
-                    }
-                }
-                Err(why) => {
-                    let model = place.map(|place| self.models[place].0.model.name.as_str());
-                    tracing::debug!(
-                        model,
-                        sign,
-                        why,
-                        "a model should have more at once, and nothing is done"
-                    );
-                }
-            }
-        }
-    }
-
-    /// How all models stand, and what `look` sees of them.
-    fn facts(&mut self, now: Moment, look: impl Fn(&Pipeline) -> Seen) -> Facts {
+    /// How all models stand, and what was seen of them since the last time.
+    fn facts(&mut self, now: Moment) -> Facts {
         for (sharer, orders) in &mut self.models {
             orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
         }
         let models = self.models.iter();
-        let models = models.map(|(sharer, orders)| facts::live(sharer, orders, look(&sharer.pipeline)));
+        let models = models.map(|(sharer, orders)| facts::live(sharer, orders, sharer.pipeline.observe()));
         Facts { now, gpus: self.gpus.clone(), models: models.collect() }
     }
 
-    /// Says which workers should stand ready, where that is news. A controller that is behind hears it next time.
-    fn name_standing(&self, decision: &Decision) {
-        for ((sharer, _), wish) in self.models.iter().zip(&decision.standby) {
-            let (share, known) = {
-                let standing = sharer.standing.borrow();
-                (standing.share, standing.standby_wish)
-            };
-            let share = wish.map(|sms| sharer.share(sms, share));
-            if share != known {
-                sharer.orders.try_send(Order::Standby { share }).ok();
-            }
-        }
-    }
-
     /// Orders a change; else says why it does not.
-    fn order(
-        &mut self,
-        change: &Change,
-        cause: Cause,
-        live: &Live,
-        verdict: &str,
-        now: Moment,
-    ) -> Result<(), String> {
+    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
         let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());
@@ -332,7 +233,7 @@ impl Planner {
         if sharer.sms(to) == sharer.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        orders.send(&sharer.orders, to, (cause, change.onset), now)?;
+        orders.send(&sharer.orders, to, now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
             model = sharer.model.name,
@@ -340,7 +241,7 @@ impl Planner {
             to_percent = to.get(),
             from_sms = live.share.0,
             to_sms = sharer.sms(to).0,
-            cause = cause.name(),
+            cause = Cause::Policy.name(),
             verdict,
             arrival_rate = figures.arrival_rate,
             p99_ms = figures.p99_ms,

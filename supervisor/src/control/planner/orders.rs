@@ -73,7 +73,6 @@ impl Orders {
         &mut self,
         to: &mpsc::Sender<Order>,
         share: Percent,
-        (cause, onset): (Cause, Moment),
         now: Moment,
     ) -> Result<(), String> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
@@ -84,7 +83,7 @@ impl Orders {
             return Err("an order is under way".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
-        let order = Order::Resize { share, cause, hold: false, onset: Some(onset), reply };
+        let order = Order::Resize { share, cause: Cause::Policy, hold: false, onset: Some(now), reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         Ok(())

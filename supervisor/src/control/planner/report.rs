@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_policy::pressure::Sign;
-use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Seen, Verdict, Waiting};
+use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Verdict, Waiting, Why};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::Moment;
 
 use super::super::standing::ms;
 use super::{Settings, Sharer};
@@ -52,9 +51,9 @@ pub struct ModelPlan {
     pub groups_shared_with: Vec<String>,
     /// Whether people hold its share.
     pub held: bool,
-    /// `keep`, `crowded`, `hopeless`, `grow`, `shrink`, `yield` or `wait`.
+    /// `keep`, `grow`, `shrink` or `wait`.
     pub verdict: String,
-    /// The same in words.
+    /// Why, in words and numbers.
     pub why: String,
     /// Why a change that should be is not ordered.
     pub not_ordered: Option<String>,
@@ -121,15 +120,14 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    /// What a door is to a model: one that serves the late turns nobody away, and one whose batches were configured to wait
-    /// has them wait for so long, whatever the policy says.
+    /// What a door is to a model: one that serves late requests, too, refuses none.
     fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
-        let Door { max_batch, admit, refuse_late, max_delay, .. } = *door;
+        let Door { max_batch, admit, refuse_late } = *door;
         let (admit, refuse_late) = match on_late {
             OnLate::Reject => (admit, refuse_late),
             OnLate::Serve => (1.0, false),
         };
-        Self { max_batch, max_delay_ms: ms(max_delay.max(configured_delay)), admit, refuse_late }
+        Self { max_batch, max_delay_ms: ms(configured_delay), admit, refuse_late }
     }
 }
 
@@ -138,13 +136,14 @@ pub(super) fn models<'a>(
     sharers: impl Iterator<Item = &'a Sharer>,
     facts: &Facts,
     decision: &Decision,
+    names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.doors);
     let sharers: Vec<&Sharer> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
-        let plan = of_model(sharer, live, (verdict, door), facts.now, not_ordered);
+        let plan = of_model(sharer, live, (verdict, door), words(verdict, names, facts.now), not_ordered);
         ModelPlan { groups_shared_with: neighbours(sharer, &sharers), ..plan }
     })
     .collect()
@@ -164,16 +163,13 @@ fn of_model(
     sharer: &Sharer,
     live: &Live,
     (verdict, door): (&Verdict, &Door),
-    now: Moment,
+    why: String,
     not_ordered: Option<String>,
 ) -> ModelPlan {
     let standing = sharer.standing.borrow().clone();
     let share = standing.share;
-    let wanted = sharer.share(wanted(verdict, live), share);
+    let wanted = sharer.share(verdict.to, share);
     let on_late = sharer.model.queue.on_late;
-    // Where the late are served, nobody is turned away who is one too many.
-    let crowded = matches!(verdict, Verdict::Crowded { .. });
-    let verdict = if crowded && on_late == OnLate::Serve { &Verdict::Keep } else { verdict };
     ModelPlan {
         name: sharer.model.name.clone(),
         gpu: sharer.model.gpu,
@@ -187,74 +183,64 @@ fn of_model(
         groups_shared_with: Vec::new(),
         held: live.held,
         verdict: name(verdict).to_owned(),
-        why: words(verdict, now),
+        why,
         not_ordered,
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
         seen: SeenReport::of(&live.seen),
     }
 }
 
-/// The share that a model should have.
-fn wanted(verdict: &Verdict, live: &Live) -> Sms {
-    match *verdict {
-        Verdict::Grow { to, .. }
-        | Verdict::Shrink { to, .. }
-        | Verdict::Yield { to, .. }
-        | Verdict::Wait { to, .. } => to,
-        Verdict::Keep | Verdict::Crowded { .. } | Verdict::Hopeless => live.coming.unwrap_or(live.share),
-    }
-}
-
 fn name(verdict: &Verdict) -> &'static str {
     match verdict {
-        Verdict::Keep => "keep",
-        Verdict::Crowded { .. } => "crowded",
-        Verdict::Hopeless => "hopeless",
-        Verdict::Grow { .. } => "grow",
-        Verdict::Shrink { .. } => "shrink",
-        Verdict::Yield { .. } => "yield",
-        Verdict::Wait { .. } => "wait",
+        Verdict { waiting: Some(_), .. } => "wait",
+        Verdict { from, to, .. } if from < to => "grow",
+        Verdict { from, to, .. } if from > to => "shrink",
+        Verdict { .. } => "keep",
     }
 }
 
-/// A sign in words.
-pub(super) const fn sign(sign: Sign) -> &'static str {
-    match sign {
-        Sign::SlackRunsOut => "slack runs out",
-        Sign::TooManyCome => "more comes than the share is for",
-    }
-}
-
-/// A verdict in words.
-pub(super) fn words(verdict: &Verdict, now: Moment) -> String {
-    match verdict {
-        Verdict::Keep => "its share is right".to_owned(),
-        Verdict::Crowded { percent } => {
-            format!("higher priorities leave room for {percent}% of its requests; the others are refused")
-        }
-        Verdict::Hopeless => "with the whole GPU to itself, one request takes longer than its SLO".to_owned(),
-        Verdict::Grow { from, to } => format!("it should have {to} instead of {from}"),
-        Verdict::Shrink { from, to } => format!("{to} instead of {from} are enough"),
-        Verdict::Yield { from, to } => {
-            format!("it should have {to} instead of {from}: others miss their SLOs")
-        }
-        Verdict::Wait { to, waiting } => format!("it should have {to}, but {}", reason(waiting, now)),
-    }
-}
-
-fn reason(waiting: &Waiting, now: Moment) -> String {
+/// A verdict in words; `names` are those of all models.
+pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String {
+    let Verdict { from, to, waiting, why } = verdict;
+    let why = reason(why, names, now);
     match waiting {
-        Waiting::Dwell { until } => {
-            let left = until.since(now).as_secs_f64();
-            format!("its share has just changed ({left:.0} s to wait)")
+        None if from == to => why,
+        None => format!("{to} instead of {from}: {why}"),
+        Some(Waiting::Handover) => format!("{to} when the hand-over under way is over: {why}"),
+        Some(Waiting::Held) => format!("{from} are held, and it should have {to}: {why}"),
+    }
+}
+
+fn reason(why: &Why, names: &[String], now: Moment) -> String {
+    let said = |Missed { part, may }: &Missed| {
+        format!(
+            "{:.1} % of its requests missed their SLO over the last second, and {:.1} % may",
+            part * 100.0,
+            may * 100.0
+        )
+    };
+    match why {
+        Why::Divided => "that is how the policy divides the GPU".to_owned(),
+        Why::Met(missed) => said(missed),
+        Why::MakesRoom { sake, before, now } => {
+            let name = names.get(*sake).map_or("another model", String::as_str);
+            format!(
+                "it makes room for {name}, which missed {:.1} % of its requests before that and misses {:.1} % now",
+                before * 100.0,
+                now.part * 100.0
+            )
         }
-        Waiting::Handover => "a hand-over of it is under way".to_owned(),
-        Waiting::Held => "its share is held".to_owned(),
-        Waiting::Overload => {
-            "the GPU is overloaded: workers warm up there one at a time, and no share shrinks".to_owned()
-        }
-        Waiting::Misses => "SLOs are missed among the priorities that others make room for".to_owned(),
-        Waiting::Trial => "it has made room for others, and it is still open whether that helps".to_owned(),
+        Why::Helped(missed) => format!("{}; its neighbours make room for it", said(missed)),
+        Why::Helpless { missed, until } => format!(
+            "{}; no room that its neighbours can make helps, which is tried again in {:.0} s",
+            said(missed),
+            until.since(now).as_secs_f64()
+        ),
+        Why::NotItsBatches { missed, two_batches } => format!(
+            "{}; two of its batches take no more than {:.1} ms, so SMs do not mend that",
+            said(missed),
+            ms(*two_batches)
+        ),
     }
 }
 
@@ -265,27 +251,39 @@ mod tests {
     #[test]
     fn every_verdict_has_words_of_its_own() {
         let now = Moment::after_origin(Duration::from_secs(10));
-        let waiting = |waiting| Verdict::Wait { to: Sms(40), waiting };
-        let until = now + Duration::from_secs(3);
+        let names = ["resnet50".to_owned()];
+        let missed = Missed { part: 0.123, may: 0.01 };
+        let keep = |why| Verdict { from: Sms(40), to: Sms(40), waiting: None, why };
+        let room = Why::MakesRoom { sake: 0, before: 0.5, now: missed };
+        let change = |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: room };
         for (verdict, kind, said) in [
-            (Verdict::Keep, "keep", "its share is right"),
-            (Verdict::Crowded { percent: 30 }, "crowded", "room for 30% of its requests"),
-            (Verdict::Hopeless, "hopeless", "longer than its SLO"),
-            (Verdict::Grow { from: Sms(20), to: Sms(40) }, "grow", "40 SMs instead of 20 SMs"),
-            (Verdict::Shrink { from: Sms(60), to: Sms(40) }, "shrink", "40 SMs instead of 60 SMs are enough"),
-            (Verdict::Yield { from: Sms(60), to: Sms(40) }, "yield", "40 SMs instead of 60 SMs: others miss"),
+            (keep(Why::Divided), "keep", "divides the GPU"),
             (
-                waiting(Waiting::Dwell { until }),
-                "wait",
-                "40 SMs, but its share has just changed (3 s to wait)",
+                keep(Why::Met(missed)),
+                "keep",
+                "12.3 % of its requests missed their SLO over the last second, and 1.0 % may",
             ),
-            (waiting(Waiting::Handover), "wait", "under way"),
-            (waiting(Waiting::Held), "wait", "held"),
-            (waiting(Waiting::Overload), "wait", "overloaded"),
-            (waiting(Waiting::Misses), "wait", "SLOs are missed"),
-            (waiting(Waiting::Trial), "wait", "it has made room"),
+            (keep(Why::Helped(missed)), "keep", "its neighbours make room"),
+            (
+                keep(Why::Helpless { missed, until: now + Duration::from_secs(3) }),
+                "keep",
+                "tried again in 3 s",
+            ),
+            (
+                keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
+                "keep",
+                "2.0 ms, so SMs",
+            ),
+            (
+                change(60, 40, None),
+                "shrink",
+                "40 SMs instead of 60 SMs: it makes room for resnet50, which missed 50.0 %",
+            ),
+            (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
+            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs when the hand-over"),
+            (change(40, 60, Some(Waiting::Held)), "wait", "40 SMs are held"),
         ] {
-            let words = words(&verdict, now);
+            let words = words(&verdict, &names, now);
             assert!(words.contains(said), "{words}");
             assert_eq!(name(&verdict), kind);
         }

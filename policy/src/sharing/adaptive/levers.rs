@@ -1,0 +1,179 @@
+//! What can be done for a model that misses, from the least on.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Sms;
+
+use super::super::{Facts, Seen, Terms};
+
+/// What a neighbour may have, from the most on: so many percent of the GPU, and such a part of its requests.
+const LADDER: [(u32, f64); 6] =
+    [(75, 1.0), (50, 1.0), (36, 1.0), (25, 1.0), (18, 1.0), (12, 1.0)];
+
+/// Where more than this part of a model's requests miss, neighbours go down two rungs at once.
+const URGENT: f64 = 0.3;
+
+/// Neighbours of one priority that execute for less than this part of the time are left alone, and so is a peer that is less than this
+/// part of what keeps a model waiting.
+const MATTERS: f64 = 0.1;
+
+/// A peer has slack if the 99th percentile of its latency is below this part of its SLO,
+const SLACK: f64 = 0.6;
+
+/// and it would still execute for less than this part of the time.
+const BUSY: f64 = 0.85;
+
+/// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they
+/// take, unless it does not keep up.
+const EXECUTES: f64 = 0.4;
+
+/// What a model may have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Level {
+    pub(super) sms: Sms,
+    /// The part of its requests that is let in, 0 to 1.
+    pub(super) admit: f64,
+}
+
+/// What was done at once for a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Step {
+    /// That model.
+    pub(super) sake: usize,
+    /// The part of its requests that missed before.
+    pub(super) missed: f64,
+    pub(super) changes: Vec<Moved>,
+}
+
+/// A model has another level.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Moved {
+    pub(super) model: usize,
+    pub(super) from: Level,
+    pub(super) to: Level,
+}
+
+/// How a model stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Stands {
+    pub(super) level: Level,
+    /// Whether that is for the sake of another one.
+    pub(super) makes_room: bool,
+    /// Whether it misses more than it may.
+    pub(super) short: bool,
+}
+
+impl Level {
+    /// All requests on so many SMs.
+    pub(super) fn of(sms: Sms) -> Self {
+        Self { sms, admit: 1.0 }
+    }
+
+    /// The level so many rungs below this one; the lowest, if there are fewer.
+    fn below(self, rungs: usize, terms: &Terms, gpu: Sms) -> Self {
+        let rung = |&(percent, admit): &(u32, f64)| {
+            let sms = terms.within(Sms(gpu.0 * percent / 100)).min(self.sms);
+            Self { sms, admit }
+        };
+        let is_below = |to: &Self| to.sms < self.sms || to.admit < self.admit;
+        LADDER.iter().map(rung).filter(is_below).take(rungs).last().unwrap_or(self)
+    }
+}
+
+/// What two of the longest batches take.
+pub(super) fn two_batches(seen: &Seen) -> Duration {
+    2 * seen.executed.iter().map(|executed| executed.mean).max().unwrap_or(Duration::ZERO)
+}
+
+/// Whether a model misses because of what its batches take, so that SMs may help.
+pub(super) fn may_help(seen: &Seen, terms: &Terms) -> bool {
+    two_batches(seen) >= terms.slo.mul_f64(EXECUTES) || super::is_behind(seen)
+}
+
+/// The next step for a model of whose requests such a part missed; `None` if there is none left.
+pub(super) fn next_step(
+    sake: usize,
+    missed: f64,
+    stand: &[Stands],
+    terms: &[Terms],
+    facts: &Facts,
+) -> Option<Step> {
+    let changes = its_own(sake, stand, terms, facts)
+        .or_else(|| lower_priorities(sake, missed, stand, terms, facts))
+        .or_else(|| peer(sake, missed, stand, terms, facts))?;
+    Some(Step { sake, missed, changes })
+}
+
+/// A model that was started with less than the GPU has all of it.
+fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+    let Stands { level: from, makes_room, .. } = stand[sake];
+    let to = Level::of(terms[sake].within(facts.gpus[terms[sake].gpu]));
+    let may = !makes_room && from.sms < to.sms && !facts.models[sake].held;
+    may.then(|| vec![Moved { model: sake, from, to }])
+}
+
+/// All of the lowest priority that is a good part of what the GPU does go down.
+fn lower_priorities(
+    sake: usize,
+    missed: f64,
+    stand: &[Stands],
+    terms: &[Terms],
+    facts: &Facts,
+) -> Option<Vec<Moved>> {
+    let lower: Vec<usize> =
+        neighbours(sake, terms).filter(|&other| terms[other].priority > terms[sake].priority).collect();
+    let mut priorities: Vec<u32> = lower.iter().map(|&other| terms[other].priority).collect();
+    priorities.sort_unstable_by(|one, other| other.cmp(one));
+    priorities.dedup();
+    priorities.into_iter().find_map(|priority| {
+        let of_it = lower.iter().copied().filter(|&other| terms[other].priority == priority);
+        let busy: f64 = of_it.clone().map(|other| facts.models[other].seen.busy).sum();
+        let changes: Vec<Moved> =
+            of_it.filter_map(|other| lowered(other, missed, stand, terms, facts)).collect();
+        (busy >= MATTERS && !changes.is_empty()).then_some(changes)
+    })
+}
+
+/// The peer that keeps the model waiting most goes down, of those that have slack.
+fn peer(sake: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+    let gpu = facts.gpus[terms[sake].gpu];
+    let weight = |other: usize| waiting(&facts.models[other].seen, stand[other].level.sms, gpu);
+    let total: f64 = neighbours(sake, terms).map(weight).sum();
+    let peers = neighbours(sake, terms).filter(|&other| {
+        terms[other].priority == terms[sake].priority
+            && weight(other) >= MATTERS * total
+            && !stand[other].short
+    });
+    let able = peers.filter_map(|other| {
+        let change = lowered(other, missed, stand, terms, facts)?;
+        has_slack(&change, &facts.models[other].seen, &terms[other]).then_some((change, weight(other)))
+    });
+    let (change, _) = able.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    Some(vec![change])
+}
+
+fn neighbours(sake: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
+    (0..terms.len()).filter(move |&other| other != sake && terms[other].gpu == terms[sake].gpu)
+}
+
+fn lowered(model: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Moved> {
+    let from = stand[model].level;
+    let rungs = if missed > URGENT { 2 } else { 1 };
+    let to = from.below(rungs, &terms[model], facts.gpus[terms[model].gpu]);
+    (to != from && !facts.models[model].held).then_some(Moved { model, from, to })
+}
+
+/// How long a model keeps others waiting: its batches take turns with theirs where they meet.
+fn waiting(seen: &Seen, sms: Sms, gpu: Sms) -> f64 {
+    let (count, time) = seen.executed.iter().fold((0, 0.0), |(count, time), executed| {
+        (count + executed.count, time + executed.mean.as_secs_f64() * executed.count as f64)
+    });
+    let mean = time / count.max(1) as f64;
+    mean * seen.busy * f64::from(sms.0) / f64::from(gpu.0.max(1))
+}
+
+/// Whether a peer can do with so much less. That its batches take longer in proportion is the worst case.
+fn has_slack(Moved { from, to, .. }: &Moved, seen: &Seen, terms: &Terms) -> bool {
+    let longer = f64::from(from.sms.0) / f64::from(to.sms.0.max(1));
+    to.admit >= from.admit && seen.p99_latency < terms.slo.mul_f64(SLACK) && seen.busy * longer < BUSY
+}
