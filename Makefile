@@ -109,22 +109,15 @@ costs: build ## What a request costs, counted (Debian: linux-perf, valgrind): do
 growth: build ## Whether models, connections, tensors, requests hit a cliff: docs/measurements/growth.md (six minutes once built)
 	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
 
-.PHONY: step
-step: build ## How soon a model has more when more comes: docs/measurements/step.md (seven minutes once built)
-	$(TARGET)/release/shadowslice-step --page docs/measurements/step.md $(STEP_ARGS)
-
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
 judged = state=$$(git rev-parse HEAD:policy HEAD:simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
 	dirty=$$(git status --porcelain -- policy simulator configs supervisor/src/simulate supervisor/src/simulate.rs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-judge \
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
-.PHONY: judge judge-mixes
-judge: build ## The adaptive policy against its promises: docs/judgement.md (twenty minutes)
+.PHONY: judge
+judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (eight minutes once built)
 	$(judged) $(JUDGE_ARGS)
-
-judge-mixes: build ## The same on mixes of models that are drawn at random: docs/judgement-mixes.md (twenty minutes)
-	$(judged) --mixes --runs $(TARGET)/judgement-mixes --page docs/judgement-mixes.md $(JUDGE_ARGS)
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check

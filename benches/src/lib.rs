@@ -1,6 +1,6 @@
 //! What one echo request costs from end to end: requests per second, latency and CPU time, over each
 //! protocol at several numbers of connections, beside a bare server that does nothing else. [`costs`] counts what it takes,
-//! [`growth`] looks for cliffs as models, connections and tensors grow, [`step`] how soon a model has more when more comes.
+//! [`growth`] looks for cliffs as models, connections and tensors grow.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
 
 mod bare;
@@ -15,7 +15,6 @@ mod plan;
 mod report;
 mod servers;
 pub mod spread;
-mod step;
 mod system;
 
 use std::error::Error;
@@ -33,7 +32,6 @@ use crate::servers::Servers;
 
 pub use crate::costs::costs;
 pub use crate::growth::growth;
-pub use crate::step::step;
 
 /// What ends the program.
 pub type Failure = Box<dyn Error + Send + Sync>;

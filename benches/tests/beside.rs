@@ -23,7 +23,7 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     let drawn = fs::read_to_string(keep.join("poisson.csv")).unwrap().lines().count();
     assert!(drawn > 50, "{drawn} arrivals");
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains(&format!("| poisson | half+doors | {drawn} |")), "{page}");
+    assert!(page.contains(&format!("| poisson | half+doors | shadow | {drawn} |")), "{page}");
     // Nothing that was sent is forgotten: each request has one end.
     let figures: serde_json::Value =
         serde_json::from_slice(&fs::read(keep.join("beside.json")).unwrap()).unwrap();

@@ -34,25 +34,6 @@ impl Ahead {
     }
 }
 
-/// Lets in a part of the requests, evenly spread.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Admission {
-    /// What the requests refused since the last one let in have saved up.
-    credit: f64,
-}
-
-impl Admission {
-    /// Whether a request that comes now is let in, where a `part` of them is, from 0 to 1.
-    pub fn lets_in(&mut self, part: f64) -> bool {
-        self.credit += part.clamp(0.0, 1.0);
-        let lets_in = self.credit >= 1.0;
-        if lets_in {
-            self.credit -= 1.0;
-        }
-        lets_in
-    }
-}
-
 /// A batch is on its way this long before the one before it should end. That is several times what the way
 /// takes, and a small part of an execution.
 pub(crate) const LEAD: Duration = Duration::from_micros(500);
@@ -90,15 +71,6 @@ mod tests {
     fn a_lead_ends_the_wait_for_the_lane_early() {
         assert_eq!(send_at(ms(100)) + LEAD, ms(100));
         assert_eq!(send_at(ms(0)), ms(0));
-    }
-
-    #[test]
-    fn a_part_is_let_in_evenly() {
-        let mut admission = Admission::default();
-        let let_in: Vec<bool> = (0..8).map(|_| admission.lets_in(0.25)).collect();
-        assert_eq!(let_in, [false, false, false, true, false, false, false, true]);
-        assert!((0..100).all(|_| admission.lets_in(1.0)));
-        assert!(!(0..100).any(|_| admission.lets_in(0.0)));
     }
 
     #[test]

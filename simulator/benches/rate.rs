@@ -9,13 +9,13 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::Named;
 use shadowslice_simulator::scenario::{Scenario, Served};
-use shadowslice_simulator::world::{self, Settings};
+use shadowslice_simulator::world::{self, Settings, Sharing};
 
 const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: true,
-    proportional: false,
+    sharing: Sharing::Turns,
     together: false,
     noise: 0.0,
     seed: 1,

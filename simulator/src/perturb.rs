@@ -1,8 +1,8 @@
 //! How the world differs from the profiles, and how what a policy is told does.
 //!
 //! ```text
-//! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, joined by commas
-//! --belief profile | truth | none | LIST without noise and proportional
+//! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
+//! --belief profile | truth | none | LIST of form, scale, starts
 //! ```
 //!
 //! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
@@ -14,6 +14,7 @@
 //!   a double.
 //! * `proportional`: workers whose shares do not fit onto the GPU together divide it in proportion, and do not take turns as was
 //!   measured on a real one; no policy is told.
+//! * `slices`: they have the whole GPU one after the other, in slices of time, as without MPS; no policy is told.
 //!
 //! So `--truth form,noise --belief profile` is a world of another form, with noise, whose policy is told
 //! the profiles as they stand; `--truth profile --belief scale` tells it wrong times instead, and
@@ -26,6 +27,7 @@ use shadowslice_shared::units::Sms;
 
 use crate::random::{Purpose, Random};
 use crate::scenario::Scenario;
+use crate::world::Sharing;
 
 /// The deviation that `noise` stands for.
 const NOISE: f64 = 0.1;
@@ -43,7 +45,7 @@ pub struct Difference {
     scale: bool,
     noise: bool,
     starts: bool,
-    proportional: bool,
+    sharing: Sharing,
 }
 
 /// What a policy is told of what models cost.
@@ -62,7 +64,7 @@ pub enum Belief {
 pub enum BadDifference {
     /// An unknown word.
     #[error(
-        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, joined by commas"
+        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, slices, joined by commas"
     )]
     Unknown(String),
     /// Something in a belief that policies have no belief of.
@@ -84,7 +86,8 @@ impl FromStr for Difference {
                 "scale" => difference.scale = true,
                 "noise" => difference.noise = true,
                 "starts" => difference.starts = true,
-                "proportional" => difference.proportional = true,
+                "proportional" => difference.sharing = Sharing::Proportional,
+                "slices" => difference.sharing = Sharing::Slices,
                 other => return Err(BadDifference::Unknown(other.to_owned())),
             }
         }
@@ -101,7 +104,10 @@ impl FromStr for Belief {
             "none" => Ok(Self::Nothing),
             list => match list.parse::<Difference>()? {
                 Difference { noise: true, .. } => Err(BadDifference::NotBelieved("noise")),
-                Difference { proportional: true, .. } => Err(BadDifference::NotBelieved("proportional")),
+                Difference { sharing: Sharing::Proportional, .. } => {
+                    Err(BadDifference::NotBelieved("proportional"))
+                }
+                Difference { sharing: Sharing::Slices, .. } => Err(BadDifference::NotBelieved("slices")),
                 difference => Ok(Self::Profile(difference)),
             },
         }
@@ -114,9 +120,9 @@ impl Difference {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    /// Whether workers divide the GPU in proportion where their shares do not fit.
-    pub fn proportional(&self) -> bool {
-        self.proportional
+    /// How workers have the GPU together.
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
@@ -255,7 +261,7 @@ mod tests {
     #[test]
     fn noise_is_the_worlds_and_words_are_checked() {
         assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
-        for word in ["noise", "proportional"] {
+        for word in ["noise", "proportional", "slices"] {
             assert_eq!(word.parse::<Belief>(), Err(BadDifference::NotBelieved(word)));
         }
         assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));

@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bound;
-use crate::ideal::{self, Ideal};
 use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
 use crate::world::{Outcome, Tally};
@@ -24,8 +23,6 @@ pub struct Run {
     pub offered_rps: f64,
     /// Requests answered within their SLOs per second.
     pub goodput_rps: f64,
-    /// What a clairvoyant reaches that divides the SMs anew, for free, at every slot.
-    pub ideal_goodput_rps: f64,
     /// What nothing can exceed.
     pub bound_goodput_rps: f64,
     /// Requests answered within their SLOs, of those offered; 1 when nothing was.
@@ -49,13 +46,13 @@ pub struct ModelRun {
     pub offered_rps: f64,
     /// Requests answered within the SLO per second.
     pub goodput_rps: f64,
-    /// What it has of [`Run::ideal_goodput_rps`].
-    pub ideal_goodput_rps: f64,
     /// Requests answered within the SLO, of those offered; 1 when nothing was.
     pub attainment: f64,
     /// Mean latency of the answers; 0 without any.
     pub mean_ms: f64,
-    /// 99th percentile of it.
+    /// Its median,
+    pub p50_ms: f64,
+    /// and its 99th percentile.
     pub p99_ms: f64,
     /// Requests.
     pub offered: u64,
@@ -82,8 +79,6 @@ pub struct Trial {
     pub seed: u64,
     /// How long it came.
     pub seconds: f64,
-    /// See [`Run::ideal_goodput_rps`].
-    pub ideal: Ideal,
     /// See [`Run::bound_goodput_rps`].
     pub bound_goodput_rps: f64,
 }
@@ -96,7 +91,6 @@ impl Trial {
             load: load.to_owned(),
             seed,
             seconds,
-            ideal: ideal::run(scenario, arrivals, span),
             bound_goodput_rps: Bound::new(scenario, arrivals, span).goodput_rps(),
         }
     }
@@ -108,7 +102,7 @@ impl Run {
         let seconds = trial.seconds;
         let mut all = Tally::new();
         let mut per_model = BTreeMap::new();
-        for ((served, model), ideal) in scenario.models.iter().zip(&outcome.models).zip(&trial.ideal.models) {
+        for (served, model) in scenario.models.iter().zip(&outcome.models) {
             let tally = &model.tally;
             all.add(tally);
             let run = ModelRun {
@@ -116,9 +110,9 @@ impl Run {
                 slo_ms: ms(ns(served.terms.slo)),
                 offered_rps: tally.arrived as f64 / seconds,
                 goodput_rps: tally.in_time as f64 / seconds,
-                ideal_goodput_rps: ideal.goodput_rps,
                 attainment: attainment(tally),
                 mean_ms: ms(tally.mean_ns()),
+                p50_ms: ms(tally.latency.quantile(0.5)),
                 p99_ms: ms(tally.latency.quantile(0.99)),
                 offered: tally.arrived,
                 answered: tally.answered,
@@ -134,7 +128,6 @@ impl Run {
             policy: policy.to_owned(),
             load: trial.load.clone(),
             seed: trial.seed,
-            ideal_goodput_rps: trial.ideal.total.goodput_rps,
             bound_goodput_rps: trial.bound_goodput_rps,
             offered_rps: all.arrived as f64 / seconds,
             goodput_rps: all.in_time as f64 / seconds,

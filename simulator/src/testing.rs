@@ -1,4 +1,4 @@
-//! Small worlds for tests of the bound and the ideal.
+//! Small worlds for tests of the bound.
 
 use std::time::Duration;
 

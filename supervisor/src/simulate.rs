@@ -44,8 +44,8 @@ pub struct Options {
     /// The part of each GPU that a named load takes on average if each request costs as little as it can.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, joined by
-    /// commas.
+    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, slices, joined
+    /// by commas.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
     /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
@@ -126,7 +126,7 @@ fn settings(options: &Options, config: &Config, contender: Choice, seed: u64) ->
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
         together: contender.lies_together(),
-        proportional: options.truth.proportional(),
+        sharing: options.truth.sharing(),
         noise: options.truth.noise(),
         seed,
     }

@@ -135,9 +135,7 @@ pub struct Handover {
     pub cause: Option<String>,
     /// Whether a worker stood ready.
     pub at_once: Option<bool>,
-    /// From the change of the load to the decision.
-    pub detect_ms: Option<f64>,
-    /// From the change of the load until every answer is in time.
+    /// From the decision until every answer is in time.
     pub settle_ms: Option<f64>,
 }
 

@@ -42,9 +42,6 @@ pub struct Change {
 pub struct Door {
     /// The largest batch, in rows.
     pub max_batch: u32,
-    /// The part of its requests that is let in, 0 to 1. The others are refused, so that what is more
-    /// important has the GPU.
-    pub admit: f64,
     /// Whether a request that cannot be answered in time is refused.
     pub refuse_late: bool,
 }
@@ -52,7 +49,7 @@ pub struct Door {
 impl Door {
     /// A door that turns nobody away.
     pub const fn open(max_batch: u32) -> Self {
-        Self { max_batch, admit: 1.0, refuse_late: false }
+        Self { max_batch, refuse_late: false }
     }
 }
 
@@ -101,8 +98,13 @@ pub enum Why {
         /// What it misses now.
         now: Missed,
     },
-    /// It misses, and others have just made room for it: whether that helps shows soon.
-    Helped(Missed),
+    /// It misses, and its neighbours make room for it, or will when it is its turn.
+    Short {
+        /// What it misses.
+        missed: Missed,
+        /// Steps that were made for its sake.
+        steps: usize,
+    },
     /// It misses, and nobody can make room for it, or that did not help.
     Helpless {
         /// What it misses.

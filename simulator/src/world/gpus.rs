@@ -2,7 +2,7 @@
 //!
 //! **Contention**: workers that may use the same SMs take turns, as was measured on a real GPU
 //! ([`shadowslice_shared::contention`]), on the emulated device as here; or they divide the GPU in proportion
-//! ([`contention`](super::contention)).
+//! ([`contention`](super::contention)), or have the whole of it in slices of time, as without MPS.
 //!
 //! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
 //! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
@@ -15,7 +15,7 @@ use std::time::Duration;
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::profile::Profile;
 
-use super::contention;
+use super::{Sharing, contention};
 use crate::timers::Timers;
 
 /// All GPUs and the workers' seats on them.
@@ -29,8 +29,8 @@ pub(super) struct Gpus<'a> {
 /// How workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// By dividing the GPU in proportion, rather than by taking turns.
-    pub(super) proportional: bool,
+    /// By how they have the GPU together.
+    pub(super) sharing: Sharing,
     /// By the memory bandwidth that they need.
     pub(super) interference: bool,
 }
@@ -168,9 +168,13 @@ impl Shared {
         let Profile { execution, bandwidth, .. } = seats[seat].profile;
         let others = self.occupied.iter().filter(|&&other| other != seat);
         let others = others.filter_map(|&other| seats[other].occupant);
-        let base = match rules.proportional {
-            true => contention::time(&self.gpu, execution, batch.rows, own, others),
-            false => self.gpu.time(execution, batch.rows, own, others),
+        let base = match rules.sharing {
+            Sharing::Turns => self.gpu.time(execution, batch.rows, own, others),
+            Sharing::Proportional => contention::time(&self.gpu, execution, batch.rows, own, others),
+            Sharing::Slices => {
+                let all = f64::from(self.gpu.sms.0);
+                execution.time(batch.rows, all).mul_f64(1.0 + others.count() as f64)
+            }
         };
         let base = base.as_nanos().max(1) as f64;
         if !rules.interference {
@@ -218,7 +222,7 @@ mod tests {
 
     /// Seats on a GPU of 100 SMs, with a timer each.
     fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
-        under(profiles, Rules { proportional: true, interference })
+        under(profiles, Rules { sharing: Sharing::Proportional, interference })
     }
 
     fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
@@ -296,8 +300,10 @@ mod tests {
     #[test]
     fn turns_are_waited_for_while_others_execute() {
         let profile = profile(10.0);
-        let (mut gpus, mut timers) =
-            under(&[(&profile, 100), (&profile, 100)], Rules { proportional: false, interference: false });
+        let (mut gpus, mut timers) = under(
+            &[(&profile, 100), (&profile, 100)],
+            Rules { sharing: Sharing::Turns, interference: false },
+        );
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);

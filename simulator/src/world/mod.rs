@@ -43,14 +43,26 @@ pub struct Settings {
     pub dwell: Duration,
     /// Whether models that need much memory bandwidth slow each other down.
     pub interference: bool,
-    /// Whether workers divide the GPU in proportion where their shares do not fit, rather than take turns.
-    pub proportional: bool,
+    /// How workers have a GPU together.
+    pub sharing: Sharing,
     /// Whether partitions lie together, so that what they leave free does, too; else as far apart as may be.
     pub together: bool,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
     /// Decides that noise.
     pub seed: u64,
+}
+
+/// How workers have a GPU together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Their kernels take turns where their SMs are the same, as was measured.
+    #[default]
+    Turns,
+    /// They divide it in proportion where their shares do not fit.
+    Proportional,
+    /// They have all of it one after the other, in slices of time.
+    Slices,
 }
 
 /// What became of a run.
@@ -148,7 +160,7 @@ impl<'a> World<'a> {
         let mut stage = Stage {
             gpus: Gpus::new(
                 scenario.gpus.iter().copied().map(Gpu::new),
-                Rules { proportional: settings.proportional, interference: settings.interference },
+                Rules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,

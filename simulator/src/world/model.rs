@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::batcher::{self, Limits, Next, Taken};
-use shadowslice_policy::door::{self, Admission, Ahead};
+use shadowslice_policy::door::{self, Ahead};
 use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::punctual::Punctual;
@@ -60,7 +60,6 @@ pub(super) struct Model<'a> {
     queue: Queue<(), ()>,
     limits: Limits,
     door: Door,
-    admission: Admission,
     lateness: Option<Lateness>,
     pub(super) predictor: Predictor,
     pub(super) observer: Observer,
@@ -92,7 +91,6 @@ impl<'a> Model<'a> {
             queue: Queue::new(served.max_queued),
             limits: Limits { max_rows, max_requests: MAX_REQUESTS, max_delay: served.max_delay },
             door: Door::open(max_rows),
-            admission: Admission::default(),
             lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
             predictor: Predictor::new(terms.profile.as_ref(), sms),
             observer: Observer::new(),
@@ -114,9 +112,8 @@ impl<'a> Model<'a> {
         // A request that finds no other before it is tried in any case, or predictions would never be corrected.
         let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
         let late = !tried && self.refuses_late() && self.answered_at(arrived) > deadline;
-        let let_in = self.served.serve_late || self.admission.lets_in(self.door.admit);
         let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
-        if late || !let_in || self.queue.push(request).is_err() {
+        if late || self.queue.push(request).is_err() {
             self.observer.refused(1);
         } else {
             self.dispatch(now, stage);

@@ -13,7 +13,7 @@ const SETTINGS: Settings = Settings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: false,
-    proportional: false,
+    sharing: Sharing::Turns,
     together: false,
     noise: 0.0,
     seed: 1,
@@ -248,7 +248,7 @@ proptest! {
         refuse_late in proptest::bool::ANY,
         serve_late in proptest::bool::ANY,
         interference in proptest::bool::ANY,
-        proportional in proptest::bool::ANY,
+        sharing in proptest::sample::select(vec![Sharing::Turns, Sharing::Proportional, Sharing::Slices]),
         in_process in proptest::bool::ANY,
     ) {
         let served = |index: usize| {
@@ -259,7 +259,7 @@ proptest! {
             Served { max_queued: 50, serve_late, in_process, ..served }
         };
         let scenario = on_one_gpu(100, (0..3).map(served).collect());
-        let settings = Settings { noise: 0.1, interference, proportional, seed, ..SETTINGS };
+        let settings = Settings { noise: 0.1, interference, sharing, seed, ..SETTINGS };
         let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;

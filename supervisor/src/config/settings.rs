@@ -62,7 +62,7 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy = fields.or("policy", Choice::of(Kind::Adaptive), |value| value.parsed(str::parse::<Choice>));
-    let default = Duration::from_millis(500);
+    let default = Duration::from_millis(100);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
     let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));

@@ -26,7 +26,7 @@ impl Controller {
     }
 
     /// The share of the standing worker while it starts.
-        /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
+    /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
     pub(super) fn flip(&mut self, wanted: Wanted) -> Result<(), Wanted> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
         if !matches!(self.incumbent, Incumbent::Serving { .. }) {

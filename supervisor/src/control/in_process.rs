@@ -402,7 +402,7 @@ impl Controller {
     }
 
     /// Whether a change of share keeps no request waiting.
-        /// How a share is changed, for people, and why not inside the worker where it is not.
+    /// How a share is changed, for people, and why not inside the worker where it is not.
     pub(super) fn mechanism_name(&self) -> (&'static str, Option<String>) {
         match (&self.mechanism, self.model.handover) {
             (Mechanism::InProcess(_), _) => ("in-process", None),

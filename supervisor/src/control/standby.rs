@@ -150,11 +150,11 @@ impl Controller {
 
     /// Whether the standing worker that starts is to be given up: warming up costs the neighbours. Who is waited for stays.
     fn starts_in_vain(&self, worker: WorkerId) -> bool {
+        // A spare's share may be any until the next one comes.
         let Some(sms) = self.sms_of(worker) else { return false };
         let next = self.next.as_ref().is_some_and(|next| self.sms(next.share) == sms);
         let awaited = next || !matches!(self.incumbent, Incumbent::Serving { .. });
-        let wanted = self.standby_wanted().map(|share| self.sms(share));
-        !awaited && !goes_on(self.model.standby, wanted, sms)
+        !awaited && self.standby_wanted().is_none()
     }
 
     /// When there is something to do about the standing worker though nothing happens.
@@ -383,25 +383,5 @@ impl Controller {
 
     pub(super) fn sms_of(&self, worker: WorkerId) -> Option<Sms> {
         self.workers.get(&worker).map(|worker| worker.sms)
-    }
-}
-
-/// Whether a worker goes on starting with these SMs. `always` wants a spare, for which any share will do until the next
-/// one comes.
-fn goes_on(mode: Mode, wanted: Option<Sms>, starting: Sms) -> bool {
-    wanted.is_some_and(|sms| sms == starting || mode == Mode::Always)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_starts_with_other_sms_than_are_wanted_goes_on_as_a_spare_only() {
-        let goes_on = |mode, wanted: Option<u32>| goes_on(mode, wanted.map(Sms), Sms(66));
-        for mode in [Mode::Auto, Mode::Always] {
-            assert!(goes_on(mode, Some(66)) && !goes_on(mode, None), "{mode:?}");
-        }
-        assert!(!goes_on(Mode::Auto, Some(26)) && goes_on(Mode::Always, Some(26)));
     }
 }

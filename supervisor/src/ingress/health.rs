@@ -172,7 +172,6 @@ mod tests {
             max_delay: Duration::ZERO,
             reject_late: false,
             profile: None,
-            bell: None,
         };
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());
         pipeline.open();

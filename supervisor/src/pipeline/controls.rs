@@ -172,13 +172,6 @@ impl Pipeline {
         state.stats.recent.take(queued, now)
     }
 
-    /// The same, to be seen again by the next call of [`Pipeline::observe`].
-    pub fn peek(&self) -> Seen {
-        let now = self.clock.now();
-        let state = self.state.lock();
-        state.stats.recent.look(state.queue.len(), now)
-    }
-
     /// How it goes.
     pub fn report(&self) -> Report {
         let now = self.clock.now();

@@ -15,14 +15,12 @@ pub enum Refusal {
     MemoryFull,
     /// It would never fit into that memory.
     TooLarge,
-    /// The policy lets in only a part of the requests, and it is none of them.
-    Door,
     /// It cannot be answered in time, or its time is up.
     Late,
 }
 
 impl Refusal {
-    const NAMES: [&'static str; 6] = ["not_ready", "queue_full", "memory_full", "too_large", "door", "late"];
+    const NAMES: [&'static str; 5] = ["not_ready", "queue_full", "memory_full", "too_large", "late"];
 
     /// It in a word.
     pub(crate) fn name(self) -> &'static str {
@@ -94,7 +92,7 @@ mod tests {
         }
         let json = serde_json::to_value(counts).unwrap();
         let refused = serde_json::json!({
-            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "door": 0, "late": 3
+            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3
         });
         assert_eq!(
             (&json["accepted"], &json["rejected"], &json["refused"]),

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use shadowslice_policy::batcher::Limits;
-use shadowslice_policy::door::{self, Admission, Ahead};
+use shadowslice_policy::door::{self, Ahead};
 use shadowslice_policy::punctual::Punctual;
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
-use super::counts::Refusal;
 use super::lane::{Lane, Waiting};
 use super::request::Failure;
 
@@ -24,7 +23,6 @@ pub(crate) struct Doorkeeper {
     door: Door,
     /// Whether everybody is let in, however late he will be: `on_late: serve`.
     serves_late: bool,
-    admission: Admission,
     /// What the configuration and the model allow.
     most: Limits,
     forgiveness: Forgiveness,
@@ -33,8 +31,7 @@ pub(crate) struct Doorkeeper {
 impl Doorkeeper {
     /// An open door.
     pub(crate) fn new(most: Limits, serves_late: bool) -> Self {
-        let (admission, forgiveness) = (Admission::default(), Forgiveness::default());
-        Self { door: Door::open(u32::MAX), serves_late, admission, most, forgiveness }
+        Self { door: Door::open(u32::MAX), serves_late, most, forgiveness: Forgiveness::default() }
     }
 
     /// The policy opens or narrows the door.
@@ -59,35 +56,24 @@ impl Doorkeeper {
         Limits { max_rows: self.most.max_rows.min(self.door.max_batch.max(1)), ..self.most }
     }
 
-    /// Whether a request that comes now is turned away, with so many rows before it; `lane` is the one
-    /// that serves. While none does, or it stalls, nobody is: the load is not to blame.
+    /// Whether a request that comes now is refused, as it cannot be answered in time behind so many rows; `lane` is the one that
+    /// serves. While none does, or it stalls, none is: the load is not to blame.
     pub(crate) fn refuses(
-        &mut self,
+        &self,
         request: &Waiting,
         queued_rows: u64,
         lane: Option<&Lane>,
         now: Moment,
-    ) -> Option<Refusal> {
-        let lane = lane.filter(|_| !self.serves_late && self.forgiveness.outage.is_none())?;
-        if !self.admission.lets_in(self.door.admit) {
-            return Some(Refusal::Door);
-        }
-        if !self.door.refuse_late || self.forgiveness.covers(now) {
-            return None;
-        }
-        let answered = self.answered_at(request, queued_rows, lane, now)?;
-        (answered > request.deadline).then_some(Refusal::Late)
+    ) -> bool {
+        let may = self.refuses_late() && self.forgiveness.outage.is_none() && !self.forgiveness.covers(now);
+        let answered =
+            lane.filter(|_| may).and_then(|lane| self.answered_at(request, queued_rows, lane, now));
+        answered.is_some_and(|answered| answered > request.deadline)
     }
 
     /// When a request that comes now should be answered, with so many rows before it. Nobody asks for one that finds
     /// nobody before it: it is tried in any case, or predictions would never be corrected.
-    pub(crate) fn answered_at(
-        &self,
-        request: &Waiting,
-        queued_rows: u64,
-        lane: &Lane,
-        now: Moment,
-    ) -> Option<Moment> {
+    fn answered_at(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> Option<Moment> {
         if queued_rows == 0 && lane.executes_nothing() {
             return None;
         }
@@ -97,17 +83,6 @@ impl Doorkeeper {
             max_batch: self.limits().max_rows,
         };
         Some(ahead.answered_at(|rows| lane.time(rows)))
-    }
-
-    /// What a request hears that is turned away.
-    pub(crate) fn failure(&self, refusal: Refusal, model: &str, request: &Waiting) -> Failure {
-        if refusal == Refusal::Late {
-            return too_late(model, request);
-        }
-        let percent = self.door.admit.clamp(0.0, 1.0) * 100.0;
-        Failure::Unavailable(format!(
-            "model '{model}' lets in {percent:.0} % of its requests under the present load, and this is none of them"
-        ))
     }
 
     /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.

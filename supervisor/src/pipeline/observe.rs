@@ -101,13 +101,12 @@ impl Observer {
 
     /// What was seen since the last look; what comes is seen afresh.
     pub(crate) fn take(&mut self, queued: usize, now: Moment) -> Seen {
-        let seen = self.look(queued, now);
+        let seen = self.seen(queued, now);
         self.clear(now);
         seen
     }
 
-    /// The same, and it goes on.
-    pub(crate) fn look(&self, queued: usize, now: Moment) -> Seen {
+    fn seen(&self, queued: usize, now: Moment) -> Seen {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);

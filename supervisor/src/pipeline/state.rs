@@ -97,9 +97,9 @@ impl State {
         self.note_service(now);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         let before = self.queue.rows_before(request.item.level);
-        if let Some(refusal) = self.door.refuses(&request, before, lane, now) {
-            let failure = self.door.failure(refusal, &self.name, &request);
-            return Err(self.turn_away(&request, refusal, failure, now));
+        if self.door.refuses(&request, before, lane, now) {
+            let failure = door::too_late(&self.name, &request);
+            return Err(self.turn_away(&request, Refusal::Late, failure, now));
         }
         let (rows, journal) = (request.rows, request.item.journal.clone());
         if let Err(request) = self.enqueue(request) {

@@ -236,7 +236,7 @@ mod tests {
         stats.succeeded(&answered_after(30), at(1));
         stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
         stats.failed(Duration::from_millis(7), at(2));
-        stats.turned_away(Refusal::Door, 1, at(2));
+        stats.turned_away(Refusal::Late, 1, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });
@@ -247,6 +247,6 @@ mod tests {
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));
         assert_eq!(stats.totals.latency.count(), 3);
-        assert_eq!(stats.counts.refused.by_reason().find(|(name, _)| *name == "late"), Some(("late", 1)));
+        assert_eq!(stats.counts.refused.by_reason().find(|(name, _)| *name == "late"), Some(("late", 2)));
     }
 }

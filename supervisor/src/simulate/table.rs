@@ -4,18 +4,8 @@ use shadowslice_simulator::results::{ModelRun, Run};
 
 /// A line for each run; for a single one its models as well.
 pub(super) fn of(runs: &[Run]) -> String {
-    let heads = [
-        "LOAD",
-        "SEED",
-        "POLICY",
-        "OFFERED/S",
-        "GOODPUT/S",
-        "IDEAL/S",
-        "BOUND/S",
-        "MET",
-        "P99 MS",
-        "REPARTITIONS",
-    ];
+    let heads =
+        ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "BOUND/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));
     if let [run] = runs {
         let heads = [
@@ -23,7 +13,6 @@ pub(super) fn of(runs: &[Run]) -> String {
             "PRIORITY",
             "OFFERED/S",
             "GOODPUT/S",
-            "IDEAL/S",
             "MET",
             "P99 MS",
             "SLO MS",
@@ -37,14 +26,13 @@ pub(super) fn of(runs: &[Run]) -> String {
     text
 }
 
-fn row(run: &Run) -> [String; 10] {
+fn row(run: &Run) -> [String; 9] {
     [
         run.load.clone(),
         run.seed.to_string(),
         run.policy.clone(),
         format!("{:.1}", run.offered_rps),
         format!("{:.1}", run.goodput_rps),
-        format!("{:.1}", run.ideal_goodput_rps),
         format!("{:.1}", run.bound_goodput_rps),
         format!("{:.2}%", run.attainment * 100.0),
         format!("{:.1}", run.p99_ms),
@@ -52,13 +40,12 @@ fn row(run: &Run) -> [String; 10] {
     ]
 }
 
-fn model_row((name, model): (&String, &ModelRun)) -> [String; 11] {
+fn model_row((name, model): (&String, &ModelRun)) -> [String; 10] {
     [
         name.clone(),
         model.priority.to_string(),
         format!("{:.1}", model.offered_rps),
         format!("{:.1}", model.goodput_rps),
-        format!("{:.1}", model.ideal_goodput_rps),
         format!("{:.2}%", model.attainment * 100.0),
         format!("{:.1}", model.p99_ms),
         format!("{:.1}", model.slo_ms),

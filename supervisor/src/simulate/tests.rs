@@ -35,8 +35,6 @@ fn every_policy_runs_on_the_same_requests() {
     for run in &report.runs {
         assert!(run.goodput_rps <= run.offered_rps && (0.0..=1.0).contains(&run.attainment));
         assert_eq!(run.per_model.len(), 7);
-        let ideal: f64 = run.per_model.values().map(|model| model.ideal_goodput_rps).sum();
-        assert!(ideal > 0.0 && (ideal - run.ideal_goodput_rps).abs() < 1e-6, "{ideal}");
     }
 }
 

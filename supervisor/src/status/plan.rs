@@ -16,7 +16,7 @@ pub fn plan(report: &PlanReport) -> String {
     }
     let heads = [
         "MODEL", "SHARE", "SMS", "WANTED", "SMS", "VERDICT", "RATE", "P99 MS", "MET", "BUSY", "BATCH",
-        "LET IN",
+        "WAIT MS", "REFUSES",
     ];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(models.iter().map(row));
@@ -51,7 +51,7 @@ fn place(model: &ModelPlan) -> String {
     text
 }
 
-fn row(model: &ModelPlan) -> [String; 12] {
+fn row(model: &ModelPlan) -> [String; 13] {
     let percent = |part: f64| format!("{:.0}%", part * 100.0);
     [
         model.name.clone(),
@@ -65,6 +65,7 @@ fn row(model: &ModelPlan) -> [String; 12] {
         percent(model.seen.attainment),
         percent(model.seen.busy),
         model.door.max_batch.to_string(),
-        percent(model.door.admit),
+        format!("{:.0}", model.door.max_delay_ms),
+        if model.door.refuse_late { "late" } else { "-" }.to_owned(),
     ]
 }

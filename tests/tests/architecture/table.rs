@@ -151,11 +151,9 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::trace::Place",
             "shadowslice_policy::batcher",
             "shadowslice_policy::blame",
-            "shadowslice_policy::bursts",
             "shadowslice_policy::door",
             "shadowslice_policy::late",
             "shadowslice_policy::latency",
-            "shadowslice_policy::pressure",
             "shadowslice_policy::punctual",
             "shadowslice_policy::queue",
             "shadowslice_policy::sharing::Door",
@@ -192,10 +190,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::control",
             "crate::partition::Partition",
             "crate::pipeline::LatencyHistogram",
-            "crate::pipeline::PRESSURES",
             "crate::pipeline::Pipeline",
-            "crate::pipeline::Pressed",
-            "shadowslice_policy::pressure::Sign",
             "shadowslice_policy::sharing",
             "shadowslice_shared::groups::Groups",
             "shadowslice_shared::units",
@@ -440,7 +435,6 @@ pub(crate) const ROWS: &[Row] = &[
     // Programs that are one function of the library's.
     Row { part: "benches/src/bin/costs.rs", may: &["shadowslice_benches::costs"], never: &[] },
     Row { part: "benches/src/bin/growth.rs", may: &["shadowslice_benches::growth"], never: &[] },
-    Row { part: "benches/src/bin/step.rs", may: &["shadowslice_benches::step"], never: &[] },
     // The simulator beside the real thing: both as users have them, from outside.
     Row {
         part: "benches/src/bin/beside",
@@ -460,7 +454,11 @@ pub(crate) const ROWS: &[Row] = &[
         never: &[],
     },
     // Judging is pure but for the files that simulate, read profiles and write.
-    Row { part: "benches/src/bin/judge", may: &["crate", "shadowslice_simulator::results"], never: PURE },
+    Row {
+        part: "benches/src/bin/judge",
+        may: &["crate", "shadowslice_benches::table", "shadowslice_simulator::results"],
+        never: PURE,
+    },
     Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },
     Row {
         part: "benches/src/bin/judge/profiles.rs",
@@ -469,8 +467,8 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         part: "benches/src/bin/judge/simulate.rs",
-        may: &["crate::criteria", "crate::mixes::drawn", "crate::profiles", "shadowslice_simulator::results"],
-        never: &[],
+        may: &["crate::mixes", "crate::profiles", "shadowslice_simulator::results"],
+        never: NO_CLOCK,
     },
 ];
 

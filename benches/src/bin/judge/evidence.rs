@@ -1,109 +1,112 @@
-//! The runs that are judged, in order.
+//! What the runs amount to.
 
-use std::collections::BTreeMap;
+use shadowslice_simulator::results::Run;
 
-use shadowslice_simulator::results::{ModelRun, Run};
+use crate::simulate::{BASE, JUDGED, Trial};
 
-/// Why runs cannot be judged.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Gap {
-    #[error("{policy} under {load} has no runs of the same seeds as the others; simulate again")]
-    Unpaired { load: String, policy: String },
-    #[error("one seed says nothing about others; give at least two")]
-    TooFew,
+/// Where this part of every model's requests is in time without any policy, there is nothing to help.
+const EASY: f64 = 0.99;
+
+/// How much less may be in time there.
+const HARM: f64 = 0.003;
+
+/// How much longer a median may be there: in proportion, and in ms on top.
+const SLOWER: f64 = 1.1;
+const SLOWER_MS: f64 = 0.5;
+
+/// From then on, in seconds, nothing moves under a load that does not change: so many changes in a minute at most.
+pub(crate) const AT_REST_FROM_S: f64 = 30.0;
+pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
+
+/// All mixes, told apart by whether there is anything to help.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Evidence {
+    pub(crate) easy: Vec<Trial>,
+    pub(crate) hard: Vec<Trial>,
 }
 
-/// Runs by load and policy; each entry has the same seeds in the same order.
-#[derive(Debug)]
-pub(crate) struct Evidence {
-    runs: BTreeMap<(String, String), Vec<Run>>,
+/// Parts of the requests that were in time, on average over mixes: of all, and of those of the highest priority of each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct InTime {
+    pub(crate) all: f64,
+    pub(crate) first: f64,
+}
+
+/// How a mix was harmed in which there was nothing to help.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Harm {
+    pub(crate) seed: u64,
+    /// What was in time less, as a part of all.
+    pub(crate) less: f64,
+    /// Requests that were refused, and had not been.
+    pub(crate) refused: u64,
+    /// The model whose median grew most, and how much longer it is than may be, in ms.
+    pub(crate) slower: Option<(String, f64)>,
+}
+
+impl Harm {
+    pub(crate) fn is_none(&self) -> bool {
+        self.less <= HARM && self.refused == 0 && self.slower.is_none()
+    }
 }
 
 impl Evidence {
-    /// Checks that every one of these policies met every one of these loads with the same seeds.
-    pub(crate) fn new(all: Vec<Run>, loads: &[&str], policies: &[String]) -> Result<Self, Gap> {
-        let mut runs: BTreeMap<(String, String), Vec<Run>> = BTreeMap::new();
-        for run in all {
-            runs.entry((run.load.clone(), run.policy.clone())).or_default().push(run);
-        }
-        runs.values_mut().for_each(|runs| runs.sort_by_key(|run| run.seed));
-        let evidence = Self { runs };
-        let seeds = |load: &str, policy: &str| -> Vec<u64> {
-            evidence.of(load, policy).iter().map(|run| run.seed).collect()
+    pub(crate) fn of(trials: Vec<Trial>) -> Self {
+        let is_easy = |trial: &Trial| {
+            run(trial, BASE).is_some_and(|run| run.per_model.values().all(|model| model.attainment >= EASY))
         };
-        let (Some(load), Some(policy)) = (loads.first(), policies.first()) else { return Err(Gap::TooFew) };
-        let first = seeds(load, policy);
-        if first.len() < 2 {
-            return Err(Gap::TooFew);
-        }
-        for load in loads {
-            if let Some(policy) = policies.iter().find(|policy| seeds(load, policy) != first) {
-                return Err(Gap::Unpaired { load: (*load).to_owned(), policy: policy.clone() });
-            }
-        }
-        Ok(evidence)
+        let (easy, hard) = trials.into_iter().partition(is_easy);
+        Self { easy, hard }
     }
 
-    /// A policy's runs under a load, by seed.
-    pub(crate) fn of(&self, load: &str, policy: &str) -> &[Run] {
-        self.runs.get(&(load.to_owned(), policy.to_owned())).map_or(&[], Vec::as_slice)
-    }
-
-    /// All of a policy's runs.
-    pub(crate) fn all_of<'e>(&'e self, policy: &'e str) -> impl Iterator<Item = &'e Run> {
-        self.runs.iter().filter(move |((_, by), _)| by == policy).flat_map(|(_, runs)| runs)
+    /// The mixes that were harmed without any need.
+    pub(crate) fn harmed(&self) -> Vec<Harm> {
+        self.easy.iter().filter_map(harm).filter(|harm| !harm.is_none()).collect()
     }
 }
 
-/// Which models are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
-    All,
-    /// Those of a priority.
-    Class(u32),
+fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
+    trial.runs.iter().find(|run| run.policy == policy)
 }
 
-impl Part {
-    /// All models, then the priorities that several of the runs have, the highest first: of one run there is no interval.
-    pub(crate) fn of(runs: &[Run]) -> Vec<Self> {
-        let mut classes: Vec<u32> =
-            runs.iter().flat_map(|run| run.per_model.values()).map(|model| model.priority).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        let several = |part: &Self| runs.iter().filter(|run| part.is_in(run)).count() > 1;
-        let classes = classes.into_iter().map(Self::Class).filter(several);
-        [Self::All].into_iter().chain(classes).collect()
-    }
+/// What a policy keeps in time, on average over these mixes.
+pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
+    let runs: Vec<&Run> = trials.iter().filter_map(|trial| run(trial, policy)).collect();
+    let mean = |of: fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
+    (!runs.is_empty()).then(|| InTime { all: mean(|run| run.attainment), first: mean(of_first_priority) })
+}
 
-    /// Whether a run has any of these models.
-    pub(crate) fn is_in(self, run: &Run) -> bool {
-        self.sum(run, |_| 1.0) > 0.0
-    }
+fn of_first_priority(run: &Run) -> f64 {
+    let highest = run.per_model.values().map(|model| model.priority).min();
+    let first = run.per_model.values().filter(|model| Some(model.priority) == highest);
+    let (offered, kept) = first
+        .fold((0.0, 0.0), |(offered, kept), model| (offered + model.offered_rps, kept + model.goodput_rps));
+    if offered > 0.0 { kept / offered } else { 1.0 }
+}
 
-    fn sum(self, run: &Run, figure: impl Fn(&ModelRun) -> f64) -> f64 {
-        let counts = |model: &&ModelRun| self == Self::All || self == Self::Class(model.priority);
-        run.per_model.values().filter(counts).map(figure).sum()
-    }
+fn harm(trial: &Trial) -> Option<Harm> {
+    let (judged, base) = (run(trial, JUDGED)?, run(trial, BASE)?);
+    let refused = |run: &Run| run.per_model.values().map(|model| model.refused).sum::<u64>();
+    let slower = judged.per_model.iter().filter_map(|(name, model)| {
+        let may = base.per_model.get(name)?.p50_ms * SLOWER + SLOWER_MS;
+        (model.p50_ms > may).then(|| (name.clone(), model.p50_ms - may))
+    });
+    Some(Harm {
+        seed: trial.seed,
+        less: base.attainment - judged.attainment,
+        refused: refused(judged).saturating_sub(refused(base)),
+        slower: slower.max_by(|(_, one), (_, other)| one.total_cmp(other)),
+    })
+}
 
-    /// Requests per second; at least one in the run, so that parts of it are numbers.
-    pub(crate) fn offered(self, run: &Run) -> f64 {
-        self.sum(run, |model| model.offered_rps).max(1e-3)
-    }
-
-    /// Requests answered within their SLOs per second.
-    pub(crate) fn goodput(self, run: &Run) -> f64 {
-        self.sum(run, |model| model.goodput_rps)
-    }
-
-    /// The ideal's, under the same load.
-    pub(crate) fn ideal_goodput(self, run: &Run) -> f64 {
-        self.sum(run, |model| model.ideal_goodput_rps)
-    }
-
-    pub(crate) fn text(self) -> String {
-        match self {
-            Self::All => "all".to_owned(),
-            Self::Class(priority) => format!("priority {priority}"),
-        }
-    }
+/// Changes in a minute once a load has not changed for long, in the mix that has most, and on average.
+pub(crate) fn moves_at_rest(trials: &[Trial], seconds: f64) -> (f64, f64) {
+    let minutes = (seconds - AT_REST_FROM_S) / 60.0;
+    let moves = |trial: &Trial| {
+        let models = trial.runs.iter().flat_map(|run| run.per_model.values());
+        let late = models.flat_map(|model| &model.repartitioned_at_s).filter(|&&at| at >= AT_REST_FROM_S);
+        late.count() as f64 / minutes
+    };
+    let all: Vec<f64> = trials.iter().map(moves).collect();
+    (all.iter().copied().fold(0.0, f64::max), all.iter().sum::<f64>() / all.len().max(1) as f64)
 }

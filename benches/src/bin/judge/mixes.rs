@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
 
+use crate::simulate::Mechanism;
+
 /// The SMs of the GPU.
 pub(crate) const SMS: u32 = 132;
 
 /// Models of a mix, from the fewest to the most.
-const MODELS: (usize, usize) = (2, 8);
+const MODELS: (usize, usize) = (2, 6);
 
 /// An SLO as a multiple of the time that one request takes on the whole GPU, from the tightest to the loosest, even by its logarithm;
 const SLACK: (f64, f64) = (3.5, 40.0);
@@ -21,7 +23,10 @@ const BATCHES: [u32; 4] = [4, 8, 16, 32];
 const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
 
 /// How much of the GPU the loads take on average.
-const UTILISATIONS: [f64; 3] = [0.5, 0.7, 0.85];
+const UTILISATIONS: [f64; 4] = [0.3, 0.5, 0.7, 0.85];
+
+/// What comes.
+const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", "zipf"];
 
 /// A profile that models are drawn with.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,23 +37,41 @@ pub(crate) struct Known {
     pub(crate) one_ms: f64,
 }
 
-/// A mix, and how much of the GPU is asked of it.
+/// A mix, and what is asked of it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Mix {
-    /// Its configuration.
-    pub(crate) text: String,
+    entries: Vec<String>,
     pub(crate) utilisation: f64,
+    pub(crate) load: &'static str,
+}
+
+impl Mix {
+    pub(crate) fn models(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Its configuration; with these shares in percent, if they are given.
+    pub(crate) fn text(&self, mechanism: Mechanism, shares: &[u32]) -> String {
+        let entry = |(index, entry): (usize, &String)| {
+            let share = shares.get(index).map(|share| format!(", share: {{initial: {share}%}}"));
+            format!("  - {{{entry}, handover: {}{}}}\n", mechanism.word(), share.unwrap_or_default())
+        };
+        configuration(self.entries.iter().enumerate().map(entry).collect())
+    }
 }
 
 /// How mixes are drawn, for people.
 pub(crate) fn described() -> String {
     let ((fewest, most), (tightest, loosest)) = (MODELS, SLACK);
     format!(
-        "A mix has {fewest} to {most} models with the profiles of `configs/profiles` on {SMS} SMs, each with an SLO of {tightest} to {loosest} times what one request takes on
-all of them ({LEAST_SLO_MS} ms or more). What else there is, is drawn: the percentage of requests that keep it from {}, the largest batch from {}, the priority from {}, and PART, what the load takes of the GPU, from {}.",
+        "A mix has {fewest} to {most} models with the profiles of `configs/profiles` on {SMS} SMs, each with an\n\
+         SLO of {tightest} to {loosest} times what one request takes on all of them ({LEAST_SLO_MS} ms or more).\n\
+         Drawn are the percentage of requests that keep it ({}), the largest batch ({}),\n\
+         the priority ({}), the load ({}), and what that takes of the GPU on average ({}).",
         listed(&PERCENTILES),
         listed(&BATCHES),
         listed(&PRIORITIES),
+        listed(&LOADS),
         listed(&UTILISATIONS),
     )
 }
@@ -69,13 +92,15 @@ pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
         let (batch, priority) = (of(&mut random, &BATCHES), of(&mut random, &PRIORITIES));
         entry(&format!("{name}-{index}"), profile, &slo, *batch, *priority)
     });
-    let text = configuration(models.collect());
-    Mix { text, utilisation: *of(&mut random, &UTILISATIONS) }
+    let entries = models.collect();
+    let (utilisation, load) = (*of(&mut random, &UTILISATIONS), *of(&mut random, &LOADS));
+    Mix { entries, utilisation, load }
 }
 
 /// One of each of these profiles, by name, on such a GPU.
 pub(crate) fn all<'p>(profiles: impl Iterator<Item = (&'p str, &'p Path)>) -> String {
-    configuration(profiles.map(|(name, profile)| entry(name, profile, "10s", 1, 1)).collect())
+    let entry = |(name, profile)| format!("  - {{{}}}\n", entry(name, profile, "10s", 1, 1));
+    configuration(profiles.map(entry).collect())
 }
 
 fn configuration(models: String) -> String {
@@ -90,6 +115,6 @@ fn entry(name: &str, profile: &Path, slo: &str, batch: u32, priority: u32) -> St
     let tensors = "[{input: x, output: y, datatype: FP32, shape: [64]}]";
     let profile = profile.display();
     format!(
-        "  - {{name: {name}, engine: emulated, tensors: {tensors}, profile: '{profile}', slo: {slo}, batch: {{max: {batch}}}, priority: {priority}}}\n"
+        "name: {name}, engine: emulated, tensors: {tensors}, profile: '{profile}', slo: {slo}, batch: {{max: {batch}}}, priority: {priority}"
     )
 }

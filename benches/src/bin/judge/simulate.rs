@@ -4,39 +4,65 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use serde::Deserialize;
 use shadowslice_simulator::results::Run;
 
-use crate::criteria::JUDGED;
-use crate::mixes::drawn;
+use crate::mixes::{Mix, drawn};
 use crate::profiles::{NoMixes, known};
 
-/// All that are named.
-pub(crate) const LOADS: [&str; 9] =
-    ["poisson", "gamma", "mmpp", "diurnal", "step", "flash", "anti", "surge", "zipf"];
+/// The policy that is judged.
+pub(crate) const JUDGED: &str = "adaptive";
 
-/// Those of them whose rates never change.
-pub(crate) const STEADY: [&str; 3] = ["poisson", "gamma", "zipf"];
+/// MPS as it is: what must not be harmed.
+pub(crate) const BASE: &str = "unpartitioned";
 
-/// The baselines; each alone, and with adaptive's doors.
-const BASELINES: [&str; 6] = ["unpartitioned", "static", "equal", "half", "gslice", "gpulet"];
+/// All that run with what is drawn.
+pub(crate) const POLICIES: [&str; 9] =
+    [JUDGED, BASE, "unpartitioned+doors", "equal", "half", "half+doors", "gslice", "gpulet", "gpulet+doors"];
 
-/// How the world differs from the profiles where beliefs are judged.
-pub(crate) const OTHER_WORLD: &str = "form,scale,noise,starts";
+/// What the best fixed shares are called that were found, with late requests refused.
+pub(crate) const FOUND: &str = "best fixed shares+doors";
 
-/// A world, and what adaptive believes of it.
+/// What MPS's absence is called.
+pub(crate) const SLICES: &str = "time slicing";
+
+/// How the world differs from the profiles, which are all that a policy is told.
+pub(crate) const WORLD: &str = "form,scale,noise,starts";
+
+/// Shares that are tried for each model, in percent.
+const SHARES: [u32; 3] = [75, 50, 25];
+
+/// A load that does not change, and for how long it comes where it is looked whether shares come to rest.
+pub(crate) const STEADY: &str = "poisson";
+pub(crate) const STEADY_SECONDS: u32 = 90;
+
+/// How a share changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum World {
-    /// As the profiles say; everybody plays.
-    Profiled,
-    /// The same for longer, under steady loads and adaptive alone.
-    Steady,
-    /// Another one, of which adaptive is told the truth.
-    Told,
-    /// The same, but it is told the profiles.
-    Misled,
+pub(crate) enum Mechanism {
+    InProcess,
+    Shadow,
+}
+
+impl Mechanism {
+    pub(crate) const ALL: [Self; 2] = [Self::InProcess, Self::Shadow];
+
+    /// As the configuration has it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::InProcess => "in-process",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+/// One mix under all policies.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Trial {
+    pub(crate) seed: u64,
+    pub(crate) runs: Vec<Run>,
 }
 
 /// How the simulations are made.
@@ -45,33 +71,21 @@ pub(crate) struct Setup {
     /// The `shadowslice` that simulates
     #[arg(long, default_value = "target/release/shadowslice")]
     pub(crate) bin: PathBuf,
-    /// The mix of models
-    #[arg(long, default_value = "configs/mix.yaml")]
-    pub(crate) config: PathBuf,
-    /// Draw another mix for each seed instead
-    #[arg(long, conflicts_with = "config")]
-    pub(crate) mixes: bool,
-    /// The profiles that its models are drawn from
+    /// The profiles that models are drawn from
     #[arg(long, default_value = "configs/profiles")]
     pub(crate) profiles: PathBuf,
     /// The first of the seeds, which follow one another
-    #[arg(long, default_value_t = 1101)]
+    #[arg(long, default_value_t = 2001)]
     pub(crate) first_seed: u64,
-    /// How many there are
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=1000))]
-    pub(crate) seeds: u64,
+    /// How many mixes there are
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) mixes: u64,
     /// How long each run is, in simulated seconds
-    #[arg(long, default_value_t = 45)]
+    #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u32,
-    /// The same where it is looked whether steady loads come to rest
-    #[arg(long, default_value_t = 180)]
-    pub(crate) steady_seconds: u32,
-    /// Where the simulations' answers are kept
+    /// Where the mixes are written to
     #[arg(long, default_value = "target/judgement")]
     pub(crate) runs: PathBuf,
-    /// Judge the answers that lie there, and simulate nothing
-    #[arg(long)]
-    pub(crate) as_they_lie: bool,
 }
 
 /// Why there are no runs.
@@ -81,17 +95,15 @@ pub(crate) enum NoRuns {
     Start { path: PathBuf, source: io::Error },
     #[error("`{command}` failed ({status}); what it said stands above")]
     Failed { command: String, status: std::process::ExitStatus },
-    #[error("cannot keep a simulation's answer at {}", path.display())]
-    Keep { path: PathBuf, source: io::Error },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot draw mixes")]
     Mixes {
         #[from]
         source: NoMixes,
     },
-    #[error("cannot read {}; without --as-they-lie it is made", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{} is not what `shadowslice simulate --json` prints; make it again", path.display())]
-    Json { path: PathBuf, source: serde_json::Error },
+    #[error("`{command}` did not print JSON as expected")]
+    Json { command: String, source: serde_json::Error },
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,142 +111,128 @@ struct Report {
     runs: Vec<Run>,
 }
 
-impl World {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Profiled => "profiled",
-            Self::Steady => "steady",
-            Self::Told => "told",
-            Self::Misled => "misled",
-        }
-    }
-
-    /// Whose runs there are.
-    pub(crate) fn policies(self) -> Vec<String> {
-        let judged = [JUDGED.to_owned()];
-        match self {
-            Self::Profiled => judged.into_iter().chain(baselines()).collect(),
-            Self::Steady | Self::Told | Self::Misled => judged.to_vec(),
-        }
-    }
-
-    /// What comes in its runs.
-    pub(crate) fn loads(self) -> &'static [&'static str] {
-        match self {
-            Self::Profiled | Self::Told | Self::Misled => &LOADS,
-            Self::Steady => &STEADY,
-        }
-    }
-
-    fn beliefs(self) -> &'static [&'static str] {
-        match self {
-            Self::Profiled | Self::Steady => &[],
-            Self::Told => &["--truth", OTHER_WORLD, "--belief", "truth"],
-            Self::Misled => &["--truth", OTHER_WORLD, "--belief", "profile"],
-        }
-    }
-}
-
-/// What is simulated at once: some seeds on one mix.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Task {
-    pub(crate) config: String,
-    /// How much of the GPU is asked, if not as much as when nothing is said.
-    pub(crate) utilisation: Option<String>,
-    pub(crate) seeds: Vec<String>,
-}
-
-/// The baselines' names.
-pub(crate) fn baselines() -> Vec<String> {
-    let alone = BASELINES.iter().map(|&name| name.to_owned());
-    alone.chain(BASELINES.iter().map(|name| format!("{name}+doors"))).collect()
-}
-
 impl Setup {
-    /// Everybody's runs in a world.
-    pub(crate) fn runs_in(&self, world: World) -> Result<Vec<Run>, NoRuns> {
-        let keep = |source| NoRuns::Keep { path: self.runs.clone(), source };
-        fs::create_dir_all(&self.runs).map_err(keep)?;
-        let tasks = self.tasks()?;
-        let mut runs = Vec::new();
-        for load in world.loads() {
-            let began = Instant::now();
-            for task in &tasks {
-                runs.extend(self.runs_of(task, world, load)?);
-            }
-            if !self.as_they_lie {
-                eprintln!("{load}, {}: {:.0} s", world.name(), began.elapsed().as_secs_f64());
-            }
-        }
-        Ok(runs)
+    /// All mixes under all policies.
+    pub(crate) fn trials(&self, mechanism: Mechanism) -> Result<Vec<Trial>, NoRuns> {
+        self.each(|mix, seed| {
+            let path = self.write(&mix.text(mechanism, &[]), mechanism.word(), seed)?;
+            let ask = Ask {
+                config: &path,
+                load: mix.load,
+                utilisation: mix.utilisation,
+                seed,
+                seconds: self.seconds,
+            };
+            let mut runs = self.simulate(&ask, WORLD, &POLICIES)?;
+            runs.push(self.search(mix, mechanism, &ask)?);
+            let sliced = self.simulate(&ask, &format!("{WORLD},slices"), &[BASE])?;
+            runs.extend(sliced.into_iter().map(|run| Run { policy: SLICES.to_owned(), ..run }));
+            Ok(Trial { seed, runs })
+        })
     }
 
-    fn tasks(&self) -> Result<Vec<Task>, NoRuns> {
-        if !self.mixes {
-            return Ok(vec![self.of_config()]);
-        }
-        let known = known(&self.profiles, &self.runs.join("all.yaml"))?;
-        let task = |seed: u64| {
-            let (mix, path) = (drawn(&known, seed), self.runs.join(format!("mix-{seed}.yaml")));
-            fs::write(&path, mix.text).map_err(|source| NoMixes::Write { path: path.clone(), source })?;
-            let config = path.display().to_string();
-            Ok(Task { config, utilisation: Some(mix.utilisation.to_string()), seeds: vec![seed.to_string()] })
+    /// The judged policy under loads that do not change, for longer.
+    pub(crate) fn rest(&self) -> Result<Vec<Trial>, NoRuns> {
+        self.each(|mix, seed| {
+            let path = self.write(&mix.text(Mechanism::InProcess, &[]), "steady", seed)?;
+            let ask = Ask {
+                config: &path,
+                load: STEADY,
+                utilisation: mix.utilisation,
+                seed,
+                seconds: STEADY_SECONDS,
+            };
+            Ok(Trial { seed, runs: self.simulate(&ask, WORLD, &[JUDGED])? })
+        })
+    }
+
+    /// Shares that never change, and are the best for this load that are found one model after the other.
+    fn search(&self, mix: &Mix, mechanism: Mechanism, ask: &Ask<'_>) -> Result<Run, NoRuns> {
+        let mut shares = vec![100; mix.models()];
+        let of = |shares: &[u32]| -> Result<Run, NoRuns> {
+            let path =
+                self.write(&mix.text(mechanism, shares), &format!("{}-fixed", mechanism.word()), ask.seed)?;
+            let mut runs = self.simulate(&Ask { config: &path, ..*ask }, WORLD, &["static+doors"])?;
+            Ok(Run { policy: FOUND.to_owned(), ..runs.swap_remove(0) })
         };
-        self.seeds().map(task).collect()
-    }
-
-    /// What is simulated, as it is shown to people.
-    pub(crate) fn shown(&self) -> Task {
-        if !self.mixes {
-            return self.of_config();
+        let mut best = of(&shares)?;
+        for model in 0..mix.models() {
+            for share in SHARES {
+                let mut tried = shares.clone();
+                tried[model] = share;
+                let run = of(&tried)?;
+                if run.goodput_rps > best.goodput_rps {
+                    (best, shares) = (run, tried);
+                }
+            }
         }
-        let [config, part, seed] = ["mix-SEED.yaml", "PART", "SEED"].map(str::to_owned);
-        Task { config, utilisation: Some(part), seeds: vec![seed] }
+        Ok(best)
     }
 
-    fn seeds(&self) -> impl Iterator<Item = u64> {
-        (self.first_seed..).take(self.seeds as usize)
+    /// Every mix, on all cores.
+    fn each(&self, of: impl Fn(&Mix, u64) -> Result<Trial, NoRuns> + Sync) -> Result<Vec<Trial>, NoRuns> {
+        fs::create_dir_all(&self.runs).map_err(|source| NoRuns::Write { path: self.runs.clone(), source })?;
+        let known = known(&self.profiles, &self.runs.join("all.yaml"))?;
+        let seeds: Vec<u64> = (self.first_seed..).take(self.mixes as usize).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut trials = Vec::new();
+            while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                trials.push(of(&drawn(&known, seed), seed)?);
+            }
+            Ok(trials)
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let mut trials = thread::scope(|scope| {
+            let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+            let ended = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
+            ended.collect::<Result<Vec<Vec<Trial>>, NoRuns>>()
+        })?
+        .concat();
+        trials.sort_by_key(|trial| trial.seed);
+        Ok(trials)
     }
 
-    fn of_config(&self) -> Task {
-        let seeds = self.seeds().map(|seed| seed.to_string()).collect();
-        Task { config: self.config.display().to_string(), utilisation: None, seeds }
+    fn write(&self, text: &str, kind: &str, seed: u64) -> Result<PathBuf, NoRuns> {
+        let path = self.runs.join(format!("{kind}-{seed}.yaml"));
+        fs::write(&path, text).map_err(|source| NoRuns::Write { path: path.clone(), source })?;
+        Ok(path)
     }
 
-    fn runs_of(&self, task: &Task, world: World, load: &str) -> Result<Vec<Run>, NoRuns> {
-        let mix = if self.mixes { format!("-{}", task.seeds.join("-")) } else { String::new() };
-        let path = self.runs.join(format!("{}-{load}{mix}.json", world.name()));
-        if !self.as_they_lie {
-            self.simulate(task, world, load, &path)?;
+    fn simulate(&self, ask: &Ask<'_>, truth: &str, policies: &[&str]) -> Result<Vec<Run>, NoRuns> {
+        let arguments = ask.arguments(truth, policies);
+        let command = || format!("shadowslice {}", arguments.join(" "));
+        let mut simulation = Command::new(&self.bin);
+        simulation.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output =
+            simulation.output().map_err(|source| NoRuns::Start { path: self.bin.clone(), source })?;
+        if !output.status.success() {
+            return Err(NoRuns::Failed { command: command(), status: output.status });
         }
-        let text = fs::read(&path).map_err(|source| NoRuns::Read { path: path.clone(), source })?;
-        let report: Report = serde_json::from_slice(&text).map_err(|source| NoRuns::Json { path, source })?;
+        let report: Report = serde_json::from_slice(&output.stdout)
+            .map_err(|source| NoRuns::Json { command: command(), source })?;
         Ok(report.runs)
     }
+}
 
-    fn simulate(&self, task: &Task, world: World, load: &str, path: &Path) -> Result<(), NoRuns> {
-        let arguments = self.arguments(task, world, load);
-        let mut command = Command::new(&self.bin);
-        command.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output = command.output().map_err(|source| NoRuns::Start { path: self.bin.clone(), source })?;
-        if !output.status.success() {
-            let command = format!("shadowslice {}", arguments.join(" "));
-            return Err(NoRuns::Failed { command, status: output.status });
-        }
-        fs::write(path, output.stdout).map_err(|source| NoRuns::Keep { path: path.to_owned(), source })
-    }
+/// What is simulated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) config: &'a Path,
+    pub(crate) load: &'a str,
+    pub(crate) utilisation: f64,
+    pub(crate) seed: u64,
+    pub(crate) seconds: u32,
+}
 
+impl Ask<'_> {
     /// The command line, without the program.
-    pub(crate) fn arguments(&self, task: &Task, world: World, load: &str) -> Vec<String> {
-        let seconds = if world == World::Steady { self.steady_seconds } else { self.seconds }.to_string();
-        let given = ["simulate", &task.config, "--load", load, "--seconds", &seconds, "--json"];
-        let mut arguments: Vec<String> = given.map(str::to_owned).to_vec();
-        arguments.extend(task.utilisation.iter().flat_map(|part| ["--utilisation".to_owned(), part.clone()]));
-        arguments.extend(world.beliefs().iter().map(|&word| word.to_owned()));
-        arguments.push("--policy".to_owned());
-        arguments.extend(world.policies());
-        arguments.push("--seed".to_owned());
-        arguments.extend(task.seeds.iter().cloned());
-        arguments
+    pub(crate) fn arguments(&self, truth: &str, policies: &[&str]) -> Vec<String> {
+        let Self { config, load, utilisation, seed, seconds } = self;
+        let config = config.display().to_string();
+        let (seed, seconds, part) = (seed.to_string(), seconds.to_string(), utilisation.to_string());
+        let given = ["simulate", &config, "--load", load, "--seconds", &seconds, "--utilisation", &part];
+        let world = ["--seed", &seed, "--truth", truth, "--no-interference", "--json", "--policy"];
+        given.into_iter().chain(world).chain(policies.iter().copied()).map(str::to_owned).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::super::{Facts, Terms};
-use super::levers::{self, Step, next_step};
+use super::levers::{Step, next_step};
 use super::window::SPAN;
 use super::{Adaptive, Model};
 
@@ -15,6 +15,9 @@ const ENOUGH: u64 = 30;
 
 /// A step helped if this part of what was missed before it is missed no more.
 const HELPS: f64 = 0.2;
+
+/// So many requests of lower priorities may miss for each that is saved by it.
+const WORTH: f64 = 4.0;
 
 /// A step that is not in force by then is taken back.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
@@ -34,8 +37,8 @@ pub(super) struct Gpu {
     /// What was done, the last at the end.
     pub(super) steps: Vec<Step>,
     trial: Trial,
-    /// Since when, and until when, requests are refused that cannot be in time.
-    refuses: Option<(Moment, Moment)>,
+    /// Until when requests are refused that cannot be in time.
+    refuses_until: Moment,
     calm_since: Moment,
     patience: Duration,
 }
@@ -60,18 +63,35 @@ struct Before {
     steps: usize,
     /// The part of the model's requests that missed.
     missed: f64,
+    /// How many requests missed in a second before the last one.
+    misses: Misses,
+}
+
+/// Requests that missed in a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Misses {
+    /// Those of the model's priority and of higher ones,
+    high: f64,
+    /// and those of lower ones.
+    low: f64,
 }
 
 impl Default for Gpu {
     fn default() -> Self {
-        Self { steps: Vec::new(), trial: Trial::None, refuses: None, calm_since: Moment::default(), patience: PATIENCE }
+        Self {
+            steps: Vec::new(),
+            trial: Trial::None,
+            refuses_until: Moment::default(),
+            calm_since: Moment::default(),
+            patience: PATIENCE,
+        }
     }
 }
 
 impl Gpu {
     /// Whether requests are refused that cannot be in time.
     pub(super) fn refuses(&self, now: Moment) -> bool {
-        self.refuses.is_some_and(|(_, until)| now < until)
+        now < self.refuses_until
     }
 
     /// The same, of models that have other numbers now.
@@ -97,23 +117,21 @@ impl Gpu {
         let Some(step) = self.steps.last() else { return true };
         step.changes.iter().all(|moved| {
             let live = &facts.models[moved.model];
-            let changed = moved.to.sms == moved.from.sms || live.share != moved.from.sms;
-            live.held || live.coming.is_none() && changed
+            live.held || live.coming.is_none() && live.share != moved.from
         })
     }
 }
 
 impl Adaptive {
     /// While a model of a GPU is short, and a while longer, all of them refuse requests that cannot be in time: what is done for those
-    /// is taken from others.
-    pub(super) fn refuse(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
-        let short = (0..terms.len()).any(|model| terms[model].gpu == gpu && self.is_short(model, terms));
-        if short {
-            let since = self.gpus[gpu].refuses.filter(|(_, until)| now < *until).map(|(since, _)| since);
-            if since.is_none() {
+    /// is taken from others. Before more is done, it shows whether that helps.
+    pub(super) fn refuse(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
+        let is_short = |model: usize| self.is_short(model, terms) && self.may_be_helped(model, terms, facts);
+        if (0..terms.len()).any(|model| terms[model].gpu == gpu && is_short(model)) {
+            if !self.gpus[gpu].refuses(facts.now) {
                 self.forget(gpu, terms);
             }
-            self.gpus[gpu].refuses = Some((since.unwrap_or(now), now + REFUSES));
+            self.gpus[gpu].refuses_until = facts.now + REFUSES;
         }
     }
 
@@ -161,7 +179,7 @@ impl Adaptive {
             terms[model].gpu == gpu
                 && self.is_short(model, terms)
                 && !self.models[model].is_helpless(facts.now)
-                && levers::may_help(&facts.models[model].seen, &terms[model])
+                && self.may_be_helped(model, terms, facts)
         });
         let missed = |model: usize| self.models[model].recent.missed();
         short.max_by(|&one, &other| {
@@ -186,12 +204,27 @@ impl Adaptive {
             return false;
         };
         for moved in &step.changes {
-            self.models[moved.model].level = moved.to;
+            self.models[moved.model].share = moved.to;
         }
-        let before = before.unwrap_or(Before { steps: self.gpus[gpu].steps.len(), missed });
+        let misses = self.misses(gpu, model, terms);
+        let (steps, missed) =
+            before.map_or((self.gpus[gpu].steps.len(), missed), |before| (before.steps, before.missed));
+        let before = Before { steps, missed, misses };
         self.gpus[gpu].steps.push(step);
         self.gpus[gpu].trial = Trial::Coming { since: facts.now, before };
         true
+    }
+
+    /// What misses on a GPU, as seen from a model.
+    fn misses(&self, gpu: usize, model: usize, terms: &[Terms]) -> Misses {
+        let on_it = self.models.iter().zip(terms).filter(|(_, of)| of.gpu == gpu);
+        on_it.fold(Misses { high: 0.0, low: 0.0 }, |Misses { high, low }, (other, of)| {
+            let missed = other.recent.missed_per_s();
+            match of.priority <= terms[model].priority {
+                true => Misses { high: high + missed, low },
+                false => Misses { high, low: low + missed },
+            }
+        })
     }
 
     /// Whether the last step helps the model that it is for, once enough is seen of it: else another one is made, and where there is
@@ -208,6 +241,9 @@ impl Adaptive {
             let as_high = moved.model != model && terms[moved.model].priority <= terms[model].priority;
             as_high && self.models[moved.model].recent.missed() >= before.missed
         });
+        let now = self.misses(gpu, model, terms);
+        let Misses { high, low } = before.misses;
+        let harmed = harmed || now.low - low > WORTH * (high - now.high).max(0.0) + 0.01 * (high + low);
         if harmed {
             let steps = self.gpus[gpu].steps.len() - 1;
             self.give_up(model, facts.now);
@@ -242,13 +278,13 @@ impl Adaptive {
     fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms], now: Moment) {
         let back = self.gpus[gpu].steps.split_off(steps);
         for moved in back.iter().rev().flat_map(|step| &step.changes) {
-            self.models[moved.model].level = moved.from;
+            self.models[moved.model].share = moved.from;
         }
         self.forget(gpu, terms);
         self.gpus[gpu].trial = Trial::TakenBack { since: now };
     }
 
-    /// What was seen under other levels says nothing of these.
+    /// What was seen under other shares says nothing of these.
     fn forget(&mut self, gpu: usize, terms: &[Terms]) {
         let on_it = self.models.iter_mut().zip(terms).filter(|(_, terms)| terms.gpu == gpu);
         on_it.for_each(|(model, _): (&mut Model, _)| model.recent.clear());

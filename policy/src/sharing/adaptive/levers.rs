@@ -6,9 +6,8 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
 
-/// What a neighbour may have, from the most on: so many percent of the GPU, and such a part of its requests.
-const LADDER: [(u32, f64); 6] =
-    [(75, 1.0), (50, 1.0), (36, 1.0), (25, 1.0), (18, 1.0), (12, 1.0)];
+/// What a neighbour may have, from the most on, in percent of the GPU.
+const LADDER: [u32; 6] = [75, 50, 36, 25, 18, 12];
 
 /// Where more than this part of a model's requests miss, neighbours go down two rungs at once.
 const URGENT: f64 = 0.3;
@@ -23,18 +22,6 @@ const SLACK: f64 = 0.6;
 /// and it would still execute for less than this part of the time.
 const BUSY: f64 = 0.85;
 
-/// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they
-/// take, unless it does not keep up.
-const EXECUTES: f64 = 0.4;
-
-/// What a model may have.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Level {
-    pub(super) sms: Sms,
-    /// The part of its requests that is let in, 0 to 1.
-    pub(super) admit: f64,
-}
-
 /// What was done at once for a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
@@ -45,49 +32,34 @@ pub(super) struct Step {
     pub(super) changes: Vec<Moved>,
 }
 
-/// A model has another level.
+/// A model has another share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Moved {
     pub(super) model: usize,
-    pub(super) from: Level,
-    pub(super) to: Level,
+    pub(super) from: Sms,
+    pub(super) to: Sms,
 }
 
 /// How a model stands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stands {
-    pub(super) level: Level,
+    pub(super) share: Sms,
     /// Whether that is for the sake of another one.
     pub(super) makes_room: bool,
     /// Whether it misses more than it may.
     pub(super) short: bool,
 }
 
-impl Level {
-    /// All requests on so many SMs.
-    pub(super) fn of(sms: Sms) -> Self {
-        Self { sms, admit: 1.0 }
-    }
-
-    /// The level so many rungs below this one; the lowest, if there are fewer.
-    fn below(self, rungs: usize, terms: &Terms, gpu: Sms) -> Self {
-        let rung = |&(percent, admit): &(u32, f64)| {
-            let sms = terms.within(Sms(gpu.0 * percent / 100)).min(self.sms);
-            Self { sms, admit }
-        };
-        let is_below = |to: &Self| to.sms < self.sms || to.admit < self.admit;
-        LADDER.iter().map(rung).filter(is_below).take(rungs).last().unwrap_or(self)
-    }
+/// The share so many rungs below this one; the lowest, if there are fewer.
+fn below(share: Sms, rungs: usize, terms: &Terms, gpu: Sms) -> Sms {
+    let rung = |percent: u32| terms.within(Sms(gpu.0 * percent / 100));
+    let lower = LADDER.into_iter().map(rung).filter(|&sms| sms < share);
+    lower.take(rungs).last().unwrap_or(share)
 }
 
 /// What two of the longest batches take.
 pub(super) fn two_batches(seen: &Seen) -> Duration {
     2 * seen.executed.iter().map(|executed| executed.mean).max().unwrap_or(Duration::ZERO)
-}
-
-/// Whether a model misses because of what its batches take, so that SMs may help.
-pub(super) fn may_help(seen: &Seen, terms: &Terms) -> bool {
-    two_batches(seen) >= terms.slo.mul_f64(EXECUTES) || super::is_behind(seen)
 }
 
 /// The next step for a model of whose requests such a part missed; `None` if there is none left.
@@ -106,9 +78,9 @@ pub(super) fn next_step(
 
 /// A model that was started with less than the GPU has all of it.
 fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
-    let Stands { level: from, makes_room, .. } = stand[sake];
-    let to = Level::of(terms[sake].within(facts.gpus[terms[sake].gpu]));
-    let may = !makes_room && from.sms < to.sms && !facts.models[sake].held;
+    let Stands { share: from, makes_room, .. } = stand[sake];
+    let to = terms[sake].within(facts.gpus[terms[sake].gpu]);
+    let may = !makes_room && from < to && !facts.models[sake].held;
     may.then(|| vec![Moved { model: sake, from, to }])
 }
 
@@ -137,7 +109,7 @@ fn lower_priorities(
 /// The peer that keeps the model waiting most goes down, of those that have slack.
 fn peer(sake: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
-    let weight = |other: usize| waiting(&facts.models[other].seen, stand[other].level.sms, gpu);
+    let weight = |other: usize| waiting(&facts.models[other].seen, stand[other].share, gpu);
     let total: f64 = neighbours(sake, terms).map(weight).sum();
     let peers = neighbours(sake, terms).filter(|&other| {
         terms[other].priority == terms[sake].priority
@@ -157,9 +129,9 @@ fn neighbours(sake: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
 }
 
 fn lowered(model: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Moved> {
-    let from = stand[model].level;
+    let from = stand[model].share;
     let rungs = if missed > URGENT { 2 } else { 1 };
-    let to = from.below(rungs, &terms[model], facts.gpus[terms[model].gpu]);
+    let to = below(from, rungs, &terms[model], facts.gpus[terms[model].gpu]);
     (to != from && !facts.models[model].held).then_some(Moved { model, from, to })
 }
 
@@ -174,6 +146,6 @@ fn waiting(seen: &Seen, sms: Sms, gpu: Sms) -> f64 {
 
 /// Whether a peer can do with so much less. That its batches take longer in proportion is the worst case.
 fn has_slack(Moved { from, to, .. }: &Moved, seen: &Seen, terms: &Terms) -> bool {
-    let longer = f64::from(from.sms.0) / f64::from(to.sms.0.max(1));
-    to.admit >= from.admit && seen.p99_latency < terms.slo.mul_f64(SLACK) && seen.busy * longer < BUSY
+    let longer = f64::from(from.0) / f64::from(to.0.max(1));
+    seen.p99_latency < terms.slo.mul_f64(SLACK) && seen.busy * longer < BUSY
 }

@@ -4,16 +4,14 @@
 //! seen ─▶ windows ─▶ short? ─ none ─▶ after a while: take the last step back, and see
 //!                      │ a model
 //!                      ▼
-//!         a step: its neighbours get less ─▶ did it help? ─ no ─▶ take it back, and leave that model be for a while
+//!   refuse what cannot be in time ─▶ a step: its neighbours get fewer SMs ─▶ did it help? ─ no ─▶ take it back
 //! ```
 //!
 //! A model is **short** when more of its requests miss than its percentile allows, by more than chance. A **step** lowers what those of
 //! one priority have: first of the lowest that is a good part of what the GPU does, then of a peer that has slack. What a step is worth is
-//! measured: where no fewer miss after it, it is taken back and not tried again for a while. The steps of a GPU are a stack: the last one
-//! is undone first, once no model was short for some time, which triples each time that this turns out to be too early.
-//!
-//! Caps overlap each other, so that what they leave free is free for those without one. Requests that cannot be in time are refused
-//! while a model is short and does not keep up.
+//! measured: where few are saved by it, or too many others lost, it is taken back and not tried again for a while. The steps of a GPU
+//! are a stack: the last one is undone first, once no model was short for some time, which triples each time that this turns out to be
+//! too early. Caps overlap each other, so that what they leave free is free for those without one.
 
 mod gpu;
 mod levers;
@@ -28,8 +26,12 @@ use shadowslice_shared::units::{Moment, Sms};
 use super::carry_out::Target;
 use super::{Door, Facts, Missed, Seen, Terms, Why};
 use gpu::Gpu;
-use levers::{Level, Stands, Step};
+use levers::{Stands, Step};
 use window::Window;
+
+/// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they
+/// take, unless it does not keep up.
+const EXECUTES: f64 = 0.4;
 
 /// A worker that executes for more than this part of the time while requests wait does not keep up.
 const KEEPS_UP: f64 = 0.9;
@@ -45,8 +47,8 @@ pub(super) struct Adaptive {
 #[derive(Debug, Clone)]
 struct Model {
     recent: Window,
-    /// What it should have.
-    level: Level,
+    /// The SMs that it should have.
+    share: Sms,
     /// When steps for its sake did not help, and for how long it is left be then.
     helpless: Option<(Moment, Duration)>,
 }
@@ -61,18 +63,14 @@ impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let model = |terms: &Terms| {
             let sms = if terms.initial_given { terms.initial } else { gpus[terms.gpu] };
-            Model {
-                recent: Window::default(),
-                level: Level::of(terms.within(sms)),
-                helpless: None,
-            }
+            Model { recent: Window::default(), share: terms.within(sms), helpless: None }
         };
         Self { models: terms.iter().map(model).collect(), gpus: vec![Gpu::default(); gpus.len()] }
     }
 
     /// The shares that models should have.
     pub(super) fn shares(&self) -> Vec<Sms> {
-        self.models.iter().map(|model| model.level.sms).collect()
+        self.models.iter().map(|model| model.share).collect()
     }
 
     /// Goes on from what an earlier one knew of a GPU, each of whose models has that place there.
@@ -98,17 +96,16 @@ impl Adaptive {
             model.recent.add(&live.seen, facts.now);
         }
         for gpu in 0..self.gpus.len() {
-            self.refuse(gpu, terms, facts.now);
+            self.refuse(gpu, terms, facts);
             self.tend(gpu, terms, facts);
         }
         (0..terms.len()).map(|model| self.target(model, terms, facts)).collect()
     }
 
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
-        let Model { level, .. } = &self.models[model];
         let max_batch = terms[model].max_batch.max(1);
-        let door = Door { max_batch, admit: level.admit, refuse_late: self.gpus[terms[model].gpu].refuses(facts.now) };
-        Target { sms: level.sms, door, why: self.why(model, terms, facts) }
+        let door = Door { max_batch, refuse_late: self.gpus[terms[model].gpu].refuses(facts.now) };
+        Target { sms: self.models[model].share, door, why: self.why(model, terms, facts) }
     }
 
     fn why(&self, model: usize, terms: &[Terms], facts: &Facts) -> Why {
@@ -127,15 +124,21 @@ impl Adaptive {
             Some((since, span)) if self.models[model].is_helpless(facts.now) => {
                 Why::Helpless { missed, until: *since + *span }
             }
-            _ if !levers::may_help(seen, &terms[model]) => {
+            _ if !self.may_be_helped(model, terms, facts) => {
                 Why::NotItsBatches { missed, two_batches: levers::two_batches(seen) }
             }
-            _ => Why::Helped(missed),
+            _ => Why::Short { missed, steps: steps.iter().filter(|step| step.sake == model).count() },
         }
     }
 
     fn missed(&self, model: usize, terms: &[Terms]) -> Missed {
         Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() }
+    }
+
+    /// Whether a model misses because of what its batches take, so that SMs may help.
+    fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
+        let seen = &facts.models[model].seen;
+        levers::two_batches(seen) >= terms[model].slo.mul_f64(EXECUTES) || is_behind(seen)
     }
 
     fn is_short(&self, model: usize, terms: &[Terms]) -> bool {
@@ -145,7 +148,7 @@ impl Adaptive {
     /// How all models stand.
     fn stand(&self, terms: &[Terms]) -> Vec<Stands> {
         let stands = |model: usize| Stands {
-            level: self.models[model].level,
+            share: self.models[model].share,
             makes_room: self.gpus[terms[model].gpu].makes_room(model),
             short: self.is_short(model, terms),
         };

@@ -23,6 +23,7 @@ pub(super) struct Window {
 #[derive(Debug, Clone, Copy)]
 struct Part {
     at: Moment,
+    span: Duration,
     ended: u64,
     missed: u64,
 }
@@ -30,7 +31,12 @@ struct Part {
 impl Window {
     /// Adds what was seen up to `now`.
     pub(super) fn add(&mut self, seen: &Seen, now: Moment) {
-        self.parts.push_back(Part { at: now, ended: seen.answered + seen.refused, missed: seen.missed() });
+        self.parts.push_back(Part {
+            at: now,
+            span: seen.span,
+            ended: seen.answered + seen.refused,
+            missed: seen.missed(),
+        });
         while self.parts.front().is_some_and(|part| now.since(part.at) >= SPAN) {
             self.parts.pop_front();
         }
@@ -49,6 +55,12 @@ impl Window {
     pub(super) fn missed(&self) -> f64 {
         let missed: u64 = self.parts.iter().map(|part| part.missed).sum();
         missed as f64 / self.ended().max(1) as f64
+    }
+
+    /// Requests that missed in a second.
+    pub(super) fn missed_per_s(&self) -> f64 {
+        let span: Duration = self.parts.iter().map(|part| part.span).sum();
+        self.missed() * self.ended() as f64 / span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Whether more missed than the part that may, and not by chance.

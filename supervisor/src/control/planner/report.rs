@@ -70,8 +70,6 @@ pub struct DoorReport {
     pub max_batch: u32,
     /// How long a batch that is not full waits for more, in ms.
     pub max_delay_ms: f64,
-    /// The part of the requests that is let in, 0 to 1.
-    pub admit: f64,
     /// Whether a request that cannot be answered in time is refused.
     pub refuse_late: bool,
 }
@@ -122,12 +120,12 @@ impl SeenReport {
 impl DoorReport {
     /// What a door is to a model: one that serves late requests, too, refuses none.
     fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
-        let Door { max_batch, admit, refuse_late } = *door;
-        let (admit, refuse_late) = match on_late {
-            OnLate::Reject => (admit, refuse_late),
-            OnLate::Serve => (1.0, false),
-        };
-        Self { max_batch, max_delay_ms: ms(configured_delay), admit, refuse_late }
+        let Door { max_batch, refuse_late } = *door;
+        Self {
+            max_batch,
+            max_delay_ms: ms(configured_delay),
+            refuse_late: refuse_late && on_late == OnLate::Reject,
+        }
     }
 }
 
@@ -230,7 +228,12 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
                 now.part * 100.0
             )
         }
-        Why::Helped(missed) => format!("{}; its neighbours make room for it", said(missed)),
+        Why::Short { missed, steps: 0 } => {
+            format!("{}; it is tried next whether others can make room", said(missed))
+        }
+        Why::Short { missed, steps } => {
+            format!("{}; others make room for it, in {steps} steps so far", said(missed))
+        }
         Why::Helpless { missed, until } => format!(
             "{}; no room that its neighbours can make helps, which is tried again in {:.0} s",
             said(missed),
@@ -246,6 +249,8 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::units::Sms;
+
     use super::*;
 
     #[test]
@@ -263,7 +268,8 @@ mod tests {
                 "keep",
                 "12.3 % of its requests missed their SLO over the last second, and 1.0 % may",
             ),
-            (keep(Why::Helped(missed)), "keep", "its neighbours make room"),
+            (keep(Why::Short { missed, steps: 0 }), "keep", "it is tried next"),
+            (keep(Why::Short { missed, steps: 2 }), "keep", "in 2 steps"),
             (
                 keep(Why::Helpless { missed, until: now + Duration::from_secs(3) }),
                 "keep",
@@ -291,13 +297,9 @@ mod tests {
 
     #[test]
     fn who_serves_the_late_turns_nobody_away() {
-        let narrow = Door { admit: 0.5, refuse_late: true, ..Door::open(4) };
-        let told = |on_late| {
-            let report = DoorReport::of(&narrow, on_late, Duration::ZERO);
-            (report.admit, report.refuse_late)
-        };
-        assert_eq!(told(OnLate::Reject), (0.5, true));
-        assert_eq!(told(OnLate::Serve), (1.0, false));
+        let door = Door { refuse_late: true, ..Door::open(4) };
+        let told = |on_late| DoorReport::of(&door, on_late, Duration::ZERO).refuse_late;
+        assert!(told(OnLate::Reject) && !told(OnLate::Serve));
     }
 
     #[test]

@@ -60,20 +60,6 @@ async fn batches_are_no_larger_than_the_door_says() {
 }
 
 #[tokio::test]
-async fn a_part_is_let_in_evenly_and_the_others_hear_why() {
-    let stage = stage(EASY);
-    let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { admit: 0.5, ..OPEN });
-    for _ in 0..3 {
-        refused(stage.ask(), "lets in 50 %").await;
-        let let_in = stage.ask();
-        worker.answer_well(&worker.batch().await);
-        answered(let_in).await;
-    }
-    assert_eq!((count(&stage, "door"), stage.pipeline.report().counts.rejected), (3, 3));
-}
-
-#[tokio::test]
 async fn who_comes_too_late_is_refused_at_the_door_and_an_idle_lane_tries_anyone() {
     let stage = stage(HOPELESS);
     let worker = enter(&stage, 1);
@@ -129,30 +115,12 @@ async fn who_waits_behind_takes_the_place_of_who_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_counts_on_a_batch_as_large_as_the_door_says() {
-    let stage = stage(EASY);
-    let worker = enter(&stage, 1);
-    let first = stage.ask();
-    let batch = worker.batch().await;
-    let door = Door { refuse_late: true, ..OPEN };
-    stage.pipeline.set_door(Door { expected_batch: 8, ..door });
-    refused(stage.ask(), "SLO").await;
-    stage.pipeline.set_door(Door { expected_batch: 1, ..door });
-    let second = stage.ask();
-    stage.until((1, 1)).await;
-    worker.answer_well(&batch);
-    worker.answer_well(&worker.batch().await);
-    answered(first).await;
-    answered(second).await;
-}
-
-#[tokio::test]
 async fn where_the_late_are_served_the_door_turns_nobody_away() {
     let stage = Stage::with(|settings| {
         (settings.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     let mut served = 0;
     while served < asked.len() {
@@ -169,7 +137,7 @@ async fn where_the_late_are_served_the_door_turns_nobody_away() {
 #[tokio::test]
 async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests() {
     let stage = stage(HOPELESS);
-    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
     stage.until((3, 0)).await;
     let dies = enter(&stage, 1);
@@ -198,13 +166,10 @@ async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
         settings.profile = Some(Profile { execution, ..slow_profile() });
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
-    refused(stage.ask(), "lets in 0 %").await;
     stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
     let first = stage.ask();
     let batch = worker.batch().await;
     tokio::time::sleep(Duration::from_millis(150)).await;
-    stage.pipeline.set_door(Door { admit: 0.0, refuse_late: true, ..OPEN });
     let others = [stage.ask(), stage.ask()];
     stage.until((1, 2)).await;
     worker.answer_well(&batch);
@@ -250,52 +215,18 @@ async fn its_turn_comes_by_itself_before_the_end() {
 }
 
 #[tokio::test]
-async fn a_batch_waits_for_company_as_long_as_the_door_says() {
-    let stage = stage(EASY);
-    let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { max_delay: EASY, ..OPEN });
-    let asked = stage.ask();
-    stage.until((1, 0)).await;
-    stage.pipeline.set_door(OPEN);
-    worker.answer_well(&worker.batch().await);
-    answered(asked).await;
-}
-
-#[tokio::test]
-async fn waits_for_company_are_seen_and_that_the_lane_stood_idle_for_them() {
-    // So long that a late timer is not taken for a lane that kept the batch.
-    const WAIT: Duration = Duration::from_secs(2);
-    let stage = stage(EASY);
-    let watch = watch(&stage);
-    let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { max_delay: WAIT, ..OPEN });
-    let asked = [stage.ask(), stage.ask()];
-    let batch = worker.batch().await;
-    assert_eq!(batch.requests.len(), 2);
-    worker.answer_well(&batch);
-    for request in asked {
-        answered(request).await;
-    }
-    let seen = stage.pipeline.observe();
-    assert_eq!((seen.waits.batches, seen.most_under_way), (1, 2), "{seen:?}");
-    assert!(
-        seen.waits.total >= WAIT && seen.waits.idle >= WAIT && seen.waits.in_vain > Duration::ZERO,
-        "{seen:?}"
-    );
-    let next = stage.pipeline.observe();
-    assert_eq!((next.waits.idle, next.most_under_way), (Duration::ZERO, 0));
-    watch.abort();
-}
-
-#[tokio::test]
 async fn a_look_sees_what_came_since_the_last_one() {
     let stage = stage(EASY);
     let worker = enter(&stage, 1);
     stage.pipeline.observe();
     let first = stage.ask();
     let batch = worker.batch().await;
-    stage.pipeline.set_door(Door { admit: 0.0, ..OPEN });
-    refused(stage.ask(), "lets in 0 %").await;
+    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    let slo = |latency| Slo { latency, percentile: 99.0 };
+    let rules = |latency| Rules { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
+    stage.pipeline.set_rules(rules(HOPELESS));
+    refused(stage.ask(), "SLO").await;
+    stage.pipeline.set_rules(rules(EASY));
     worker.answer_well(&batch);
     answered(first).await;
     let seen = stage.pipeline.observe();
