@@ -16,10 +16,8 @@ pub struct Terms {
     pub initial: Sms,
     /// Whether somebody chose that, rather than left it to be divided.
     pub initial_given: bool,
-    /// The least it may get.
-    pub min: Sms,
-    /// The most it may get.
-    pub max: Sms,
+    /// The shares that it may have, ascending: not all numbers of SMs can be had.
+    pub shares: Vec<Sms>,
     /// The latency that it promises, from arrival to answer.
     pub slo: Duration,
     /// How many percent of its requests keep that; above 0, at most 100.
@@ -33,9 +31,14 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The nearest share to `sms` that the model may have.
+    /// The least share of so many SMs or more that the model may have, else the largest.
     pub fn within(&self, sms: Sms) -> Sms {
-        sms.min(self.max).max(self.min)
+        self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.most())
+    }
+
+    /// The largest share that it may have.
+    pub fn most(&self) -> Sms {
+        self.shares.last().copied().unwrap_or(self.initial)
     }
 
     /// The part of its requests that need not keep the SLO.

@@ -170,7 +170,7 @@ fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
     for served in &scenario.models {
         let terms = &served.terms;
         let sms = scenario.gpus.get(terms.gpu).copied().unwrap_or(Sms(0));
-        let cost = cheapest(&served.truth.execution, terms.max_batch, terms.max.min(sms), terms.slo);
+        let cost = cheapest(&served.truth.execution, terms.max_batch, terms.most().min(sms), terms.slo);
         let model = Model { gpu: terms.gpu, slo: terms.slo, requests: 0.0, cost, lanes_serve: 0.0 };
         lanes.push((model, Sweep::new(LANES)));
     }

@@ -6,20 +6,20 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::types::{HandoverMode, Model};
 
 impl Model {
-    /// Its terms on a GPU on which shares come to so many SMs. A share that never changes has one bound.
+    /// Its terms on a GPU on which shares come to so many SMs. A share that never changes is the only one.
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
         let initial = sms(self.share.initial);
-        let (min, max) = match self.handover {
-            HandoverMode::Never => (initial, initial),
-            _ => (sms(self.share.min), sms(self.share.max)),
+        let mut shares: Vec<Sms> = match self.handover {
+            HandoverMode::Never => vec![initial],
+            _ => self.shares().map(sms).collect(),
         };
+        shares.dedup();
         Terms {
             name: self.name.clone(),
             gpu: self.gpu,
             initial,
             initial_given: self.share.given,
-            min,
-            max,
+            shares,
             slo: self.slo.latency,
             percentile: self.slo.percentile,
             priority: self.priority,
@@ -30,8 +30,12 @@ impl Model {
 
     /// The smallest share of this model that comes to `wanted` SMs or more, else the largest it may have.
     pub fn yielding(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
+        self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
+    }
+
+    /// All that it may have.
+    fn shares(&self) -> impl Iterator<Item = Percent> {
         let may = self.share.min.get()..=self.share.max.get();
-        let mut shares = may.filter_map(|percent| Percent::new(percent).ok());
-        shares.find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
+        may.filter_map(|percent| Percent::new(percent).ok())
     }
 }

@@ -213,7 +213,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
         )
     };
     let config = dir.path().join("config.yaml");
-    let urgent = model("urgent", "bert-base.yaml", "4ms", 8, 1);
+    let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 1);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
     // Thirty a second beside 2,300, at random times.
@@ -230,14 +230,14 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let load = dir.path().join("load.csv");
     fs::write(&load, lines).unwrap();
     let (config, load) = (config.display(), load.display());
-    let options = format!("{config} --load {load} --seconds 60 --policy unpartitioned+doors adaptive");
+    let options = format!("{config} --load {load} --seconds 60 --policy unpartitioned adaptive");
     let report = simulated(&options).unwrap();
     let kept = |run: usize, model: &str| {
         let model = &report.runs[run].per_model[model];
         model.goodput_rps / model.offered_rps
     };
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
-    assert!(urgent[0] < 0.9, "their kernels take turns: {urgent:?}");
-    assert!(urgent[1] > 0.92, "{urgent:?}");
+    assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
+    assert!(urgent[1] > 0.93, "{urgent:?}");
     assert!(kept(1, "hog") > 0.99);
 }

@@ -6,7 +6,7 @@ use shadowslice_shared::units::Moment;
 
 use super::super::{Facts, Terms};
 use super::levers::{Step, next_step};
-use super::window::SPAN;
+use super::window::{LONG, SPAN};
 use super::{Adaptive, Model};
 
 /// What is seen of a step before it is judged: this long, and so many requests of the model that it is for, or [`SPAN`].
@@ -27,7 +27,7 @@ const REFUSES: Duration = Duration::from_secs(2);
 
 /// For how long no model was short before a step is taken back: at first, how much longer after each time that it was too early, and
 /// at most.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 const LESS_PATIENT: u32 = 3;
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -44,7 +44,7 @@ pub(super) struct Gpu {
 }
 
 /// What is being found out about the last step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Trial {
     /// Nothing.
     None,
@@ -52,8 +52,8 @@ enum Trial {
     Coming { since: Moment, before: Before },
     /// Whether it helps.
     InForce { since: Moment, before: Before },
-    /// It was taken back: whether that was too early.
-    TakenBack { since: Moment },
+    /// This one was taken back: whether that was too early.
+    TakenBack { since: Moment, step: Step },
 }
 
 /// How it was before the first of the steps that are on trial.
@@ -143,24 +143,26 @@ impl Adaptive {
         if shortest.is_some() || last.is_some_and(|sake| self.is_short(sake, terms)) {
             self.gpus[gpu].calm_since = now;
         }
-        match self.gpus[gpu].trial {
+        match self.gpus[gpu].trial.clone() {
             Trial::Coming { since, before } => {
                 if self.gpus[gpu].is_in_force(facts) {
                     self.forget(gpu, terms);
                     self.gpus[gpu].trial = Trial::InForce { since: now, before };
                 } else if now.since(since) > IN_FORCE_WITHIN {
-                    self.take_back(gpu, before.steps, terms, now);
+                    self.take_back(gpu, before.steps, terms);
+                    self.gpus[gpu].trial = Trial::None;
                 }
             }
             Trial::InForce { since, before } => self.judge(gpu, since, before, terms, facts),
-            Trial::TakenBack { since } => match shortest {
-                Some(model) if now.since(since) < 2 * SPAN => {
+            Trial::TakenBack { since, .. } if now.since(since) >= LONG => self.gpus[gpu].trial = Trial::None,
+            Trial::TakenBack { step, .. } => {
+                if shortest.is_some() {
                     self.gpus[gpu].patience = (self.gpus[gpu].patience * LESS_PATIENT).min(LONGEST);
-                    self.act(gpu, model, None, terms, facts);
+                    self.gpus[gpu].trial = Trial::None;
+                    self.make(gpu, step);
+                    self.forget(gpu, terms);
                 }
-                _ if now.since(since) >= 2 * SPAN => self.gpus[gpu].trial = Trial::None,
-                _ => {}
-            },
+            }
             Trial::None => match shortest {
                 Some(model) => {
                     self.act(gpu, model, None, terms, facts);
@@ -203,16 +205,20 @@ impl Adaptive {
             self.gpus[gpu].trial = Trial::None;
             return false;
         };
-        for moved in &step.changes {
-            self.models[moved.model].share = moved.to;
-        }
         let misses = self.misses(gpu, model, terms);
         let (steps, missed) =
             before.map_or((self.gpus[gpu].steps.len(), missed), |before| (before.steps, before.missed));
         let before = Before { steps, missed, misses };
-        self.gpus[gpu].steps.push(step);
+        self.make(gpu, step);
         self.gpus[gpu].trial = Trial::Coming { since: facts.now, before };
         true
+    }
+
+    fn make(&mut self, gpu: usize, step: Step) {
+        for moved in &step.changes {
+            self.models[moved.model].share = moved.to;
+        }
+        self.gpus[gpu].steps.push(step);
     }
 
     /// What misses on a GPU, as seen from a model.
@@ -247,14 +253,14 @@ impl Adaptive {
         if harmed {
             let steps = self.gpus[gpu].steps.len() - 1;
             self.give_up(model, facts.now);
-            self.take_back(gpu, steps, terms, facts.now);
+            self.take_back(gpu, steps, terms);
             self.gpus[gpu].trial = Trial::None;
         } else if !self.is_short(model, terms) {
             self.models[model].helpless = None;
             self.gpus[gpu].trial = Trial::None;
         } else if !self.act(gpu, model, Some(before), terms, facts) && missed > before.missed * (1.0 - HELPS)
         {
-            self.take_back(gpu, before.steps, terms, facts.now);
+            self.take_back(gpu, before.steps, terms);
             self.gpus[gpu].trial = Trial::None;
         }
     }
@@ -267,21 +273,23 @@ impl Adaptive {
 
     /// No model was short for long: takes the last step back, and sees.
     fn relax(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
-        match self.gpus[gpu].steps.len().checked_sub(1) {
-            Some(steps) => self.take_back(gpu, steps, terms, now),
+        match self.gpus[gpu].steps.last().cloned() {
+            Some(step) => {
+                self.take_back(gpu, self.gpus[gpu].steps.len() - 1, terms);
+                self.gpus[gpu].trial = Trial::TakenBack { since: now, step };
+            }
             None => self.gpus[gpu].patience = PATIENCE,
         }
         self.gpus[gpu].calm_since = now;
     }
 
     /// Takes all steps but so many back.
-    fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms], now: Moment) {
+    fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms]) {
         let back = self.gpus[gpu].steps.split_off(steps);
         for moved in back.iter().rev().flat_map(|step| &step.changes) {
             self.models[moved.model].share = moved.from;
         }
         self.forget(gpu, terms);
-        self.gpus[gpu].trial = Trial::TakenBack { since: now };
     }
 
     /// What was seen under other shares says nothing of these.
