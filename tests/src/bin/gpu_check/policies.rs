@@ -36,13 +36,12 @@ const fn contestant(name: &'static str, policy: &'static str, handover: &'static
 /// With the shares that a scenario gives its models by hand.
 const BY_HAND: Contestant = contestant("by hand+doors", "static+doors", "auto");
 
-const CONTESTANTS: [Contestant; 8] = [
+const CONTESTANTS: [Contestant; 7] = [
     contestant("unpartitioned", "unpartitioned", "auto"),
-    contestant("feedback", "feedback", "auto"),
-    contestant("feedback, shadows", "feedback", "shadow"),
+    contestant("adaptive", "adaptive", "auto"),
+    contestant("adaptive, shadows", "adaptive", "shadow"),
     contestant("unpartitioned+doors", "unpartitioned+doors", "auto"),
     contestant("half+doors", "half+doors", "auto"),
-    contestant("adaptive", "adaptive", "auto"),
     Contestant { mps: false, ..contestant("time slicing", "unpartitioned", "never") },
     contestant("unpartitioned, again", "unpartitioned", "auto"),
 ];
@@ -147,9 +146,10 @@ const SCENARIOS: [Scenario; 7] = [
 ];
 
 /// Five models at once: of different sizes and priorities, of which twice and four times as much is asked by and by; and exported by
-/// PyTorch, of half precision and not, all of which are asked for more and more.
-const MIXES: [Scenario; 3] = [
+/// PyTorch, of half precision and not, all of which are asked for more and more, with SLOs that are easy to keep and that are not.
+const MIXES: [Scenario; 4] = [
     Scenario { name: "exported", guests: &EXPORTED, spans_s: &[8; 4], by_hand: &[] },
+    Scenario { name: "exported, tight", guests: &TIGHT, spans_s: &[8; 4], by_hand: &[] },
     Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
     Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
 ];
@@ -160,6 +160,14 @@ const EXPORTED: [Guest; 5] = [
     Guest { by_python: true, ..guest("resnet-fp16", 25, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 600.0])) },
     guest("resnet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 800.0])),
     guest("convnext-bf16", 60, 3, Asked::AtRandom(&[60.0, 120.0, 240.0, 480.0])),
+];
+
+const TIGHT: [Guest; 5] = [
+    Guest { by_python: true, ..guest("vit-fp16", 8, 1, Asked::AtRandom(&[300.0, 500.0, 500.0, 300.0])) },
+    guest("bert-bf16", 4, 1, Asked::AtRandom(&[500.0, 1000.0, 1000.0, 500.0])),
+    Guest { by_python: true, ..guest("resnet-fp16", 10, 2, Asked::AtRandom(&[300.0, 500.0, 500.0, 300.0])) },
+    guest("resnet-fp32", 20, 2, Asked::AtRandom(&[500.0, 1000.0, 2000.0, 500.0])),
+    guest("convnext-bf16", 60, 3, Asked::AtRandom(&[500.0, 1000.0, 2000.0, 500.0])),
 ];
 
 /// With these SLOs in ms.
@@ -266,10 +274,9 @@ impl Scenario {
     ) -> Result<String, Error> {
         let Contestant { policy, handover, mps, .. } = contestant;
         let gpu = if mps { gpu(setting) } else { gpu(setting).replace('}', ", partition: none}") };
-        let interval = if policy == "feedback" { "100ms" } else { "500ms" };
         let mut text = format!(
             "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{gpu}]\n\
-             controller: {{policy: {policy}, interval: {interval}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
+             controller: {{policy: {policy}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
         );
         for (place, (Guest { model: name, slo_ms, priority, .. }, model)) in
             self.guests.iter().zip(models).enumerate()
