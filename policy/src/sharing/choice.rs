@@ -32,7 +32,7 @@ impl Choice {
 
     /// Whether its shares are caps that may overlap, so that partitions of them lie together and what they leave free does, too.
     pub fn lies_together(self) -> bool {
-        self.kind == Kind::Adaptive
+        self.kind == Kind::Adaptive && std::env::var_os("TOGETHER").is_some()
     }
 
     /// The policy for these models on these GPUs.

@@ -88,6 +88,8 @@ pub struct Seen {
     pub answered: u64,
     /// Requests answered within the SLO.
     pub in_time: u64,
+    /// Those of them that [leave time for the way](leaves_time_for_the_way).
+    pub in_good_time: u64,
     /// Requests turned away.
     pub refused: u64,
     /// Requests that wait now.
@@ -103,10 +105,19 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Requests that missed the SLO: answered too late, or refused.
+    /// Requests that missed the SLO, as their clients see it: answered too late for them, or refused.
     pub fn missed(&self) -> u64 {
-        self.answered.saturating_sub(self.in_time) + self.refused
+        self.answered.saturating_sub(self.in_good_time) + self.refused
     }
+}
+
+/// What is left of the SLO for a request's way from its client and its answer's way back, which no server sees. Measured on H100s and an
+/// H200: 0.4 to 0.9 ms of SLOs of 4 to 8 ms, for clients in Rust and in Python.
+const WAY: f64 = 0.1;
+
+/// Whether an answer is early enough for its client to have it within the SLO.
+pub fn leaves_time_for_the_way(latency: Duration, slo: Duration) -> bool {
+    latency <= slo.mul_f64(1.0 - WAY)
 }
 
 /// Batches of one size.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_policy::sharing::{Executed, Seen, leaves_time_for_the_way};
 
 use crate::histogram::Histogram;
 
@@ -59,6 +59,8 @@ pub(super) struct Observer {
     pub(super) total: Tally,
     /// Since the last decision.
     recent: Tally,
+    /// Answered since then so early that their clients have them in time, too.
+    in_good_time: u64,
     since: u64,
     busy: Busy,
     /// Batches at the share in force, by their rows: how many, and for how long.
@@ -78,6 +80,7 @@ impl Observer {
         Self {
             total: Tally::new(),
             recent: Tally::new(),
+            in_good_time: 0,
             since: 0,
             busy: Busy::default(),
             executed: BTreeMap::new(),
@@ -94,6 +97,8 @@ impl Observer {
 
     pub(super) fn answered(&mut self, latency_ns: u64, slo_ns: u64) {
         self.recent.answer(latency_ns, slo_ns);
+        let (latency, slo) = (Duration::from_nanos(latency_ns), Duration::from_nanos(slo_ns));
+        self.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
     }
 
     pub(super) fn started(&mut self, now: u64) {
@@ -134,6 +139,7 @@ impl Observer {
             rows: recent.arrived,
             answered: recent.answered,
             in_time: recent.in_time,
+            in_good_time: self.in_good_time,
             refused: recent.refused,
             queued,
             mean_latency: Duration::from_nanos(recent.mean_ns()),
@@ -149,6 +155,7 @@ impl Observer {
     pub(super) fn decided(&mut self, now: u64) {
         self.total.add(&self.recent);
         self.recent.clear();
+        self.in_good_time = 0;
         self.executed.clear();
         self.busy = Busy { since: now, total: 0, ..self.busy };
         self.since = now;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_policy::sharing::{Executed, Seen, leaves_time_for_the_way};
 use shadowslice_shared::units::Moment;
 
 /// Batch sizes told apart; further ones are left out.
@@ -20,6 +20,7 @@ pub(crate) struct Observer {
     rows: u64,
     answered: u64,
     in_time: u64,
+    in_good_time: u64,
     refused: u64,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
@@ -43,6 +44,7 @@ impl Observer {
             rows: 0,
             answered: 0,
             in_time: 0,
+            in_good_time: 0,
             refused: 0,
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
@@ -62,9 +64,10 @@ impl Observer {
         self.refused += 1;
     }
 
-    pub(crate) fn answered(&mut self, latency: Duration, in_time: bool) {
+    pub(crate) fn answered(&mut self, latency: Duration, slo: Duration) {
         self.answered += 1;
-        self.in_time += u64::from(in_time);
+        self.in_time += u64::from(latency <= slo);
+        self.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
     }
@@ -118,6 +121,7 @@ impl Observer {
             rows: self.rows,
             answered: self.answered,
             in_time: self.in_time,
+            in_good_time: self.in_good_time,
             refused: self.refused,
             queued,
             mean_latency: mean(self.latency_sum, self.answered),
@@ -129,7 +133,8 @@ impl Observer {
 
     fn clear(&mut self, now: Moment) {
         self.since = now;
-        (self.arrived, self.rows, self.answered, self.in_time, self.refused) = (0, 0, 0, 0, 0);
+        (self.arrived, self.rows, self.answered, self.refused) = (0, 0, 0, 0);
+        (self.in_time, self.in_good_time) = (0, 0);
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
         self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
@@ -163,8 +168,8 @@ mod tests {
         observer.note_busy(true, at(30));
         observer.note_busy(false, at(40));
         observer.note_busy(true, at(90));
-        observer.answered(ms(10), true);
-        observer.answered(ms(30), false);
+        observer.answered(ms(19), ms(20));
+        observer.answered(ms(21), ms(20));
         for (rows, took) in [(8, 7), (2, 3), (2, 5)] {
             observer.executed(rows, ms(took));
         }
@@ -172,7 +177,8 @@ mod tests {
         assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
         assert_eq!((seen.refused, seen.queued), (1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
-        assert!(seen.p99_latency.abs_diff(ms(30)) < ms(1), "{:?}", seen.p99_latency);
+        assert_eq!(seen.in_good_time, 0, "a tenth of the SLO is for the way");
+        assert!(seen.p99_latency.abs_diff(ms(21)) < ms(1), "{:?}", seen.p99_latency);
         assert!((seen.busy - 0.3).abs() < 1e-9, "{}", seen.busy);
         let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };
         assert_eq!(seen.executed, [executed(2, 2, 4), executed(8, 1, 7)]);

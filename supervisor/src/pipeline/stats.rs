@@ -103,7 +103,7 @@ impl Stats {
         self.counts.succeeded += 1;
         self.totals.answered(spent);
         let in_time = latency <= self.slo.latency;
-        self.recent.answered(latency, in_time);
+        self.recent.answered(latency, self.slo.latency);
         let window = self.window(now);
         window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
         window.offered += 1;

@@ -243,13 +243,9 @@ impl Adaptive {
             return;
         }
         let missed = recent.missed();
-        let harmed = step.changes.iter().any(|moved| {
-            let as_high = moved.model != model && terms[moved.model].priority <= terms[model].priority;
-            as_high && self.models[moved.model].recent.missed() >= before.missed
-        });
         let now = self.misses(gpu, model, terms);
         let Misses { high, low } = before.misses;
-        let harmed = harmed || now.low - low > WORTH * (high - now.high).max(0.0) + 0.01 * (high + low);
+        let harmed = now.low - low > WORTH * (high - now.high) + 0.01 * (high + low);
         if harmed {
             let steps = self.gpus[gpu].steps.len() - 1;
             self.give_up(model, facts.now);

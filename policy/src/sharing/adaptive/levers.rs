@@ -70,10 +70,27 @@ pub(super) fn next_step(
     terms: &[Terms],
     facts: &Facts,
 ) -> Option<Step> {
-    let changes = its_own(sake, stand, terms, facts)
+    let changes = halves(sake, stand, terms, facts)
+        .or_else(|| its_own(sake, stand, terms, facts))
         .or_else(|| lower_priorities(sake, missed, stand, terms, facts))
         .or_else(|| peer(sake, missed, stand, terms, facts))?;
     Some(Step { sake, missed, changes })
+}
+
+/// Each of n models has 2/n of the GPU at most.
+fn halves(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+    let gpu = facts.gpus[terms[sake].gpu];
+    let here: Vec<usize> = neighbours(sake, terms).chain([sake]).collect();
+    if here.iter().any(|&model| stand[model].makes_room || stand[model].share < terms[model].within(gpu)) {
+        return None;
+    }
+    let half = Sms(gpu.0 * 2 / here.len() as u32);
+    let lowered = |model: usize| {
+        let (from, to) = (stand[model].share, terms[model].within(half));
+        (to < from && !facts.models[model].held).then_some(Moved { model, from, to })
+    };
+    let changes: Vec<Moved> = here.into_iter().filter_map(lowered).collect();
+    (!changes.is_empty()).then_some(changes)
 }
 
 /// A model that was started with less than the GPU has all of it.

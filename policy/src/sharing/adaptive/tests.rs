@@ -57,9 +57,18 @@ impl World {
 /// A tenth of a second: a hundred requests, of which so many missed, in batches of 4 that take half of what is promised.
 fn seen(missed: u64) -> Seen {
     let executed = vec![Executed { rows: 4, count: 25, mean: Duration::from_millis(3) }];
-    let (answered, in_time) = (100, 100 - missed);
+    let (answered, in_good_time) = (100, 100 - missed);
     let p99_latency = Duration::from_millis(4);
-    Seen { span: STEP, arrived: 100, answered, in_time, busy: 0.4, p99_latency, executed, ..Seen::default() }
+    Seen {
+        span: STEP,
+        arrived: 100,
+        answered,
+        in_good_time,
+        busy: 0.4,
+        p99_latency,
+        executed,
+        ..Seen::default()
+    }
 }
 
 /// The first is short of SMs as long as the second has more than half of them.

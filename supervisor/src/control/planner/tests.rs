@@ -312,8 +312,15 @@ fn what_was_learnt_is_known_while_models_stay() {
     rig.standings.iter().for_each(|told| told.send_modify(|standing| standing.held = true));
     let span = Duration::from_millis(100);
     for interval in 1..=20 {
-        let missed =
-            Seen { span, arrived: 100, answered: 100, in_time: 60, queued: 9, busy: 1.0, ..Seen::default() };
+        let missed = Seen {
+            span,
+            arrived: 100,
+            answered: 100,
+            in_good_time: 60,
+            queued: 9,
+            busy: 1.0,
+            ..Seen::default()
+        };
         let mut facts = rig.planner.facts(Moment::after_origin(span * interval));
         facts.models.iter_mut().for_each(|live| live.seen = missed.clone());
         let _not_carried_out = rig.planner.policy.decide(&facts);
