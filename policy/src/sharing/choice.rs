@@ -30,9 +30,10 @@ impl Choice {
         self.kind == Kind::Adaptive
     }
 
-    /// Whether its shares are caps that may overlap, so that partitions of them lie together and what they leave free does, too.
+    /// Whether partitions of its shares lie together, so that what they leave free does, too. No policy wants that now: partitions that
+    /// lie apart keep more requests in time.
     pub fn lies_together(self) -> bool {
-        self.kind == Kind::Adaptive && std::env::var_os("TOGETHER").is_some()
+        false
     }
 
     /// The policy for these models on these GPUs.

@@ -11,7 +11,7 @@
 //! one priority have: first of the lowest that is a good part of what the GPU does, then of a peer that has slack. What a step is worth is
 //! measured: where few are saved by it, or too many others lost, it is taken back and not tried again for a while. The steps of a GPU
 //! are a stack: the last one is undone first, once no model was short for some time, which triples each time that this turns out to be
-//! too early. Caps overlap each other, so that what they leave free is free for those without one.
+//! too early.
 
 mod gpu;
 mod levers;
