@@ -14,9 +14,6 @@ pub struct Tenant {
     pub count: usize,
     /// Its priority; 1 is the highest.
     pub priority: u32,
-    /// Whether it shares its groups with all others of which this is said, from the first on: what it leaves free is for those
-    /// that have the whole GPU.
-    pub together: bool,
     /// Those that it has.
     pub now: Groups,
     /// Partitions that it cannot have.
@@ -42,18 +39,6 @@ const ROUNDS: usize = 8;
 /// The groups of each model on a GPU of `total` groups; all, where a model can have none of as many as it is to have. Where
 /// they are asked for again, nothing moves.
 pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
-    let apart: Vec<Tenant> = tenants.iter().filter(|tenant| !tenant.together).cloned().collect();
-    let mut apart = place_apart(&apart, total).into_iter();
-    let together = |tenant: &Tenant| {
-        let first = Groups::first(tenant.count.max(1));
-        if tenant.count >= total || tenant.cannot.contains(&first) { Groups::WHOLE } else { first }
-    };
-    let groups = |tenant: &Tenant| if tenant.together { Some(together(tenant)) } else { apart.next() };
-    tenants.iter().filter_map(groups).collect()
-}
-
-/// The groups of those that are to share as few as may be.
-fn place_apart(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let stays = |tenant: &Tenant| match tenant.count < total {
         true => {
             (tenant.now.count() == tenant.count && !tenant.cannot.contains(&tenant.now)).then_some(tenant.now)
@@ -159,7 +144,7 @@ mod tests {
     }
 
     fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
-        Tenant { count, priority, together: false, now, cannot: Vec::new() }
+        Tenant { count, priority, now, cannot: Vec::new() }
     }
 
     #[test]
@@ -235,14 +220,5 @@ mod tests {
             assert_eq!(place(&again, total), placed, "round {round}: what is in place stays: {tenants:?}");
             now[..placed.len()].copy_from_slice(&placed);
         }
-    }
-
-    #[test]
-    fn those_that_lie_together_leave_the_same_groups_free() {
-        let together = |count| Tenant { together: true, ..tenant(count, 2, Groups::WHOLE) };
-        let placed = place(&[together(4), tenant(TOTAL, 1, Groups::WHOLE), together(12)], TOTAL);
-        assert_eq!(placed, [run(0, 4), Groups::WHOLE, run(0, 12)]);
-        let cannot = Tenant { cannot: vec![run(0, 4)], ..together(4) };
-        assert_eq!(place(&[cannot], TOTAL), [Groups::WHOLE]);
     }
 }

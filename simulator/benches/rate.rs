@@ -16,7 +16,6 @@ const SETTINGS: Settings = Settings {
     dwell: Duration::from_secs(5),
     interference: true,
     sharing: Sharing::Turns,
-    together: false,
     noise: 0.0,
     seed: 1,
 };

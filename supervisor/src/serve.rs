@@ -121,7 +121,6 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         memory: ledgers(config),
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
-        policy_lies_together: config.controller.lies_together(),
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(file, config, &run_dir, context, &gpus));

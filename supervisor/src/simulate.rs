@@ -112,7 +112,7 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             }
             let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
             for &contender in &options.policy {
-                let settings = settings(options, &config, contender, seed);
+                let settings = settings(options, &config, seed);
                 runs.push(contend(contender, &scenario, &settings, &trial, &load));
             }
         }
@@ -120,12 +120,11 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
     Ok(Report { runs })
 }
 
-fn settings(options: &Options, config: &Config, contender: Choice, seed: u64) -> Settings {
+fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
     Settings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
-        together: contender.lies_together(),
         sharing: options.truth.sharing(),
         noise: options.truth.noise(),
         seed,

@@ -30,12 +30,6 @@ impl Choice {
         self.kind == Kind::Adaptive
     }
 
-    /// Whether partitions of its shares lie together, so that what they leave free does, too. No policy wants that now: partitions that
-    /// lie apart keep more requests in time.
-    pub fn lies_together(self) -> bool {
-        false
-    }
-
     /// The policy for these models on these GPUs.
     ///
     /// # Panics

@@ -45,8 +45,6 @@ pub struct Settings {
     pub interference: bool,
     /// How workers have a GPU together.
     pub sharing: Sharing,
-    /// Whether partitions lie together, so that what they leave free does, too; else as far apart as may be.
-    pub together: bool,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
     /// Decides that noise.
@@ -89,7 +87,6 @@ struct Stage<'a> {
     gpus: Gpus<'a>,
     timers: Timers,
     dwell: Duration,
-    together: bool,
     deviation: f64,
     random: Random,
 }
@@ -164,7 +161,6 @@ impl<'a> World<'a> {
             ),
             timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,
-            together: settings.together,
             deviation: settings.noise,
             random: Random::new(settings.seed, Purpose::Noise, 0),
         };

@@ -55,11 +55,9 @@ pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &mut Stage<
         Some((model.inside.as_mut()?, priority, lane))
     });
     let inside: Vec<_> = inside.collect();
-    let together = stage.together;
     let tenant = |(inside, priority, _): &(&mut Inside, u32, _)| Tenant {
         count: inside.count,
         priority: *priority,
-        together,
         now: inside.groups,
         cannot: Vec::new(),
     };

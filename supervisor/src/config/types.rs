@@ -335,11 +335,6 @@ impl Controller {
     pub fn acts(&self) -> Option<Choice> {
         self.decides().filter(|_| self.act)
     }
-
-    /// Whether the partitions that a policy gives lie together.
-    pub fn lies_together(&self) -> bool {
-        self.acts().is_some_and(Choice::lies_together)
-    }
 }
 
 /// Bounds on what clients may ask for.

@@ -56,8 +56,6 @@ pub struct Context {
     pub groups: Vec<Arc<GroupLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
-    /// Whether the partitions that it gives lie together.
-    pub policy_lies_together: bool,
     /// Where the next worker's name comes from.
     pub worker_ids: Arc<AtomicU64>,
 }
@@ -169,8 +167,7 @@ impl Controller {
     /// A controller that has started nothing yet, and how it stands.
     pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
         let share = parts.share;
-        let Context { groups, policy_lies_together: together, .. } = &parts.context;
-        let groups = (&groups[parts.model.gpu], *together);
+        let groups = &parts.context.groups[parts.model.gpu];
         let (mechanism, no_mechanism) = match Mechanism::of(&parts.model, &*parts.gpu, groups, share) {
             Ok(mechanism) => (mechanism, None),
             Err(why) => (Mechanism::Process { why: why.clone() }, Some(why)),

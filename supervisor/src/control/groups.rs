@@ -32,15 +32,6 @@ pub(super) struct Tenancy {
     ledger: Arc<GroupLedger>,
 }
 
-/// How a model's groups are to lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Claim {
-    /// Its priority; 1 is the highest.
-    pub(super) priority: u32,
-    /// Whether they lie with those of all others of which this is said, rather than apart.
-    pub(super) together: bool,
-}
-
 impl GroupLedger {
     /// Of a GPU with so many groups, which nobody has; none where it does not divide.
     pub fn new(total: usize) -> Self {
@@ -69,29 +60,25 @@ impl GroupLedger {
 
 impl Tenancy {
     /// A model comes, which is to have so many groups.
-    pub(super) fn of(ledger: &Arc<GroupLedger>, count: usize, claim: Claim) -> Self {
-        let Claim { priority, together } = claim;
+    pub(super) fn of(ledger: &Arc<GroupLedger>, count: usize, priority: u32) -> Self {
         let mut id = 0;
         ledger.change(|tenants| {
             id = tenants.next;
             tenants.next += 1;
             let (now, cannot) = (Groups::WHOLE, Vec::new());
-            tenants.by_id.insert(id, Tenant { count, priority, together, now, cannot });
+            tenants.by_id.insert(id, Tenant { count, priority, now, cannot });
         });
         Self { id, ledger: Arc::clone(ledger) }
     }
 
     /// It is to have so many groups.
-    pub(super) fn ask(&self, count: usize, claim: Claim) {
-        let Claim { priority, together } = claim;
-        let asked =
-            |tenant: &Tenant| (tenant.count, tenant.priority, tenant.together) == (count, priority, together);
-        if self.ledger.tenants.lock().by_id.get(&self.id).is_some_and(asked) {
+    pub(super) fn ask(&self, count: usize) {
+        if self.ledger.tenants.lock().by_id.get(&self.id).is_some_and(|tenant| tenant.count == count) {
             return;
         }
         self.ledger.change(|tenants| {
             if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
-                (tenant.count, tenant.priority, tenant.together) = (count, priority, together);
+                tenant.count = count;
             }
         });
     }
@@ -126,25 +113,21 @@ impl Drop for Tenancy {
 mod tests {
     use super::*;
 
-    fn apart(priority: u32) -> Claim {
-        Claim { priority, together: false }
-    }
-
     #[test]
     fn who_comes_and_goes_is_told_to_the_others() {
         let ledger = Arc::new(GroupLedger::new(16));
         let moves = ledger.moves();
-        let first = Tenancy::of(&ledger, 10, apart(1));
-        let second = Tenancy::of(&ledger, 6, apart(1));
+        let first = Tenancy::of(&ledger, 10, 1);
+        let second = Tenancy::of(&ledger, 6, 1);
         assert_eq!(first.groups().common(second.groups()), Groups::NONE);
         assert!(moves.has_changed().unwrap());
         let at_first = first.groups();
-        first.ask(16, apart(1));
+        first.ask(16);
         assert_eq!(first.groups(), Groups::WHOLE);
-        first.ask(10, apart(1));
+        first.ask(10);
         assert_eq!(first.groups(), at_first);
         drop(second);
-        let third = Tenancy::of(&ledger, 6, apart(1));
+        let third = Tenancy::of(&ledger, 6, 1);
         assert_eq!(third.groups().common(first.groups()), Groups::NONE);
     }
 }

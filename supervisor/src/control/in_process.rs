@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::ResizeRefused;
 use super::controller::Controller;
-use super::groups::{Claim, GroupLedger, Tenancy};
+use super::groups::{GroupLedger, Tenancy};
 use super::incumbent::Incumbent;
 use super::outcome::Effect;
 use super::resize::Wanted;
@@ -63,7 +63,7 @@ impl Mechanism {
     pub(super) fn of(
         model: &Model,
         gpu: &dyn Partition,
-        (ledger, together): (&Arc<GroupLedger>, bool),
+        ledger: &Arc<GroupLedger>,
         share: Percent,
     ) -> Result<Self, String> {
         let why = match model.handover {
@@ -71,7 +71,7 @@ impl Mechanism {
                 Ok(_) if model.engine.has_tensorrt() => "TensorRT's engines are built for a share".to_owned(),
                 Ok(division) => {
                     let (division, count) = (Arc::clone(division), division.groups_of(share));
-                    let tenancy = Tenancy::of(ledger, count, Claim { priority: model.priority, together });
+                    let tenancy = Tenancy::of(ledger, count, model.priority);
                     return Ok(Self::InProcess(Box::new(InProcess {
                         division,
                         tenancy,
@@ -162,11 +162,6 @@ impl InProcess {
 }
 
 impl Controller {
-    /// How its groups are to lie among those of the others.
-    fn claim(&self) -> Claim {
-        Claim { priority: self.model.priority, together: self.context.policy_lies_together && !self.held }
-    }
-
     pub(super) fn in_process(&self) -> Option<&InProcess> {
         match &self.mechanism {
             Mechanism::InProcess(inside) => Some(inside),
@@ -188,14 +183,14 @@ impl Controller {
         for (groups, why) in left_out {
             tracing::warn!(model = self.model.name, groups, why, "partitions of so many groups are left out");
         }
-        let (share, claim) = (self.share, self.claim());
+        let share = self.share;
         let Some(inside) = self.in_process_mut() else { return };
         inside.proven.clone_from(&proven.counts);
         if proven.ready != asked {
             inside.tenancy.cannot_have(asked);
         }
         let share = inside.coming().unwrap_or(share);
-        inside.tenancy.ask(inside.count_of(share), claim);
+        inside.tenancy.ask(inside.count_of(share));
     }
 
     /// The partition on which a worker begins, and how long its batches should take there.
@@ -221,9 +216,8 @@ impl Controller {
     /// The share in force is another one, without a change inside the worker.
     pub(super) fn share_is(&mut self, share: Percent) {
         self.share = share;
-        let claim = self.claim();
         if let Some(inside) = self.in_process_mut() {
-            inside.tenancy.ask(inside.count_of(share), claim);
+            inside.tenancy.ask(inside.count_of(share));
         }
     }
 
@@ -235,10 +229,10 @@ impl Controller {
         }
         tracing::info!(model = self.model.name, from = %self.share, to = %wanted.share, "the share changes inside the worker");
         self.pipeline.begin_stall();
-        let (from, claim) = (self.share, self.claim());
+        let from = self.share;
         let Some(inside) = self.in_process_mut() else { return Err(wanted) };
         inside.refused = None;
-        inside.tenancy.ask(inside.count_of(wanted.share), claim);
+        inside.tenancy.ask(inside.count_of(wanted.share));
         inside.order = Some((wanted, from));
         Ok(())
     }
@@ -330,7 +324,7 @@ impl Controller {
     /// The model cannot have this partition: another one of as many groups is tried, as long as there is one.
     fn cannot_have(&mut self, groups: Groups, why: &str) {
         tracing::warn!(model = self.model.name, %groups, why, "a partition cannot be had");
-        let (claim, share) = (self.claim(), self.share);
+        let share = self.share;
         let Some(inside) = self.in_process_mut() else { return };
         inside.refused = Some(groups);
         inside.tenancy.cannot_have(groups);
@@ -342,7 +336,7 @@ impl Controller {
         }
         match inside.order.take() {
             Some((wanted, from)) => {
-                inside.tenancy.ask(inside.count_of(from), claim);
+                inside.tenancy.ask(inside.count_of(from));
                 let (model, why) = (self.model.name.clone(), why.to_owned());
                 self.aborted(wanted, ResizeRefused::NoPartition { model, why });
             }
@@ -380,10 +374,9 @@ impl Controller {
 
     /// Ends an order that is under way inside the worker.
     pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
-        let claim = self.claim();
         let Some(inside) = self.in_process_mut() else { return };
         if let Some((wanted, from)) = inside.order.take() {
-            inside.tenancy.ask(inside.count_of(from), claim);
+            inside.tenancy.ask(inside.count_of(from));
             self.aborted(wanted, refused.clone());
         }
     }

@@ -159,6 +159,7 @@ pub(crate) const ROWS: &[Row] = &[
             "shadowslice_policy::sharing::Door",
             "shadowslice_policy::sharing::Executed",
             "shadowslice_policy::sharing::Seen",
+            "shadowslice_policy::sharing::leaves_time_for_the_way",
             "shadowslice_shared",
         ],
         never: &["ort", "cudarc", "hyper", "tonic", "ipc_channel"],

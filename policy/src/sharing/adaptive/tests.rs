@@ -151,7 +151,9 @@ fn the_lowest_priority_makes_room_first_and_says_for_which_model() {
     let mut world = World::new(&[1, 2, 3]);
     let helped = |shares: &[Sms]| vec![seen(if shares[2] > Sms(47) { 40 } else { 0 }), seen(0), seen(0)];
     world.pass(20, helped);
-    assert_eq!(world.shares, [GPU, GPU, Sms(34)], "two rungs at once, twice, as many miss");
+    let halves = [(0, Sms(88)), (1, Sms(88)), (2, Sms(88))];
+    assert_eq!(world.changes[..3], halves, "each two thirds at most");
+    assert_eq!(world.shares, [GPU, Sms(88), Sms(24)], "then two rungs at once, twice, as many miss");
     assert!(
         matches!(world.why(2), Why::MakesRoom { sake: 0, before, now } if before == 0.4 && now.part == 0.0),
         "{:?}",
