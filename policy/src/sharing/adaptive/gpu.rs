@@ -6,7 +6,7 @@ use shadowslice_shared::units::Moment;
 
 use super::super::{Facts, Terms};
 use super::levers::{Step, next_step};
-use super::window::{LONG, SPAN};
+use super::window::SPAN;
 use super::{Adaptive, Model};
 
 /// What is seen of a step before it is judged: this long, and so many requests of the model that it is for, or [`SPAN`].
@@ -25,11 +25,13 @@ const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
 /// For how long requests are refused that cannot be in time, after a model was short.
 const REFUSES: Duration = Duration::from_secs(2);
 
-/// For how long no model was short before a step is taken back: at first, how much longer after each time that it was too early, and
-/// at most.
+/// For how long no model was short before a step is taken back, and for how long a model is left be that steps did not help: at first,
+/// and each time after that.
 const PATIENCE: Duration = Duration::from_secs(10);
-const LESS_PATIENT: u32 = 3;
-const LONGEST: Duration = Duration::from_secs(600);
+const LONG_PATIENCE: Duration = Duration::from_secs(600);
+
+/// A step that was taken back is missed if a model is short within this.
+const TOO_EARLY: Duration = Duration::from_secs(60);
 
 /// What is remembered of a GPU.
 #[derive(Debug, Clone)]
@@ -154,23 +156,23 @@ impl Adaptive {
                 }
             }
             Trial::InForce { since, before } => self.judge(gpu, since, before, terms, facts),
-            Trial::TakenBack { since, .. } if now.since(since) >= LONG => self.gpus[gpu].trial = Trial::None,
-            Trial::TakenBack { step, .. } => {
-                if shortest.is_some() {
-                    self.gpus[gpu].patience = (self.gpus[gpu].patience * LESS_PATIENT).min(LONGEST);
+            Trial::TakenBack { step, .. } if shortest.is_some() => {
+                self.gpus[gpu].patience = LONG_PATIENCE;
+                self.gpus[gpu].trial = Trial::None;
+                self.make(gpu, step);
+                self.forget(gpu, terms);
+            }
+            Trial::TakenBack { since, .. } => {
+                if now.since(since) >= TOO_EARLY {
                     self.gpus[gpu].trial = Trial::None;
-                    self.make(gpu, step);
-                    self.forget(gpu, terms);
                 }
+                self.relax(gpu, terms, now);
             }
             Trial::None => match shortest {
                 Some(model) => {
                     self.act(gpu, model, None, terms, facts);
                 }
-                None if now.since(self.gpus[gpu].calm_since) >= self.gpus[gpu].patience => {
-                    self.relax(gpu, terms, now);
-                }
-                None => {}
+                None => self.relax(gpu, terms, now),
             },
         }
     }
@@ -263,12 +265,22 @@ impl Adaptive {
 
     /// Leaves a model be for a while, and each time for longer.
     fn give_up(&mut self, model: usize, now: Moment) {
-        let span = self.models[model].helpless.map_or(PATIENCE, |(_, span)| span * LESS_PATIENT);
-        self.models[model].helpless = Some((now, span.min(LONGEST)));
+        let span = self.models[model].helpless.map_or(PATIENCE, |_| LONG_PATIENCE);
+        self.models[model].helpless = Some((now, span));
     }
 
-    /// No model was short for long: takes the last step back, and sees.
+    /// The load of a GPU is another one: what was found out under the former one does not hold.
+    pub(super) fn try_again(&mut self, gpu: usize, terms: &[Terms]) {
+        self.gpus[gpu].patience = PATIENCE;
+        let on_it = self.models.iter_mut().zip(terms).filter(|(_, terms)| terms.gpu == gpu);
+        on_it.for_each(|(model, _): (&mut Model, _)| model.helpless = None);
+    }
+
+    /// Where no model was short for long, takes the last step back, and sees.
     fn relax(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
+        if now.since(self.gpus[gpu].calm_since) < self.gpus[gpu].patience {
+            return;
+        }
         match self.gpus[gpu].steps.last().cloned() {
             Some(step) => {
                 self.take_back(gpu, self.gpus[gpu].steps.len() - 1, terms);

@@ -9,12 +9,13 @@
 //!
 //! A model is **short** when more of its requests miss than its percentile allows, by more than chance. A **step** lowers what those of
 //! one priority have: first of the lowest that is a good part of what the GPU does, then of a peer that has slack. What a step is worth is
-//! measured: where few are saved by it, or too many others lost, it is taken back and not tried again for a while. The steps of a GPU
-//! are a stack: the last one is undone first, once no model was short for some time, which triples each time that this turns out to be
-//! too early.
+//! measured: where few are saved by it, or too many others lost, it is taken back. The steps of a GPU are a stack: the last one is undone
+//! first, once no model was short for some time. What turned out not to help, or to be needed still, is tried once more, and then not
+//! for long, unless the load has become another one: under a steady load nothing moves.
 
 mod gpu;
 mod levers;
+mod load;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -27,6 +28,7 @@ use super::carry_out::Target;
 use super::{Door, Facts, Missed, Seen, Terms, Why};
 use gpu::Gpu;
 use levers::{Stands, Step};
+use load::Load;
 use window::Window;
 
 /// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they
@@ -47,6 +49,7 @@ pub(super) struct Adaptive {
 #[derive(Debug, Clone)]
 struct Model {
     recent: Window,
+    load: Load,
     /// The SMs that it should have.
     share: Sms,
     /// When steps for its sake did not help, and for how long it is left be then.
@@ -63,7 +66,12 @@ impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let model = |terms: &Terms| {
             let sms = if terms.initial_given { terms.initial } else { gpus[terms.gpu] };
-            Model { recent: Window::default(), share: terms.within(sms), helpless: None }
+            Model {
+                recent: Window::default(),
+                load: Load::default(),
+                share: terms.within(sms),
+                helpless: None,
+            }
         };
         Self { models: terms.iter().map(model).collect(), gpus: vec![Gpu::default(); gpus.len()] }
     }
@@ -92,8 +100,11 @@ impl Adaptive {
     }
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
-        for (model, live) in self.models.iter_mut().zip(&facts.models) {
-            model.recent.add(&live.seen, facts.now);
+        for (model, live) in facts.models.iter().enumerate() {
+            self.models[model].recent.add(&live.seen, facts.now);
+            if self.models[model].load.add(live.seen.arrived, live.seen.span) {
+                self.try_again(terms[model].gpu, terms);
+            }
         }
         for gpu in 0..self.gpus.len() {
             self.refuse(gpu, terms, facts);

@@ -107,20 +107,40 @@ fn late_requests_are_refused_before_anything_else_and_until_two_seconds_after() 
     assert!(!world.pass(2, fine)[0].refuse_late);
 }
 
-#[test]
-fn what_does_not_help_is_taken_back_and_left_be_for_longer_each_time() {
-    let mut world = World::new(&[1, 2]);
+/// The seconds in which a first step was made, in so many seconds of this load.
+fn tries(world: &mut World, seconds: u32, seen: impl Fn(&[Sms]) -> Vec<Seen>) -> Vec<u32> {
     let mut tries = Vec::new();
-    for tenth in 0..3000 {
+    for tenth in 0..10 * seconds {
         let before = world.changes.len();
-        world.pass(1, beyond_help);
-        let begins = world.changes[before..].contains(&(1, Sms(100)));
-        tries.extend(begins.then_some(tenth / 10));
+        world.pass(1, &seen);
+        tries.extend(world.changes[before..].contains(&(1, Sms(100))).then_some(tenth / 10));
     }
-    let pauses: Vec<i32> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert!(pauses.len() >= 3 && pauses.is_sorted_by(|one, next| *next >= 2 * one), "{pauses:?}");
+    tries
+}
+
+#[test]
+fn what_does_not_help_is_taken_back_and_tried_once_more_and_then_left_be() {
+    let mut world = World::new(&[1, 2]);
+    let tries = tries(&mut world, 1000, beyond_help);
+    let pauses: Vec<u32> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(matches!(pauses[..], [10..20, 600..620]), "{pauses:?}");
     assert_eq!(world.shares, [GPU, GPU]);
     assert!(matches!(world.why(0), Why::Helpless { .. }), "{:?}", world.why(0));
+}
+
+#[test]
+fn what_did_not_help_is_tried_again_when_the_load_is_another_one() {
+    let mut world = World::new(&[1, 2]);
+    assert_eq!(tries(&mut world, 300, beyond_help).len(), 2);
+    let more = |times: u64| {
+        move |shares: &[Sms]| {
+            let mut models = beyond_help(shares);
+            models[1].arrived = times * models[1].arrived / 10;
+            models
+        }
+    };
+    assert_eq!(tries(&mut world, 100, more(12)), [], "a fifth more is the same load");
+    assert!(!tries(&mut world, 100, more(20)).is_empty());
 }
 
 #[test]
@@ -135,14 +155,12 @@ fn what_is_needed_no_more_is_taken_back_for_good() {
 }
 
 #[test]
-fn what_is_needed_still_is_taken_back_less_and_less_often() {
+fn what_is_needed_still_is_taken_back_once_and_then_every_ten_minutes() {
     let mut world = World::new(&[1, 2]);
     world.pass(600, helped_by_half);
-    let first = world.changes.len();
-    assert!(first > 4, "it is tried");
+    assert_eq!(world.changes[2..], [(1, Sms(100)), (1, Sms(66))], "it is tried");
     world.pass(18_000, helped_by_half);
-    let late = world.changes.len() - first;
-    assert!(late <= 16, "{late} changes in half an hour");
+    assert_eq!(world.changes.len(), 4 + 2 * 3, "in half an hour more");
     assert_eq!(world.shares[1], Sms(66));
 }
 

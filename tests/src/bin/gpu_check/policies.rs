@@ -147,8 +147,9 @@ const SCENARIOS: [Scenario; 7] = [
 
 /// Five models at once: of different sizes and priorities, of which twice and four times as much is asked by and by; and exported by
 /// PyTorch, of half precision and not, all of which are asked for more and more, with SLOs that are easy to keep and that are not.
-const MIXES: [Scenario; 4] = [
+const MIXES: [Scenario; 5] = [
     Scenario { name: "exported", guests: &EXPORTED, spans_s: &[8; 4], by_hand: &[] },
+    Scenario { name: "exported, others", guests: &OTHERS, spans_s: &[8; 4], by_hand: &[] },
     Scenario { name: "exported, tight", guests: &TIGHT, spans_s: &[8; 4], by_hand: &[] },
     Scenario { name: "tight mix", guests: &mix([6, 5, 15, 10, 30]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
     Scenario { name: "mix", guests: &mix([15, 12, 40, 25, 100]), spans_s: &[10, 6, 8, 8], by_hand: &[] },
@@ -168,6 +169,14 @@ const TIGHT: [Guest; 5] = [
     Guest { by_python: true, ..guest("resnet-fp16", 10, 2, Asked::AtRandom(&[300.0, 500.0, 500.0, 300.0])) },
     guest("resnet-fp32", 20, 2, Asked::AtRandom(&[500.0, 1000.0, 2000.0, 500.0])),
     guest("convnext-bf16", 60, 3, Asked::AtRandom(&[500.0, 1000.0, 2000.0, 500.0])),
+];
+
+const OTHERS: [Guest; 5] = [
+    Guest { by_python: true, ..guest("gpt2-fp16", 10, 1, Asked::AtRandom(&[200.0, 400.0, 500.0, 200.0])) },
+    guest("efficientnet-fp32", 15, 1, Asked::AtRandom(&[200.0, 400.0, 1000.0, 200.0])),
+    guest("distilbert-fp16", 8, 2, Asked::AtRandom(&[300.0, 600.0, 1500.0, 300.0])),
+    Guest { by_python: true, ..guest("densenet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 100.0])) },
+    guest("regnet-bf16", 60, 3, Asked::AtRandom(&[200.0, 400.0, 1500.0, 200.0])),
 ];
 
 /// With these SLOs in ms.
