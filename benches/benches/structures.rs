@@ -9,8 +9,8 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice::process::BatchSocket;
-use shadowslice_policy::batcher::{self, Limits, Next};
-use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_policy::scheduler::batcher::{self, Limits, Next};
+use shadowslice_policy::scheduler::queue::{Entry, Queue};
 use shadowslice_shared::batch::{
     Answer, Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, Output, Report, decode, encode,
 };
@@ -33,6 +33,7 @@ fn request(number: u64) -> Request {
         rows: 1,
         arrived,
         deadline: arrived + SLO,
+        level: 0,
         alone: false,
         item: [number; 8],
     }

@@ -4,20 +4,14 @@
 //! [`Moment`](shadowslice_shared::units::Moment)s, facts as values, and decisions go out as values
 //! that someone else carries out. So tests and simulations run exactly what serves.
 //!
-//! On the way of a request: [`door`] says whether it can still be answered in time, [`queue`] holds it,
-//! [`batcher`] says when it runs and with whom, [`punctual`] who of those that wait is in time, [`late`] whether it still runs when its deadline has
-//! passed, [`latency`] how long that should take, [`blame`] what becomes of it when its worker dies, and
-//! [`restart`] when the next worker starts. [`handover`] replaces a worker by its shadow, [`groups`] says which SMs a partition has. [`sharing`] divides the GPUs by what was
-//! seen.
+//! [`scheduler`] takes a model's requests from their arrival to batches on its workers' lanes, [`latency`] says how long those should take,
+//! [`blame`] what becomes of a request when its worker dies, and [`restart`] when the next worker starts. [`handover`] replaces a worker by
+//! its shadow, [`groups`] says which SMs a partition has. [`sharing`] divides the GPUs by what was seen.
 
-pub mod batcher;
 pub mod blame;
-pub mod door;
 pub mod groups;
 pub mod handover;
-pub mod late;
 pub mod latency;
-pub mod punctual;
-pub mod queue;
 pub mod restart;
+pub mod scheduler;
 pub mod sharing;

@@ -31,13 +31,6 @@ impl Histogram {
         self.total += other.total;
     }
 
-    pub(crate) fn clear(&mut self) {
-        if self.total > 0 {
-            self.counts.fill(0);
-            self.total = 0;
-        }
-    }
-
     /// What this part of the latencies does not exceed, 0.99 for p99; zero without any.
     pub(crate) fn quantile(&self, part: f64) -> u64 {
         let rank = ((self.total as f64 * part).ceil() as u64).clamp(1, self.total.max(1));
@@ -88,7 +81,5 @@ mod tests {
         let mut both = Histogram::new();
         both.add(&histogram);
         assert_eq!([0.0, 0.01, 0.5, 0.99, 1.0].map(|part| both.quantile(part) / 1_000), [1, 1, 50, 99, 100]);
-        both.clear();
-        assert_eq!(both.quantile(1.0), 0);
     }
 }

@@ -1,8 +1,8 @@
 //! The world: models, GPUs and hand-overs under a virtual clock.
 //!
 //! ```text
-//! arrivals ─▶ door, queue, batcher ─▶ lane (two batches in flight) ─▶ seat on a GPU
-//!                 ▲                        ▲
+//! arrivals ─▶ scheduler ─▶ worker (two batches in flight) ─▶ seat on a GPU
+//!                 ▲            ▲
 //!                 └── doors ── policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
@@ -14,8 +14,8 @@ mod contention;
 mod gpus;
 mod handover;
 mod model;
-mod observe;
 mod partitions;
+mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +24,7 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Decision, Facts};
 use shadowslice_shared::contention::Gpu;
 
-pub(crate) use observe::Tally;
+pub(crate) use tally::Tally;
 
 use gpus::{Gpus, Rules};
 use model::Model;
@@ -101,18 +101,19 @@ impl Stage<'_> {
 /// A model's timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Timer {
-    /// The batch of one of its lanes is through.
-    FirstLane,
-    SecondLane,
-    /// A batch need not wait for company any more.
+    /// The batch of one of its workers is through.
+    FirstWorker,
+    SecondWorker,
+    /// A batch need not wait any more.
     Alarm,
-    /// The shadow is warm.
-    Warm,
-    /// The parked worker has stood for long enough.
-    Dwell,
+    /// The shadow has come a step further.
+    Shadow,
+    /// A phase of the hand-over has lasted for as long as it may.
+    Phase,
 }
 
-const TIMERS: [Timer; 5] = [Timer::FirstLane, Timer::SecondLane, Timer::Alarm, Timer::Warm, Timer::Dwell];
+const TIMERS: [Timer; 5] =
+    [Timer::FirstWorker, Timer::SecondWorker, Timer::Alarm, Timer::Shadow, Timer::Phase];
 
 /// The number of a model's timer.
 fn timer(model: usize, timer: Timer) -> usize {
@@ -167,7 +168,7 @@ impl<'a> World<'a> {
         let served = scenario.models.iter().enumerate();
         let mut models: Vec<Model<'_>> =
             served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
-        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &mut stage));
+        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &stage));
         let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
         new
@@ -195,9 +196,8 @@ impl<'a> World<'a> {
     fn ask(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
         let Self { scenario, models, stage, now, .. } = self;
-        let live = models.iter().map(|model| model.live(*now)).collect();
+        let live = models.iter_mut().map(|model| model.live(*now)).collect();
         let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
-        models.iter_mut().for_each(|model| model.observer.decided(*now));
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
@@ -214,28 +214,23 @@ impl<'a> World<'a> {
         }
     }
 
-    fn finish(mut self) -> Outcome {
-        let now = self.now;
-        let outcome = |model: &mut Model<'_>| {
-            // What came since the policy was last asked counts too.
-            model.observer.decided(now);
-            ModelOutcome {
-                tally: model.observer.total.clone(),
-                pending: model.pending(),
-                repartitions: model.repartitions.clone(),
-                share: model.share().0,
-            }
+    fn finish(self) -> Outcome {
+        let outcome = |model: Model<'_>| ModelOutcome {
+            pending: model.pending(),
+            share: model.share().0,
+            tally: model.tally,
+            repartitions: model.repartitions,
         };
-        Outcome { models: self.models.iter_mut().map(outcome).collect() }
+        Outcome { models: self.models.into_iter().map(outcome).collect() }
     }
 }
 
 fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
     match timer {
-        Timer::FirstLane => model.completed(0, now, stage),
-        Timer::SecondLane => model.completed(1, now, stage),
+        Timer::FirstWorker => model.completed(0, now, stage),
+        Timer::SecondWorker => model.completed(1, now, stage),
         Timer::Alarm => model.dispatch(now, stage),
-        Timer::Warm => model.warmed(now, stage),
-        Timer::Dwell => model.retire(stage),
+        Timer::Shadow => model.shadow_came(now, stage),
+        Timer::Phase => model.phase_over(now, stage),
     }
 }

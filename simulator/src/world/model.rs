@@ -1,55 +1,25 @@
-//! One model: its queue, its two lanes, and what they have in flight. It does what the supervisor's
-//! pipeline does, with the same queue, batcher and door.
+//! One model: the scheduler that the supervisor has, and two workers that execute what it sends.
 
-use std::collections::VecDeque;
-use std::time::Duration;
-
-use shadowslice_policy::batcher::{self, Limits, Next, Taken};
-use shadowslice_policy::door::{self, Ahead};
-use shadowslice_policy::late::Lateness;
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::punctual::Punctual;
-use shadowslice_policy::queue::{Entry, Queue};
+use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice, WorkerId};
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::Occupant;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Sms;
 
-use super::handover::Other;
-use super::observe::Observer;
+use super::handover::Under;
 use super::partitions::Inside;
+use super::tally::Tally;
 use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
 
-type Request = Entry<(), ()>;
-
-/// A batch on its way.
+/// A worker, that there may or may not be.
 #[derive(Debug)]
-struct Batch {
-    /// When it came to the front; the world's own idea of it for those behind.
-    front_since: u64,
-    requests: Vec<Request>,
-}
-
-impl Batch {
-    fn rows(&self) -> u32 {
-        u32::try_from(self.requests.len()).unwrap_or(u32::MAX)
-    }
-}
-
-/// A way to one worker.
-#[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Worker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
-    in_flight: VecDeque<Batch>,
-}
-
-impl Lane {
-    pub(super) fn is_empty(&self) -> bool {
-        self.in_flight.is_empty()
-    }
 }
 
 #[derive(Debug)]
@@ -57,206 +27,170 @@ pub(super) struct Model<'a> {
     pub(super) served: &'a Served,
     pub(super) index: usize,
     slo_ns: u64,
-    queue: Queue<(), ()>,
-    limits: Limits,
-    door: Door,
-    lateness: Option<Lateness>,
-    pub(super) predictor: Predictor,
-    pub(super) observer: Observer,
+    pub(super) scheduler: Scheduler<(), ()>,
     /// The one that serves, and the one that did or is about to.
-    pub(super) lanes: [Lane; 2],
+    pub(super) workers: [Worker; 2],
     pub(super) serving: usize,
-    pub(super) other: Other,
+    /// The hand-over that is under way.
+    pub(super) under: Option<Under>,
     /// Where its share changes inside its worker.
     pub(super) inside: Option<Inside>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
+    pub(super) tally: Tally,
     alarm: u64,
+}
+
+/// What the scheduler calls one of a model's two workers.
+pub(super) fn id(worker: usize) -> WorkerId {
+    WorkerId(worker as u64)
 }
 
 impl<'a> Model<'a> {
     pub(super) fn new(served: &'a Served, index: usize, stage: &mut Stage<'a>) -> Self {
         let terms = &served.terms;
         let sms = terms.initial;
-        let lane = |which: Timer| {
-            let granted = Occupant::anywhere(sms);
-            let seat = stage.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
-            Lane { seat, sms, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
+        let worker = |which: Timer| {
+            let seat =
+                stage.gpus.add_seat(terms.gpu, &served.truth, Occupant::anywhere(sms), timer(index, which));
+            Worker { seat, sms }
         };
-        let max_rows = terms.max_batch.max(1);
-        Self {
+        let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);
+        let rules = Rules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
+        let mut scheduler = Scheduler::new(rules, served.max_queued, moment(0));
+        scheduler.found(terms.max_batch.max(1), MAX_REQUESTS);
+        let mut new = Self {
             served,
             index,
             slo_ns: ns(terms.slo),
-            queue: Queue::new(served.max_queued),
-            limits: Limits { max_rows, max_requests: MAX_REQUESTS, max_delay: served.max_delay },
-            door: Door::open(max_rows),
-            lateness: (!served.serve_late).then(|| Lateness::new(terms.slo)),
-            predictor: Predictor::new(terms.profile.as_ref(), sms),
-            observer: Observer::new(),
-            lanes: [Timer::FirstLane, Timer::SecondLane].map(lane),
+            scheduler,
+            workers,
             serving: 0,
-            other: Other::Gone,
+            under: None,
             inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
             since: 0,
             repartitions: Vec::new(),
+            tally: Tally::new(),
             alarm: NEVER,
-        }
+        };
+        new.attach(0, sms);
+        new.scheduler.route(Some(id(0)));
+        new
+    }
+
+    /// A worker is there, warm, with so many SMs.
+    pub(super) fn attach(&mut self, worker: usize, sms: Sms) {
+        self.workers[worker].sms = sms;
+        let blank = Predictor::new(self.served.terms.profile.as_ref(), sms);
+        let slots = u8::try_from(IN_FLIGHT).expect("two slots");
+        self.scheduler.attach(Lane::new(id(worker), &self.slice(Groups::WHOLE, sms), blank, slots));
+    }
+
+    /// A part of the GPU, with what batches took there as the worker warmed up: of one row, of twice as many, up to the largest.
+    pub(super) fn slice(&self, groups: Groups, sms: Sms) -> Slice {
+        let most = self.served.terms.max_batch.max(1);
+        let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < most).chain([most]);
+        let time = |rows| (rows, self.served.truth.execution.time(rows, f64::from(sms.0)));
+        Slice { groups, sms, times: sizes.map(time).collect() }
     }
 
     /// A request comes.
     pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) {
         let arrived = moment(now);
-        self.observer.arrived();
+        self.tally.arrived += 1;
         let deadline = arrived + self.served.terms.slo;
-        // A request that finds no other before it is tried in any case, or predictions would never be corrected.
-        let tried = self.queue.is_empty() && self.lanes[self.serving].is_empty();
-        let late = !tried && self.refuses_late() && self.answered_at(arrived) > deadline;
-        let request = Entry { shape: (), rows: 1, arrived, deadline, alone: false, item: () };
-        if late || self.queue.push(request).is_err() {
-            self.observer.refused(1);
-        } else {
-            self.dispatch(now, stage);
+        let request = Entry { shape: (), rows: 1, arrived, deadline, level: 0, alone: false, item: () };
+        match self.scheduler.accept(request, arrived) {
+            Ok(()) => self.dispatch(now, stage),
+            Err(_) => self.tally.refused += 1,
         }
-    }
-
-    fn refuses_late(&self) -> bool {
-        self.door.refuse_late && !self.served.serve_late
-    }
-
-    /// How long a batch should take, as far as is known.
-    fn time(&self, rows: u32) -> Duration {
-        self.predictor.predict(rows).unwrap_or(Duration::ZERO)
-    }
-
-    /// When a request that comes now should be answered.
-    fn answered_at(&self, now: Moment) -> Moment {
-        let ahead = Ahead {
-            lane_free: self.lane_free(now),
-            rows: self.queue.len() as u64,
-            max_batch: self.limits.max_rows,
-        };
-        ahead.answered_at(|rows| self.time(rows))
-    }
-
-    /// When the serving lane should be through with what it has.
-    fn lane_free(&self, now: Moment) -> Moment {
-        let mut batches = self.lanes[self.serving].in_flight.iter();
-        let Some(front) = batches.next() else { return now };
-        let front_ends = moment(front.front_since) + self.time(front.rows());
-        let behind: Duration = batches.map(|batch| self.time(batch.rows())).sum();
-        front_ends.max(now) + behind
     }
 
     /// Sends all that can be sent.
     pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
-        let mut alarm = NEVER;
-        while !self.queue.is_empty() && self.lanes[self.serving].in_flight.len() < IN_FLIGHT {
-            if !self.lanes[self.serving].is_empty() {
-                let send_at = door::send_at(self.lane_free(moment(now)));
-                if send_at > moment(now) {
-                    alarm = at_ns(send_at);
-                    break;
+        let rest = loop {
+            match self.scheduler.next(moment(now)) {
+                Next::Rest(rest) => break rest,
+                Next::Act(refused, sending) => {
+                    self.tally.refused += refused.len() as u64;
+                    if let Some(sending) = sending {
+                        self.send(sending, now, stage);
+                    }
                 }
             }
-            let starts = self.lane_free(moment(now));
-            let idle = self.lanes[self.serving].is_empty();
-            let refuses = self.refuses_late();
-            let forgiven = Moment::default();
-            let punctual = Punctual { starts, idle, forgiven, predictor: &self.predictor };
-            match batcher::next(&mut self.queue, &self.limits, refuses.then_some(&punctual), moment(now)) {
-                Next::Run(taken) => self.send(taken, now, stage),
-                Next::WaitUntil(until) => {
-                    alarm = at_ns(until);
-                    break;
-                }
-                Next::Idle => break,
-            }
-        }
-        if let Some(lateness) = &mut self.lateness {
-            if self.queue.is_empty() { lateness.emptied() } else { lateness.queued(moment(now)) }
-        }
+        };
+        let alarm = if let Rest::Until(until) = rest { at_ns(until) } else { NEVER };
         if alarm != self.alarm {
             self.alarm = alarm;
             stage.timers.set(timer(self.index, Timer::Alarm), alarm);
         }
     }
 
-    /// Sends one batch, less the requests that come too late.
-    fn send(&mut self, taken: Taken<(), ()>, now: u64, stage: &mut Stage<'_>) {
-        let Taken { batch: mut requests, late } = taken;
-        let there = requests.len();
-        if let Some(lateness) = self.lateness.as_ref().filter(|_| !self.refuses_late()) {
-            requests.retain(|request| !lateness.refuses(request.deadline, moment(now)));
-        }
-        let late = late.len() + there - requests.len();
-        self.observer.refused(late);
-        if requests.is_empty() {
-            return;
-        }
-        let serving = self.serving;
-        self.lanes[serving].in_flight.push_back(Batch { front_since: now, requests });
-        if self.lanes[serving].in_flight.len() == 1 {
-            self.observer.started(now);
-            self.execute(serving, now, stage);
+    fn send(&mut self, sending: Sending<(), ()>, now: u64, stage: &mut Stage<'_>) {
+        let worker = sending.worker;
+        if self.scheduler.sent(sending, moment(now)) {
+            self.execute(worker, now, stage);
         }
     }
 
-    /// The front batch of a lane starts.
-    fn execute(&mut self, lane: usize, now: u64, stage: &mut Stage<'_>) {
-        let Lane { seat, in_flight, .. } = &mut self.lanes[lane];
-        let Some(batch) = in_flight.front_mut() else { return };
-        batch.front_since = now;
+    /// The first of what a worker has starts.
+    fn execute(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
+        let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
+        let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
+        let seat = self.workers[worker.0 as usize].seat;
+        if self.inside.is_some() {
+            stage.gpus.grant(seat, stage.gpus.gpu(self.served.terms.gpu).occupant(groups));
+        }
         let noise = stage.noise();
-        stage.gpus.start(*seat, batch.rows(), noise, now, &mut stage.timers);
+        stage.gpus.start(seat, rows, noise, now, &mut stage.timers);
     }
 
-    /// The front batch of a lane is through.
-    pub(super) fn completed(&mut self, lane: usize, now: u64, stage: &mut Stage<'_>) {
-        let seat = self.lanes[lane].seat;
+    /// The first of what a worker has is through.
+    pub(super) fn completed(&mut self, worker: usize, now: u64, stage: &mut Stage<'_>) {
+        let (seat, worker) = (self.workers[worker].seat, id(worker));
         let took = stage.gpus.finish(seat, now, &mut stage.timers);
-        let Some(batch) = self.lanes[lane].in_flight.pop_front() else { return };
-        if self.lanes[lane].is_empty() {
+        let front =
+            self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
+        let Some(batch) = front.and_then(|front| self.scheduler.take(worker, front, moment(now))) else {
+            return;
+        };
+        if self.scheduler.lane(worker).is_some_and(Lane::executes_nothing) {
             stage.gpus.leave(seat, now, &mut stage.timers);
-            self.observer.stopped(now);
         } else {
-            self.execute(lane, now, stage);
+            self.execute(worker, now, stage);
         }
         for request in &batch.requests {
-            self.observer.answered(now - at_ns(request.arrived), self.slo_ns);
+            let latency = moment(now).since(request.arrived);
+            self.scheduler.answered(latency);
+            self.tally.answer(ns(latency), self.slo_ns);
         }
-        if lane == self.serving {
-            self.observer.executed(batch.rows(), took);
-            self.predictor.observe(batch.rows(), took);
-            self.dispatch(now, stage);
-        } else if self.lanes[lane].is_empty() {
+        self.scheduler.completed(worker, &batch, took);
+        if self.scheduler.recycle(worker, batch.slot) {
             self.drained(now, stage);
         }
+        self.dispatch(now, stage);
     }
 
     /// The policy opens or narrows the door.
     pub(super) fn set_door(&mut self, door: Door, now: u64, stage: &mut Stage<'_>) {
-        let max_batch = door.max_batch.clamp(1, self.served.terms.max_batch.max(1));
-        self.door = Door { max_batch, ..door };
-        self.limits.max_rows = max_batch;
+        self.scheduler.set_door(door);
         self.dispatch(now, stage);
     }
 
-    /// The model as its policy sees it.
-    pub(super) fn live(&self, now: u64) -> Live {
+    /// The model as its policy sees it; what comes is seen afresh.
+    pub(super) fn live(&mut self, now: u64) -> Live {
         Live {
             share: self.share(),
             since: moment(self.since),
             coming: self.coming(),
             standing: self.standing(),
             held: false,
-            seen: self.observer.seen(self.queue.len(), now),
+            seen: self.scheduler.observe(moment(now)),
         }
     }
 
     /// Accepted requests without an answer.
     pub(super) fn pending(&self) -> u64 {
-        let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
-        (self.queue.len() + batches.map(|batch| batch.requests.len()).sum::<usize>()) as u64
+        (self.scheduler.queued() + self.scheduler.in_flight()) as u64
     }
 }

@@ -8,7 +8,7 @@ use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
 
 use super::Stage;
-use super::model::Model;
+use super::model::{Model, id};
 
 /// A model's part of a GPU that divides.
 #[derive(Debug, Clone, Copy)]
@@ -39,33 +39,34 @@ impl Model<'_> {
         let count = count_of(division, change.to);
         if count != inside.count {
             inside.count = count;
-            self.lanes[self.serving].sms = division.sms(Groups::first(count));
             self.share_changed(now);
         }
+    }
+
+    /// Its next batch runs on these groups.
+    fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
+        let sms = gpu.occupant(groups).sms;
+        self.workers[self.serving].sms = sms;
+        let slice = self.slice(groups, sms);
+        self.scheduler.move_to(id(self.serving), &slice);
     }
 }
 
 /// Gives all models of a GPU their groups anew, whose shares are partitions.
-pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &mut Stage<'_>) {
-    let total = stage.gpus.gpu(gpu).division.as_ref().map_or(0, Division::count);
-    let on_it = |model: &&mut Model<'_>| model.served.terms.gpu == gpu;
-    let inside = models.iter_mut().filter(on_it).filter_map(|model| {
-        let priority = model.served.terms.priority;
-        let lane = &mut model.lanes[model.serving];
-        Some((model.inside.as_mut()?, priority, lane))
-    });
-    let inside: Vec<_> = inside.collect();
-    let tenant = |(inside, priority, _): &(&mut Inside, u32, _)| Tenant {
-        count: inside.count,
-        priority: *priority,
-        now: inside.groups,
-        cannot: Vec::new(),
+pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>) {
+    let gpu_of = stage.gpus.gpu(gpu);
+    let total = gpu_of.division.as_ref().map_or(0, Division::count);
+    let here = |model: &&mut Model<'_>| model.served.terms.gpu == gpu && model.inside.is_some();
+    let mut inside: Vec<&mut Model<'_>> = models.iter_mut().filter(here).collect();
+    let tenant = |model: &&mut Model<'_>| {
+        let Inside { count, groups } = model.inside?;
+        Some(Tenant { count, priority: model.served.terms.priority, now: groups, cannot: Vec::new() })
     };
-    let tenants: Vec<Tenant> = inside.iter().map(tenant).collect();
-    for ((inside, _, lane), groups) in inside.into_iter().zip(place(&tenants, total)) {
-        inside.groups = groups;
-        let granted = stage.gpus.gpu(gpu).occupant(groups);
-        lane.sms = granted.sms;
-        stage.gpus.grant(lane.seat, granted);
+    let tenants: Vec<Tenant> = inside.iter().filter_map(tenant).collect();
+    for (model, groups) in inside.iter_mut().zip(place(&tenants, total)) {
+        let before = model.inside.as_mut().map(|inside| std::mem::replace(&mut inside.groups, groups));
+        if before != Some(groups) {
+            model.move_to(groups, gpu_of);
+        }
     }
 }

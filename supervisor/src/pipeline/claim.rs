@@ -56,9 +56,7 @@ impl Wait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> Failure {
         let now = self.pipeline.now();
-        let mut state = self.pipeline.state.lock();
-        state.stats.timed_out(now.since(self.arrived), now);
-        state.give_up();
+        self.pipeline.state.lock().timed_out(now.since(self.arrived), now);
         let us = timeout.as_micros();
         Failure::TimedOut(format!("the request was not answered within its timeout of {us} us"))
     }
@@ -68,9 +66,7 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            let mut state = self.pipeline.state.lock();
-            state.stats.cancelled(now.since(self.arrived), now);
-            state.give_up();
+            self.pipeline.state.lock().cancelled(now.since(self.arrived), now);
         }
     }
 }

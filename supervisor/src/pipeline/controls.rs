@@ -4,13 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::WorkerId;
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
 use super::counts::Counts;
-use super::lane::{Slice, WorkerId};
+use super::link::Slice;
 use super::request::Metadata;
 use super::stall::Stall;
 use super::state::Gate;
@@ -54,7 +55,7 @@ impl Pipeline {
         let per_request = 16 + 24 * found.inputs.len();
         let mut state = self.state.lock();
         let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
-        state.door.found(found.max_batch, max_requests);
+        state.scheduler.found(found.max_batch, max_requests);
         Ok(Arc::clone(known))
     }
 
@@ -81,7 +82,7 @@ impl Pipeline {
         });
     }
 
-    /// Routes batches to `worker`'s lane, or to nobody.
+    /// Routes batches to `worker`'s lane, or to none.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| state.route(worker, now));
@@ -98,14 +99,14 @@ impl Pipeline {
     }
 
     fn command(&self, worker: WorkerId, command: Command) {
-        if let Some(lane) = self.state.lock().lane_mut(worker) {
-            lane.command(command);
+        if let Some(link) = self.state.lock().link_mut(worker) {
+            link.command(command);
         }
     }
 
     /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
     pub fn move_to(&self, worker: WorkerId, slice: Slice) {
-        self.change(|state| state.move_to(worker, slice));
+        self.change(|state| state.move_to(worker, &slice));
     }
 
     /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
@@ -167,9 +168,7 @@ impl Pipeline {
     /// What was seen since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
-        let mut state = self.state.lock();
-        let queued = state.queue.len();
-        state.stats.recent.take(queued, now)
+        self.state.lock().scheduler.observe(now)
     }
 
     /// How it goes.
@@ -187,8 +186,8 @@ impl Pipeline {
     /// How long batches execute at the share in force, by rows; empty while nothing serves.
     pub fn execution_times(&self) -> Vec<(u32, Duration)> {
         let state = self.state.lock();
-        let serving = state.serving().map(|lane| &state.lanes[lane]);
-        serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
+        let serving = state.scheduler.serving_lane();
+        serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect())
     }
 
     /// What was measured since the start.

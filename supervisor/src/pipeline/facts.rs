@@ -1,11 +1,10 @@
 //! What a pipeline tells its controller.
 
+use shadowslice_policy::scheduler::WorkerId;
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-
-use super::lane::WorkerId;
 
 /// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
 /// or dies once a hand-over, and hand-overs wait for the controller.

@@ -1,30 +1,27 @@
 //! One model's way from its requests to its workers.
 //!
 //! ```text
-//! ingress ─ infer ─▶ request slab, queue ─ batcher ─▶ lane ─▶ worker
-//!    ▲                                                  │
-//!    └────────── outputs, copied from its slab ◀─ reader ┘
+//! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
+//!    ▲                                                │
+//!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! The controller attaches lanes, routes to one of them and hears facts of them; the data path
-//! never waits for it.
+//! What waits, is refused, or runs together is decided by [`shadowslice_policy::scheduler`]; here is what moves bytes. The controller
+//! attaches workers, routes to one of them and hears facts of them; the data path never waits for it.
 
 mod alarm;
 mod answer;
 mod claim;
 mod controls;
 mod counts;
-mod door;
 mod durations;
 mod facts;
 mod hangs;
 mod histogram;
-mod lane;
+mod link;
 mod memory;
 mod note;
-mod observe;
 mod pieces;
-mod queues;
 mod reader;
 mod request;
 mod routing;
@@ -35,6 +32,7 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod timings;
 mod totals;
 
@@ -43,9 +41,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::batcher::Limits;
-use shadowslice_policy::late::Lateness;
-use shadowslice_policy::queue::Entry;
+use shadowslice_policy::scheduler::{self, Entry, Scheduler};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Moment;
@@ -56,10 +52,11 @@ pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
 pub use histogram::{LatencyHistogram, RowsHistogram};
-pub use lane::{Arrival, Crowding, Slice, WorkerId};
+pub use link::{Arrival, Crowding, Slice};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, Terms};
+pub use shadowslice_policy::scheduler::WorkerId;
 pub use stall::Stall;
 pub use stats::{Latencies, Slo};
 pub use timings::{Steps, Timings, Total};
@@ -69,14 +66,12 @@ use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
-use door::Doorkeeper;
 use facts::Reporter;
-use lane::Ticket;
 use memory::{RequestMemory, Reservation};
-use queues::Queues;
 use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
+use ticket::Ticket;
 
 /// What a pipeline is made from.
 #[derive(Debug)]
@@ -108,6 +103,14 @@ pub struct Rules {
     pub reject_late: bool,
 }
 
+impl Rules {
+    /// What the scheduler needs of them.
+    fn scheduled(&self) -> scheduler::Rules {
+        let &Self { slo, max_delay, reject_late } = self;
+        scheduler::Rules { slo: slo.latency, max_delay, reject_late }
+    }
+}
+
 /// The pipeline of one model.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -126,22 +129,18 @@ impl Pipeline {
     pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
-        let most = Limits { max_rows: 0, max_requests: 1, max_delay: settings.max_delay };
+        let Settings { slo, max_delay, reject_late, .. } = settings;
+        let rules = Rules { slo, max_delay, reject_late };
         let state = State {
             name: Arc::clone(&name),
-            slo: settings.slo.latency,
             gate: Gate::Shut("the model is being loaded".to_owned()),
-            door: Doorkeeper::new(most, !settings.reject_late),
-            queue: Queues::new(settings.max_requests),
-            given_up: 0,
-            lanes: Vec::new(),
+            scheduler: Scheduler::new(rules.scheduled(), settings.max_requests, clock.now()),
+            links: Vec::new(),
             stall: StallMeter::default(),
-            stats: Stats::new(settings.slo, clock.now()),
-            lateness: settings.reject_late.then(|| Lateness::new(settings.slo.latency)),
+            stats: Stats::new(rules.slo, clock.now()),
             reporter: Reporter::new(facts),
             alarm: None,
             armed: None,
-            next_batch: 0,
             routed: None,
             went_idle: VecDeque::new(),
         };
@@ -203,12 +202,12 @@ impl Pipeline {
             rows,
             arrived: received,
             deadline: received,
+            level: terms.level(),
             alone: false,
             item: Ticket {
                 memory: Arc::new(memory),
                 reply,
                 claim: claim.clone(),
-                level: terms.level(),
                 received,
                 copy_in: stored.since(received),
                 deaths: 0,
@@ -218,7 +217,8 @@ impl Pipeline {
         drop(inputs);
         let arrived = self.change(|state| {
             // The objective may change.
-            let within = terms.timeout.map_or(state.slo, |timeout| timeout.min(state.slo));
+            let slo = state.scheduler.slo();
+            let within = terms.timeout.map_or(slo, |timeout| timeout.min(slo));
             let arrived = received - Coming::counted(took, within);
             (entry.arrived, entry.deadline) = (arrived, arrived + within);
             state.stats.totals.coming.record(took);
@@ -242,14 +242,14 @@ impl Pipeline {
                 self.name
             );
             note::refused(journal, Refusal::TooLarge);
-            self.state.lock().stats.turned_away(Refusal::TooLarge, rows, now);
+            self.state.lock().turn_away(Refusal::TooLarge, rows, now);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
             note::refused(journal, Refusal::MemoryFull);
-            self.state.lock().stats.turned_away(Refusal::MemoryFull, rows, now);
+            self.state.lock().turn_away(Refusal::MemoryFull, rows, now);
             return Err(Failure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {
@@ -258,11 +258,11 @@ impl Pipeline {
         Ok(memory)
     }
 
-    /// Room for these inputs, if need be in the place of requests that nobody waits for any more.
+    /// Room for these inputs, if need be in the place of requests that are settled.
     fn reserve(&self, inputs: &[Input]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
-            self.state.lock().forget_gone();
+            self.state.lock().scheduler.forget_settled();
             self.memory.reserve(lengths())
         })
     }

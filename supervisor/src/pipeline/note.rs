@@ -1,4 +1,4 @@
-//! Notes for those who trace requests. Of a request that is not traced there is nothing to note.
+//! Notes of requests that are traced. Of a request that is not traced there is nothing to note.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::counts::Refusal;
-use super::lane::{InFlight, Waiting};
+use super::link::Sending;
+use super::ticket::{InFlight, Waiting};
 use crate::trace::{Ending, Handover, InBatch, Journal, Lost, Place};
 
 fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
@@ -25,8 +26,10 @@ pub(super) fn queued(requests: &[Waiting], at: Moment) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-/// Their batch was sent.
-pub(super) fn sent(requests: &[Waiting], (id, rows): (u64, u32), place: &Arc<Place>, at: Moment) {
+/// A batch was sent.
+pub(super) fn sent(batch: &Sending, place: &Arc<Place>, at: Moment) {
+    let &Sending { id, ref requests, .. } = batch;
+    let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
         journal.sent(at, InBatch { id, rows, requests: requests.len(), place: Arc::clone(place) });
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use shadowslice_policy::scheduler::WorkerId;
 use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, Report, RunFailure};
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Moment;
@@ -11,10 +12,11 @@ use super::Pipeline;
 use super::answer;
 use super::durations::Spent;
 use super::facts::LaneFact;
-use super::lane::{Arrival, InFlight, Lane, WorkerId};
+use super::link::{Arrival, Link};
 use super::note;
 use super::request::{Failure, Metadata, Output};
 use super::state;
+use super::ticket::InFlight;
 use super::timings::Took;
 use crate::errors;
 use crate::process::BatchSocket;
@@ -39,8 +41,8 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        let lane = Lane::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
-        pipeline.state.lock().attach(lane);
+        let way = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        pipeline.state.lock().attach(way);
         Self { pipeline, metadata, worker, socket, slab }
     }
 
@@ -160,6 +162,7 @@ impl LaneReader {
                     execution: reported,
                     copy_out: took.output,
                 };
+                state.scheduler.answered(spent.latency);
                 state.stats.succeeded(&spent, now);
             }
             state.stats.totals.executed(batch.rows, reported);

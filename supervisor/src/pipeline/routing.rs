@@ -1,58 +1,43 @@
 //! Which lane batches go to, on which SMs, and what becomes of those that go nowhere any more.
 
+use shadowslice_policy::scheduler::{Abandoned, WorkerId};
 use shadowslice_shared::units::Moment;
 
 use super::facts::LaneFact;
-use super::lane::{Duty, Slice, WorkerId};
+use super::link::Slice;
 use super::note;
 use super::state::State;
 use crate::trace::{Handover, Lost};
 
 impl State {
-    /// Routes to `worker`, or to nobody. What the old lane has, it finishes.
+    /// Routes to `worker`, or to none. What the old lane has, it finishes.
     pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
-        let from = self.serving().map(|lane| self.lanes[lane].worker);
+        let from = self.scheduler.serving_lane().map(|lane| lane.worker);
         if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
             self.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
         }
-        for lane in &mut self.lanes {
-            if Some(lane.worker) == worker {
-                if lane.duty != Duty::Serving {
-                    self.stats.recent.share_changed();
-                    lane.proven = false;
-                }
-                lane.duty = Duty::Serving;
-            } else if lane.duty == Duty::Serving {
-                lane.duty = Duty::Standing;
-            }
-        }
+        self.scheduler.route(worker);
         self.dispatch(now);
     }
 
     /// The next batch of `worker` runs on this part of the GPU.
-    pub(crate) fn move_to(&mut self, worker: WorkerId, slice: Slice) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        lane.move_to(slice);
-        if lane.duty == Duty::Serving {
-            self.stats.recent.share_changed();
+    pub(crate) fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
+        if let Some(link) = self.link_mut(worker) {
+            link.move_to(slice);
         }
+        self.scheduler.move_to(worker, &slice.scheduled());
     }
 
     /// Asks for a fact once `worker` has nothing in flight.
     pub(crate) fn drain(&mut self, worker: WorkerId) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
-        if lane.is_empty() {
-            lane.duty = Duty::Standing;
+        if self.scheduler.drain(worker) {
             self.reporter.report(LaneFact::Drained(worker));
-        } else {
-            lane.duty = Duty::Draining;
         }
     }
 
-    /// Takes back what `worker` has, without blaming anybody.
+    /// Takes back what `worker` has, without blame.
     pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        let (mut executing, behind) = lane.abandon();
+        let Abandoned { mut executing, behind } = self.take_back(worker);
         executing.extend(behind);
         note::lost(&executing, Lost::TakenBack, now);
         self.put_back(executing, now);

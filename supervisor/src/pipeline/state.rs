@@ -7,34 +7,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::batcher::{Next, Taken};
 use shadowslice_policy::blame;
-use shadowslice_policy::late::Lateness;
+use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler, WorkerId};
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
 use super::Rules;
 use super::counts::Refusal;
-use super::door::{self, Doorkeeper};
 use super::facts::{LaneFact, Reporter};
-use super::lane::{Duty, InFlight, Lane, SendFailure, Waiting, WorkerId};
+use super::link::{Lane, Link, SendFailure, Sending};
 use super::note;
-use super::queues::Queues;
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
+use super::ticket::{InFlight, Shapes, Ticket, Waiting};
 use crate::trace::{Handover, Lost};
 
 /// Workers that went and are remembered: more than a model has at a time, as several may go at once.
 const WENT: usize = 8;
 
-/// A batch that a lane did not take, though it had room, is sent again after this: an idle one has no answer coming that
-/// would say so. What has no memory for a message now may have it then, and who is gone is missed before.
+/// A batch that a worker did not take, though it had room, is sent again after this: an idle one has no answer coming that
+/// would say so. What has no memory for a message now may have it then, and a worker that is gone is missed before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
-/// Requests that were given up are taken out of the queue once they may be one in so many of those in it: for each, about as many are
-/// looked at.
-const GIVEN_UP_ONE_IN: usize = 8;
+/// A request that is refused.
+type Refused = scheduler::Refused<Shapes, Ticket>;
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,13 +45,9 @@ pub(crate) enum Gate {
 /// What sending all that can be sent leaves, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// Nothing, or what waits for a slot.
-    Nothing,
-    /// What waits until then for company, or for its turn.
-    Until(Moment),
-    /// A batch that was ready, as no lane serves.
-    Ready,
-    /// A batch that was ready, and its lane did not take it.
+    /// What the scheduler says.
+    Rest(Rest),
+    /// A batch that was ready, and its worker did not take it.
     Blocked,
 }
 
@@ -63,24 +56,17 @@ enum Left {
 pub(crate) struct State {
     /// The model's name.
     pub(crate) name: Arc<str>,
-    /// Every request's deadline, from its arrival.
-    pub(crate) slo: Duration,
     pub(crate) gate: Gate,
-    pub(crate) door: Doorkeeper,
-    pub(crate) queue: Queues,
-    /// How many in it may have been given up by their clients; some of those may execute.
-    pub(crate) given_up: usize,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) scheduler: Scheduler<Shapes, Ticket>,
+    /// One for each of its lanes.
+    pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    /// Whether late requests are refused under overload; `None`: they are served.
-    pub(crate) lateness: Option<Lateness>,
     pub(crate) reporter: Reporter,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
-    /// When somebody looks next, in vain perhaps.
+    /// When it is looked at next, in vain perhaps.
     pub(crate) armed: Option<Moment>,
-    pub(crate) next_batch: u64,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
     /// Of the workers that went last, those that had nothing to do then.
@@ -92,222 +78,160 @@ impl State {
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
         if let Gate::Shut(why) = &self.gate {
             let failure = Failure::not_ready(&self.name, why);
-            return Err(self.turn_away(&request, Refusal::NotReady, failure, now));
+            self.turn_away(Refusal::NotReady, request.rows, now);
+            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            return Err(failure);
         }
-        self.note_service(now);
-        let lane = self.serving().map(|lane| &self.lanes[lane]);
-        let before = self.queue.rows_before(request.item.level);
-        if self.door.refuses(&request, before, lane, now) {
-            let failure = door::too_late(&self.name, &request);
-            return Err(self.turn_away(&request, Refusal::Late, failure, now));
-        }
-        let (rows, journal) = (request.rows, request.item.journal.clone());
-        if let Err(request) = self.enqueue(request) {
-            let why =
-                format!("the queue of model '{}' is full: {} requests wait", self.name, self.queue.len());
-            return Err(self.turn_away(&request, Refusal::QueueFull, Failure::Unavailable(why), now));
+        let journal = request.item.journal.clone();
+        if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
+            let why = refusal(why);
+            note::refused(journal.as_ref(), why);
+            self.stats.rejected(why, Duration::ZERO, now);
+            return Err(match why {
+                Refusal::QueueFull => self.queue_full(),
+                _ => too_late(&self.name, &request),
+            });
         }
         if let Some(journal) = journal {
             journal.queued(now);
         }
-        self.stats.accepted(rows);
+        self.stats.counts.accepted += 1;
         self.dispatch(now);
         Ok(())
     }
 
-    fn turn_away(&mut self, request: &Waiting, refusal: Refusal, failure: Failure, now: Moment) -> Failure {
-        note::refused(request.item.journal.as_ref(), refusal);
-        self.stats.turned_away(refusal, request.rows, now);
-        failure
+    fn queue_full(&self) -> Failure {
+        let (name, waiting) = (&self.name, self.scheduler.queued());
+        Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
+    }
+
+    /// A request of so many rows was turned away before it came to the scheduler.
+    pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Moment) {
+        self.scheduler.turned_away(rows);
+        self.stats.rejected(why, Duration::ZERO, now);
     }
 
     /// The policy opens or narrows the door.
     pub(crate) fn set_door(&mut self, door: Door, now: Moment) {
-        self.door.set(door);
+        self.scheduler.set_door(door);
         self.dispatch(now);
     }
 
     /// The configuration has changed. What was queued keeps its deadline.
     pub(crate) fn set_rules(&mut self, rules: Rules, now: Moment) {
-        let Rules { slo, max_delay, reject_late } = rules;
-        let before = std::mem::replace(&mut self.slo, slo.latency);
-        self.stats.set_slo(slo);
-        if before != slo.latency || self.lateness.is_some() != reject_late {
-            self.lateness = reject_late.then(|| Lateness::new(slo.latency));
-        }
-        self.door.configure(max_delay, !reject_late);
+        self.stats.set_slo(rules.slo);
+        self.scheduler.set_rules(rules.scheduled());
         self.dispatch(now);
-    }
-
-    /// The index of the lane that serves.
-    pub(crate) fn serving(&self) -> Option<usize> {
-        self.lanes.iter().position(|lane| lane.duty == Duty::Serving)
     }
 
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Moment) {
-        self.note_service(now);
-        let left = match self.serving() {
-            Some(lane) => self.send_to(lane, now),
-            None if self.queue.is_empty() => Left::Nothing,
-            None => Left::Ready,
-        };
-        self.stall.note(matches!(left, Left::Ready | Left::Blocked), now);
-        self.note_queue(now);
-        self.note_busy(now);
+        let left = self.send_all(now);
+        self.stall.note(matches!(left, Left::Rest(Rest::NoLane) | Left::Blocked), now);
         let wait = match left {
-            Left::Until(wait) => Some(wait),
+            Left::Rest(Rest::Until(wait)) => Some(wait),
             Left::Blocked => Some(now + SEND_AGAIN),
-            Left::Nothing | Left::Ready => None,
+            Left::Rest(Rest::Idle | Rest::NoLane) => None,
         };
         self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
-    fn send_to(&mut self, lane: usize, now: Moment) -> Left {
-        let limits = self.door.limits();
-        while !self.queue.is_empty() && self.lanes[lane].has_room() {
-            if let Some(until) = self.door.holds_until(&self.lanes[lane], now) {
-                return Left::Until(until);
-            }
-            let punctual = self.door.punctual(&self.lanes[lane], now);
-            match self.queue.next(&limits, punctual.as_ref(), now) {
-                Next::Run(Taken { batch, late }) => {
-                    self.refuse_late(late, now);
-                    if !self.send(lane, batch, now) {
+    fn send_all(&mut self, now: Moment) -> Left {
+        loop {
+            match self.scheduler.next(now) {
+                Next::Rest(rest) => return Left::Rest(rest),
+                Next::Act(refused, sending) => {
+                    refused.into_iter().for_each(|refused| self.reject(refused, now));
+                    if sending.is_some_and(|sending| !self.send(sending, now)) {
                         return Left::Blocked;
                     }
                 }
-                Next::WaitUntil(until) => return Left::Until(until),
-                Next::Idle => break,
             }
         }
-        Left::Nothing
     }
 
-    /// A client gave a request up that had no answer. It must not keep others out for long.
-    pub(crate) fn give_up(&mut self) {
-        self.given_up += 1;
-        if self.given_up * GIVEN_UP_ONE_IN >= self.queue.len() {
-            self.forget_gone();
-        }
-    }
-
-    /// Puts a request into the queue, if need be in the place of those that nobody waits for any more.
-    pub(crate) fn enqueue(&mut self, request: Waiting) -> Result<(), Box<Waiting>> {
-        self.queue.push(request).or_else(|request| {
-            self.forget_gone();
-            self.queue.push(*request)
-        })
-    }
-
-    /// Takes the requests that nobody waits for any more out of the queue.
-    pub(crate) fn forget_gone(&mut self) {
-        // All of the queue is looked at, under everybody's lock.
-        if self.given_up == 0 {
-            return;
-        }
-        self.given_up = 0;
-        self.queue.take_if(|ticket| ticket.claim.is_taken());
-    }
-
-    /// Sends one batch, less the requests that nobody waits for or that come too late. False if the
-    /// lane did not take it.
-    fn send(&mut self, lane: usize, mut batch: Vec<Waiting>, now: Moment) -> bool {
-        self.leave_out(&mut batch, now);
-        if batch.is_empty() {
-            return true;
-        }
-        self.queue.put_back(self.lanes[lane].part(&mut batch));
-        self.next_batch += 1;
-        match self.lanes[lane].send(self.next_batch, batch, now) {
-            Ok(()) => true,
-            Err(SendFailure::Blocked(batch)) => {
-                self.queue.put_back(batch);
+    /// Sends one batch. False if its worker did not take it.
+    fn send(&mut self, sending: Sending, now: Moment) -> bool {
+        let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
+        let link = link.expect("links and lanes come and go together");
+        match link.send(&sending) {
+            Ok(()) => {
+                note::sent(&sending, &link.place, now);
+                self.scheduler.sent(sending, now);
+                true
+            }
+            Err(SendFailure::Blocked) => {
+                self.scheduler.not_sent(sending.requests, now);
                 false
             }
-            Err(SendFailure::TooLarge(batch, error)) => {
-                for request in batch {
-                    self.fail(request, Failure::Internal(error.clone()), now);
+            Err(SendFailure::TooLarge(why)) => {
+                for request in sending.requests {
+                    self.fail(request, Failure::Internal(why.clone()), now);
                 }
                 true
             }
         }
     }
 
-    /// Refuses requests that cannot be answered in time any more.
-    fn refuse_late(&mut self, mut late: Vec<Waiting>, now: Moment) {
-        late.retain(|request| !request.item.claim.is_taken());
-        for request in late {
-            let failure = door::too_late(&self.name, &request);
-            reject(&mut self.stats, request, failure, now);
+    /// Turns a request away that was accepted, and is too late now.
+    fn reject(&mut self, Refused { request, why }: Refused, now: Moment) {
+        let waited = now.since(request.arrived);
+        let failure = match why {
+            scheduler::Refusal::Overdue => Failure::Unavailable(format!(
+                "the server is overloaded: the request waited {} ms, past its deadline",
+                waited.as_millis()
+            )),
+            _ => too_late(&self.name, &request),
+        };
+        note::refused(request.item.journal.as_ref(), Refusal::Late);
+        if request.item.claim.take() {
+            self.stats.rejected(Refusal::Late, waited, now);
         }
+        reply(request, Err(failure));
     }
 
-    /// Takes the requests out of a batch that nobody waits for, or that overload has made too late.
-    fn leave_out(&mut self, batch: &mut Vec<Waiting>, now: Moment) {
-        batch.retain(|request| !request.item.claim.is_taken());
-        let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
-        for request in batch.extract_if(.., |request| lateness.refuses(request.deadline, now)) {
-            let waited = now.since(request.arrived).as_millis();
-            let why = format!("the server is overloaded: the request waited {waited} ms, past its deadline");
-            reject(&mut self.stats, request, Failure::Unavailable(why), now);
-        }
+    /// A request was not answered within its own timeout, `waited` after it came. The policy is told that it missed: a client that waits
+    /// no longer than the SLO hides nothing by that.
+    pub(crate) fn timed_out(&mut self, waited: Duration, now: Moment) {
+        self.scheduler.missed();
+        self.stats.failed(waited, now);
+        self.scheduler.give_up();
     }
 
-    fn note_service(&mut self, now: Moment) {
-        let serves = self.serving().is_some_and(|lane| !self.lanes[lane].is_stalled(now));
-        self.door.note_service(serves, now);
-    }
-
-    fn note_queue(&mut self, now: Moment) {
-        if let Some(lateness) = &mut self.lateness {
-            if self.queue.is_empty() { lateness.emptied() } else { lateness.queued(now) }
+    /// A client gave a request up, `waited` after it came: after its SLO, that was missed.
+    pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
+        if waited >= self.scheduler.slo() {
+            self.scheduler.missed();
         }
-        if self.queue.is_empty() {
-            self.door.emptied(now);
-        }
-    }
-
-    fn note_busy(&mut self, now: Moment) {
-        let executes = self.serving().is_some_and(|lane| !self.lanes[lane].executes_nothing());
-        self.stats.recent.note_busy(executes, now);
+        self.stats.cancelled(waited, now);
+        self.scheduler.give_up();
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if it had no such batch.
     pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight> {
-        let taken = self.lane_mut(worker)?.take(batch, now);
-        self.note_busy(now);
-        taken
+        let taken = self.scheduler.take(worker, batch, now)?;
+        if let Some(link) = self.link_mut(worker) {
+            link.release(batch);
+        }
+        Some(taken)
     }
 
     /// The answer to a batch was good and has been copied.
     pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
-        let &InFlight { slot, rows, groups, ref requests, .. } = batch;
-        let Some(lane) = self.lane_mut(worker) else { return };
-        // On another partition it says nothing of the SMs on which the lane is now.
-        let here = groups == lane.groups;
-        if here {
-            lane.predictor.observe(rows, execution);
+        let done = self.scheduler.completed(worker, batch, execution);
+        let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.here);
+        if let Some((times, request)) = times.zip(batch.requests.first()) {
+            times.observe(&request.shape, batch.rows, execution);
         }
-        if let Some((times, request)) = lane.shapes.as_mut().zip(requests.first()).filter(|_| here) {
-            times.observe(&request.shape, rows, execution);
-        }
-        let first = here && !std::mem::replace(&mut lane.proven, true);
-        if lane.duty == Duty::Serving {
-            self.stats.recent.executed(rows, execution);
-        }
-        if first {
+        if done.first {
             self.reporter.report(LaneFact::FirstAnswer(worker, now));
         }
-        self.recycle(worker, slot, now);
+        self.recycle(worker, batch.slot, now);
     }
 
     /// The answer in `slot` is done with; the lane has room again.
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.worker == worker) else { return };
-        lane.recycle(slot);
-        if lane.duty == Duty::Draining && lane.is_empty() {
-            lane.duty = Duty::Standing;
+        if self.scheduler.recycle(worker, slot) {
             self.reporter.report(LaneFact::Drained(worker));
         }
         self.dispatch(now);
@@ -320,30 +244,39 @@ impl State {
             self.went_idle.push_front(worker);
         }
         self.condemn(worker, now);
-        self.lanes.retain(|lane| lane.worker != worker);
+        self.scheduler.detach(worker);
+        self.links.retain(|link| link.worker != worker);
         self.reporter.report(LaneFact::Gone(worker));
     }
 
     /// Whether `worker` has nothing to do; of one that is gone, whether it had not, as far as that is known still.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        let lane = self.lanes.iter().find(|lane| lane.worker == worker);
-        lane.map_or(self.went_idle.contains(&worker), |lane| lane.in_flight.is_empty())
+        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
     }
 
     /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what
     /// stood behind that is simply tried again. Nothing more is sent to it.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Moment) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        let served = std::mem::replace(&mut lane.duty, Duty::Standing) == Duty::Serving;
-        let (executing, behind) = lane.abandon();
+        let served = self.scheduler.stand(worker);
+        let Abandoned { executing, behind } = self.take_back(worker);
         [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
         let mut back = self.blamed(executing, now);
         back.extend(behind);
         if served || !back.is_empty() {
-            self.disturbed();
+            self.scheduler.disturbed();
         }
         self.put_back(back, now);
         self.dispatch(now);
+    }
+
+    /// Takes the requests back that `worker` has. It may still read their memory, which stays taken.
+    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Ticket> {
+        let Self { scheduler, links, .. } = self;
+        let link = links.iter_mut().find(|link| link.worker == worker);
+        if let Some((link, lane)) = link.zip(scheduler.lane(worker)) {
+            link.hold(lane.in_flight());
+        }
+        scheduler.take_back(worker)
     }
 
     /// Counts a death against requests that were executing; returns those to try again.
@@ -376,26 +309,15 @@ impl State {
         self.put_back(requests, now);
     }
 
-    /// Has requests that ran without an answer wait again, unless nobody will serve them any more.
+    /// Has requests that ran without an answer wait again, unless none will be served any more.
     pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
         if let Gate::Shut(why) = &self.gate {
             let why = why.clone();
             return self.refuse(requests, &why, now);
         }
-        if !requests.is_empty() {
-            self.door.put_back(now);
-        }
-        self.given_up += requests.iter().filter(|request| request.item.claim.is_taken()).count();
         self.stats.counts.retried += requests.len() as u64;
         note::queued(&requests, now);
-        self.queue.put_back(requests);
-    }
-
-    /// Until the queue has been empty once, lateness is not the load's doing.
-    pub(crate) fn disturbed(&mut self) {
-        if let Some(lateness) = &mut self.lateness {
-            lateness.disturbed();
-        }
+        self.scheduler.put_back(requests, now);
     }
 
     /// Fails a request that was accepted.
@@ -409,7 +331,7 @@ impl State {
     /// Refuses all that waits, and all that comes, be it back from a worker.
     pub(crate) fn shut(&mut self, why: &str, now: Moment) {
         self.gate = Gate::Shut(why.to_owned());
-        let waiting = self.queue.drain_all();
+        let waiting = self.scheduler.drain_queue();
         self.refuse(waiting, why, now);
         self.dispatch(now);
     }
@@ -422,26 +344,32 @@ impl State {
 
     /// Requests that were accepted and have no answer yet, as (queued, in flight).
     pub(crate) fn pending(&self) -> (usize, usize) {
-        let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
-        (self.queue.len(), batches.map(|batch| batch.requests.len()).sum())
+        (self.scheduler.queued(), self.scheduler.in_flight())
     }
 
-    pub(crate) fn attach(&mut self, lane: Lane) {
-        self.lanes.push(lane);
+    pub(crate) fn attach(&mut self, (link, lane): (Link, Lane)) {
+        self.links.push(link);
+        self.scheduler.attach(lane);
     }
 
-    pub(crate) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane> {
-        self.lanes.iter_mut().find(|lane| lane.worker == worker)
+    pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.worker == worker)
     }
 }
 
-/// Turns a request away that was accepted, and is too late now.
-fn reject(stats: &mut Stats, request: Waiting, failure: Failure, now: Moment) {
-    note::refused(request.item.journal.as_ref(), Refusal::Late);
-    if request.item.claim.take() {
-        stats.rejected(Refusal::Late, now.since(request.arrived), now);
+fn refusal(why: scheduler::Refusal) -> Refusal {
+    match why {
+        scheduler::Refusal::QueueFull => Refusal::QueueFull,
+        scheduler::Refusal::TooLate | scheduler::Refusal::Overdue => Refusal::Late,
     }
-    reply(request, Err(failure));
+}
+
+/// What a request hears that cannot be answered in time.
+fn too_late(model: &str, request: &Waiting) -> Failure {
+    let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
+    Failure::Unavailable(format!(
+        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
+    ))
 }
 
 /// Answers a request. A client that went away is no matter.

@@ -7,7 +7,6 @@ use shadowslice_shared::units::Moment;
 
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
-use super::observe::Observer;
 use super::settle::SettleMeter;
 use super::timings::Timings;
 use super::totals::Totals;
@@ -45,8 +44,6 @@ pub struct Latencies {
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
-    /// What the sharing policy looks at.
-    pub(crate) recent: Observer,
     pub(crate) settle: SettleMeter,
     /// What Triton's statistics tell besides.
     pub(crate) timings: Timings,
@@ -82,7 +79,6 @@ impl Stats {
         Self {
             counts: Counts::default(),
             totals: Totals::default(),
-            recent: Observer::new(now),
             settle: SettleMeter::default(),
             timings: Timings::default(),
             slo,
@@ -103,7 +99,6 @@ impl Stats {
         self.counts.succeeded += 1;
         self.totals.answered(spent);
         let in_time = latency <= self.slo.latency;
-        self.recent.answered(latency, self.slo.latency);
         let window = self.window(now);
         window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
         window.offered += 1;
@@ -123,30 +118,10 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    /// A request was accepted and not answered within its own timeout, `waited` after it came. The policy is told that it missed: a
-    /// client that waits no longer than the SLO hides nothing by that.
-    pub(crate) fn timed_out(&mut self, waited: Duration, now: Moment) {
-        self.recent.refused();
-        self.failed(waited, now);
-    }
-
-    /// A request of so many rows was turned away as it came.
-    pub(crate) fn turned_away(&mut self, why: Refusal, rows: u32, now: Moment) {
-        self.recent.arrived(rows);
-        self.rejected(why, Duration::ZERO, now);
-    }
-
-    /// A request of so many rows was accepted.
-    pub(crate) fn accepted(&mut self, rows: u32) {
-        self.counts.accepted += 1;
-        self.recent.arrived(rows);
-    }
-
     /// A request was turned away, `waited` after it came.
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
         self.timings.failed(waited);
-        self.recent.refused();
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -156,7 +131,6 @@ impl Stats {
         self.counts.cancelled += 1;
         self.timings.failed(waited);
         if waited >= self.slo.latency {
-            self.recent.refused();
             self.settle.missed(now);
             self.window(now).offered += 1;
         }
@@ -217,12 +191,11 @@ mod tests {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
-        stats.timed_out(ms(15), at(1));
+        stats.failed(ms(15), at(1));
         stats.cancelled(ms(20), at(1));
         stats.cancelled(ms(19), at(1));
         stats.succeeded(&answered_after(10), at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0 / 3.0);
-        assert_eq!(stats.recent.take(0, at(1)).missed(), 2);
         assert_eq!((stats.counts.failed, stats.counts.cancelled), (1, 2));
     }
 
@@ -236,7 +209,7 @@ mod tests {
         stats.succeeded(&answered_after(30), at(1));
         stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
         stats.failed(Duration::from_millis(7), at(2));
-        stats.turned_away(Refusal::Late, 1, at(2));
+        stats.rejected(Refusal::Late, Duration::ZERO, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });

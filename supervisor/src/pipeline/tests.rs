@@ -27,7 +27,6 @@ use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::lane::Lane;
 use super::*;
 use crate::process::BatchSocket;
 
@@ -190,7 +189,7 @@ fn good() -> Vec<Output> {
 impl Pipeline {
     /// Whether its door refuses what would be late.
     pub(crate) fn refuses_late(&self) -> bool {
-        self.state.lock().door.refuses_late()
+        self.state.lock().scheduler.refuses_late()
     }
 }
 
@@ -384,7 +383,11 @@ fn slow_profile() -> Profile {
 
 #[tokio::test]
 async fn each_worker_is_held_to_the_times_of_its_own_share() {
-    let longest = |stage: &Stage| stage.pipeline.state.lock().lanes.iter().filter_map(Lane::hangs_at).max();
+    let longest = |stage: &Stage| {
+        let state = stage.pipeline.state.lock();
+        let hangs_at = state.links.iter().map(|link| link.hangs_at(state.scheduler.lane(link.worker)?));
+        hangs_at.flatten().max()
+    };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {
         let mut stage = Stage::with_profile(Some(slow_profile()));
         let began = stage.pipeline.now();

@@ -12,7 +12,7 @@ pub(crate) enum Dependencies {
 /// Who may depend on whom.
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "serde", "thiserror"])),
-    ("policy", Dependencies::Only(&["shadowslice-shared", "thiserror"])),
+    ("policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),
     ("simulator", Dependencies::Only(&["serde", "shadowslice-policy", "shadowslice-shared", "thiserror"])),
     (
         "worker",

@@ -25,7 +25,7 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
         ("worker/src/serve.rs", "use ort::session::Session;"),
         ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
-        ("worker/src/boot/mod.rs", "use shadowslice_policy::late::Lateness;"),
+        ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::Rules;"),
         ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
         ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
         ("supervisor/src/pipeline/state.rs", "use crate::control::Order;"),

@@ -48,7 +48,7 @@ async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
         tokio::task::yield_now().await;
     }
     // A search while that one executes finds nobody, and nobody is counted any more.
-    stage.pipeline.state.lock().forget_gone();
+    stage.pipeline.state.lock().scheduler.forget_settled();
     drop(worker);
     assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
     let waiting: Vec<_> = (0..3).map(|_| stage.ask()).collect();

@@ -1,7 +1,7 @@
 //! Workers that hang, and who is served meanwhile.
 
-use super::super::lane::Shapes;
 use super::super::shapes::ShapeTimes;
+use super::super::ticket::Shapes;
 use super::*;
 
 /// Longer than between two looks.
@@ -21,8 +21,7 @@ async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Outp
 
 fn executes_since(stage: &Stage, worker: u64, span: Duration) {
     let since = stage.pipeline.now() - span;
-    stage.pipeline.state.lock().lane_mut(WorkerId(worker)).unwrap().in_flight[0].executing_since =
-        Some(since);
+    stage.pipeline.state.lock().scheduler.executes_since(WorkerId(worker), Some(since));
 }
 
 #[tokio::test]
@@ -62,7 +61,7 @@ async fn a_shape_that_was_never_executed_is_given_time() {
         ..(*stage.pipeline.metadata().unwrap()).clone()
     };
     let open = ShapeTimes::of(&open, Sms(10));
-    stage.pipeline.state.lock().lane_mut(WorkerId(1)).unwrap().shapes = open;
+    stage.pipeline.state.lock().link_mut(WorkerId(1)).unwrap().shapes = open;
     let looked_at = |stage: &mut Stage, seconds: u64| {
         executes_since(stage, 1, Duration::from_secs(seconds));
         let now = stage.pipeline.now();
@@ -76,7 +75,7 @@ async fn a_shape_that_was_never_executed_is_given_time() {
     assert_eq!(looked_at(&mut stage, 20), None);
     let shape = Shapes::from([vec![1]]);
     let mut state = stage.pipeline.state.lock();
-    let times = state.lane_mut(WorkerId(1)).unwrap().shapes.as_mut().unwrap();
+    let times = state.link_mut(WorkerId(1)).unwrap().shapes.as_mut().unwrap();
     times.observe(&shape, 1, Duration::from_millis(100));
     drop(state);
     assert_eq!(looked_at(&mut stage, 20), Some(LaneFact::Hung(WorkerId(1))));

@@ -175,7 +175,10 @@ const OTHERS: [Guest; 5] = [
     Guest { by_python: true, ..guest("gpt2-fp16", 10, 1, Asked::AtRandom(&[200.0, 400.0, 500.0, 200.0])) },
     guest("efficientnet-fp32", 15, 1, Asked::AtRandom(&[200.0, 400.0, 1000.0, 200.0])),
     guest("distilbert-fp16", 8, 2, Asked::AtRandom(&[300.0, 600.0, 1500.0, 300.0])),
-    Guest { by_python: true, ..guest("densenet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 100.0])) },
+    Guest {
+        by_python: true,
+        ..guest("densenet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 100.0]))
+    },
     guest("regnet-bf16", 60, 3, Asked::AtRandom(&[200.0, 400.0, 1500.0, 200.0])),
 ];
 

@@ -14,7 +14,7 @@ fn ms(ms: u64) -> Moment {
 
 /// A request that arrives at 0 and is due at 100 ms.
 fn request(item: u32, shape: u8, rows: u32) -> Request {
-    Entry { shape, rows, arrived: ms(0), deadline: ms(100), alone: false, item }
+    Entry { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
 }
 
 fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
@@ -183,7 +183,7 @@ proptest! {
             match step {
                 Step::Arrive { shape, rows, patience, alone } => {
                     let deadline = now + Duration::from_millis(patience);
-                    let request = Entry { shape, rows, arrived: now, deadline, alone, item };
+                    let request = Entry { shape, rows, arrived: now, deadline, level: 0, alone, item };
                     let full = model.waiting.len() >= BOUND;
                     prop_assert_eq!(queue.push(request.clone()).is_err(), full);
                     if !full {

@@ -20,6 +20,8 @@ pub struct Entry<K, T> {
     pub arrived: Moment,
     /// When its answer is due.
     pub deadline: Moment,
+    /// Its priority; lower ones go first.
+    pub level: u64,
     /// Whether it must run by itself.
     pub alone: bool,
     /// The request.
@@ -196,7 +198,7 @@ mod tests {
     }
 
     fn entry(item: u32, deadline: u64) -> Entry<&'static str, u32> {
-        Entry { shape: "a", rows: 1, arrived: ms(0), deadline: ms(deadline), alone: false, item }
+        Entry { shape: "a", rows: 1, arrived: ms(0), deadline: ms(deadline), level: 0, alone: false, item }
     }
 
     fn items(entries: Vec<Entry<&'static str, u32>>) -> Vec<u32> {

@@ -26,37 +26,37 @@ enum Standing {
 
 /// What one queue's past says about late requests in it.
 #[derive(Debug, Clone)]
-pub struct Lateness {
+pub(super) struct Lateness {
     tolerated: Duration,
     standing: Standing,
 }
 
 impl Lateness {
     /// Of an empty queue of a model with this latency objective.
-    pub fn new(slo: Duration) -> Self {
+    pub(super) fn new(slo: Duration) -> Self {
         let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
         Self { tolerated, standing: Standing::Empty }
     }
 
     /// The lane took the last request out. Not for a queue that emptied because its clients left.
-    pub fn emptied(&mut self) {
+    pub(super) fn emptied(&mut self) {
         self.standing = Standing::Empty;
     }
 
     /// Something is in the queue.
-    pub fn queued(&mut self, now: Moment) {
+    pub(super) fn queued(&mut self, now: Moment) {
         if let Standing::Empty = self.standing {
             self.standing = Standing::Since(now);
         }
     }
 
     /// Nobody serves the queue for a while: its worker died or could not take over.
-    pub fn disturbed(&mut self) {
+    pub(super) fn disturbed(&mut self) {
         self.standing = Standing::Disturbed;
     }
 
     /// Whether a request with this deadline, whose turn has come, is refused.
-    pub fn refuses(&self, deadline: Moment, now: Moment) -> bool {
+    pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
         match self.standing {
             Standing::Since(start) => deadline < now && now.since(start) >= self.tolerated,
             Standing::Empty | Standing::Disturbed => false,

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
+use super::punctual::{Pick, Punctual};
+use super::queue::{Entry, Place, Queue};
 use crate::latency::Predictor;
-use crate::punctual::{Pick, Punctual};
-use crate::queue::{Entry, Place, Queue};
 
 /// What bounds the batches of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

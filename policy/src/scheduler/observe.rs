@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_policy::sharing::{Executed, Seen, leaves_time_for_the_way};
 use shadowslice_shared::units::Moment;
+
+use crate::sharing::{Executed, Seen, leaves_time_for_the_way};
 
 /// Batch sizes told apart; further ones are left out.
 const MAX_SIZES: usize = 256;
@@ -14,7 +15,7 @@ const LONGEST_US: u64 = 60_000_000;
 
 /// Counts since the last look.
 #[derive(Debug)]
-pub(crate) struct Observer {
+pub(super) struct Observer {
     since: Moment,
     arrived: u64,
     rows: u64,
@@ -37,7 +38,7 @@ struct Busy {
 }
 
 impl Observer {
-    pub(crate) fn new(now: Moment) -> Self {
+    pub(super) fn new(now: Moment) -> Self {
         Self {
             since: now,
             arrived: 0,
@@ -55,16 +56,16 @@ impl Observer {
     }
 
     /// A request of so many rows came, to be refused or not.
-    pub(crate) fn arrived(&mut self, rows: u32) {
+    pub(super) fn arrived(&mut self, rows: u32) {
         self.arrived += 1;
         self.rows += u64::from(rows);
     }
 
-    pub(crate) fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         self.refused += 1;
     }
 
-    pub(crate) fn answered(&mut self, latency: Duration, slo: Duration) {
+    pub(super) fn answered(&mut self, latency: Duration, slo: Duration) {
         self.answered += 1;
         self.in_time += u64::from(latency <= slo);
         self.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
@@ -73,7 +74,7 @@ impl Observer {
     }
 
     /// A batch executed at the share in force.
-    pub(crate) fn executed(&mut self, rows: u32, took: Duration) {
+    pub(super) fn executed(&mut self, rows: u32, took: Duration) {
         match self.executed.binary_search_by_key(&rows, |size| size.0) {
             Ok(index) => {
                 let (_, count, sum) = &mut self.executed[index];
@@ -86,12 +87,12 @@ impl Observer {
     }
 
     /// Another share is in force: what executed before says nothing about it.
-    pub(crate) fn share_changed(&mut self) {
+    pub(super) fn share_changed(&mut self) {
         self.executed.clear();
     }
 
     /// Says whether the serving lane executes anything.
-    pub(crate) fn note_busy(&mut self, executes: bool, now: Moment) {
+    pub(super) fn note_busy(&mut self, executes: bool, now: Moment) {
         match (self.busy.since, executes) {
             (None, true) => self.busy.since = Some(now),
             (Some(since), false) => {
@@ -103,7 +104,7 @@ impl Observer {
     }
 
     /// What was seen since the last look; what comes is seen afresh.
-    pub(crate) fn take(&mut self, queued: usize, now: Moment) -> Seen {
+    pub(super) fn take(&mut self, queued: usize, now: Moment) -> Seen {
         let seen = self.seen(queued, now);
         self.clear(now);
         seen

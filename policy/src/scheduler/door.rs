@@ -1,15 +1,17 @@
-//! The door: how the model batches and whom it turns away, as its sharing policy last said.
+//! The door: how a model batches and which requests it refuses, as its sharing policy last said.
+//!
+//! The predictions are the mean of what is seen, so this turns away what is more likely late than not.
+//! [`punctual`](super::punctual) looks once more when batches are sent.
 
 use std::time::Duration;
 
-use shadowslice_policy::batcher::Limits;
-use shadowslice_policy::door::{self, Ahead};
-use shadowslice_policy::punctual::Punctual;
-use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
-use super::lane::{Lane, Waiting};
-use super::request::Failure;
+use super::batcher::Limits;
+use super::lane::Lane;
+use super::punctual::Punctual;
+use super::queue::Entry;
+use crate::sharing::Door;
 
 /// What an outage delayed is not refused for as many times as long as that lasted.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
@@ -17,11 +19,15 @@ const FORGIVEN_PER_OUTAGE: u32 = 10;
 /// Nor for longer than this.
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
+/// A batch is on its way this long before the one before it should end. That is several times what the way takes, and a small part of an
+/// execution. A batch that goes early is closed early: what comes while it waits there cannot join it.
+const LEAD: Duration = Duration::from_micros(500);
+
 /// Keeps the door.
 #[derive(Debug)]
-pub(crate) struct Doorkeeper {
+pub(super) struct Doorkeeper {
     door: Door,
-    /// Whether everybody is let in, however late he will be: `on_late: serve`.
+    /// Whether all requests are let in, however late they will be: `on_late: serve`.
     serves_late: bool,
     /// What the configuration and the model allow.
     most: Limits,
@@ -30,68 +36,78 @@ pub(crate) struct Doorkeeper {
 
 impl Doorkeeper {
     /// An open door.
-    pub(crate) fn new(most: Limits, serves_late: bool) -> Self {
+    pub(super) fn new(most: Limits, serves_late: bool) -> Self {
         Self { door: Door::open(u32::MAX), serves_late, most, forgiveness: Forgiveness::default() }
     }
 
     /// The policy opens or narrows the door.
-    pub(crate) fn set(&mut self, door: Door) {
+    pub(super) fn set(&mut self, door: Door) {
         self.door = door;
     }
 
     /// The configuration says otherwise.
-    pub(crate) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
+    pub(super) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
         self.most.max_delay = max_delay;
         self.serves_late = serves_late;
     }
 
     /// The model has been found to allow these batches.
-    pub(crate) fn found(&mut self, max_rows: u32, max_requests: usize) {
+    pub(super) fn found(&mut self, max_rows: u32, max_requests: usize) {
         self.most = Limits { max_rows, max_requests, ..self.most };
     }
 
     /// What bounds batches now.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> Limits {
         // Zero says that there is no batch axis; then there is nothing to cap.
         Limits { max_rows: self.most.max_rows.min(self.door.max_batch.max(1)), ..self.most }
     }
 
     /// Whether a request that comes now is refused, as it cannot be answered in time behind so many rows; `lane` is the one that
     /// serves. While none does, or it stalls, none is: the load is not to blame.
-    pub(crate) fn refuses(
+    pub(super) fn refuses<K, T>(
         &self,
-        request: &Waiting,
-        queued_rows: u64,
-        lane: Option<&Lane>,
+        request: &Entry<K, T>,
+        queued_rows: impl FnOnce() -> u64,
+        lane: Option<&Lane<K, T>>,
         now: Moment,
     ) -> bool {
         let may = self.refuses_late() && self.forgiveness.outage.is_none() && !self.forgiveness.covers(now);
-        let answered =
-            lane.filter(|_| may).and_then(|lane| self.answered_at(request, queued_rows, lane, now));
+        let Some(lane) = lane.filter(|_| may) else { return false };
+        let answered = self.answered_at(request, queued_rows(), lane, now);
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// When a request that comes now should be answered, with so many rows before it. Nobody asks for one that finds
-    /// nobody before it: it is tried in any case, or predictions would never be corrected.
-    fn answered_at(&self, request: &Waiting, queued_rows: u64, lane: &Lane, now: Moment) -> Option<Moment> {
+    /// When a request that comes now should be answered, with so many rows before it: full batches go first, then its own. Nothing for one
+    /// that finds none before it: it is tried in any case, or predictions would never be corrected.
+    fn answered_at<K, T>(
+        &self,
+        request: &Entry<K, T>,
+        queued_rows: u64,
+        lane: &Lane<K, T>,
+        now: Moment,
+    ) -> Option<Moment> {
         if queued_rows == 0 && lane.executes_nothing() {
             return None;
         }
-        let ahead = Ahead {
-            lane_free: lane.free_at(now),
-            rows: queued_rows + u64::from(request.rows.saturating_sub(1)),
-            max_batch: self.limits().max_rows,
-        };
-        Some(ahead.answered_at(|rows| lane.time(rows)))
+        let rows = queued_rows + u64::from(request.rows.saturating_sub(1));
+        let max = self.limits().max_rows.max(1);
+        let (full, part) = (rows / u64::from(max), rows % u64::from(max));
+        let own = u32::try_from(part).map_or(max, |part| part + 1);
+        let mut answered = lane.free_at(now) + lane.time(own);
+        if full > 0 {
+            let full = u32::try_from(full).unwrap_or(u32::MAX);
+            answered = answered + lane.time(max).saturating_mul(full);
+        }
+        Some(answered)
     }
 
     /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.
-    pub(crate) fn refuses_late(&self) -> bool {
+    pub(super) fn refuses_late(&self) -> bool {
         self.door.refuse_late && !self.serves_late
     }
 
     /// What says who of those that wait for this lane is in time; nothing where nobody is refused for that.
-    pub(crate) fn punctual<'l>(&self, lane: &'l Lane, now: Moment) -> Option<Punctual<'l>> {
+    pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
         let refuses = self.refuses_late() && self.forgiveness.outage.is_none();
         refuses.then(|| Punctual {
             starts: lane.free_at(now),
@@ -102,35 +118,27 @@ impl Doorkeeper {
     }
 
     /// Until when the next batch for `lane` waits though there is a slot for it; nothing when it may go.
-    pub(crate) fn holds_until(&self, lane: &Lane, now: Moment) -> Option<Moment> {
+    pub(super) fn holds_until<K, T>(&self, lane: &Lane<K, T>, now: Moment) -> Option<Moment> {
         if lane.executes_nothing() {
             return None;
         }
-        Some(door::send_at(lane.free_at(now))).filter(|&moment| moment > now)
+        Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)
     }
 
     /// Says whether a lane serves, and does not stall.
-    pub(crate) fn note_service(&mut self, serves: bool, now: Moment) {
+    pub(super) fn note_service(&mut self, serves: bool, now: Moment) {
         self.forgiveness.note_service(serves, now);
     }
 
     /// What waits now is delayed by what ran without an answer and goes before it.
-    pub(crate) fn put_back(&mut self, now: Moment) {
+    pub(super) fn put_back(&mut self, now: Moment) {
         self.forgiveness.before = self.forgiveness.before.max(now);
     }
 
     /// Nothing waits any more that could have been delayed.
-    pub(crate) fn emptied(&mut self, now: Moment) {
+    pub(super) fn emptied(&mut self, now: Moment) {
         self.forgiveness.before = self.forgiveness.before.min(now);
     }
-}
-
-/// What a request hears that cannot be answered in time.
-pub(crate) fn too_late(model: &str, request: &Waiting) -> Failure {
-    let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
-    Failure::Unavailable(format!(
-        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
-    ))
 }
 
 /// Whose lateness is no sign of load.

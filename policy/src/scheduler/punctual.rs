@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-use crate::batcher::Limits;
+use super::batcher::Limits;
+use super::queue::Entry;
 use crate::latency::Predictor;
-use crate::queue::Entry;
 
 /// A batch is looked at with what comes after it, which is no more than this many full ones together.
 const BATCHES: u32 = 2;
@@ -252,6 +252,7 @@ mod tests {
             rows: 1,
             arrived: ms(arrived),
             deadline: ms(50),
+            level: 0,
             alone: false,
             item: (),
         };
@@ -265,7 +266,8 @@ mod tests {
 
     #[test]
     fn no_more_is_looked_at_than_two_batches() {
-        let entry = Entry { shape: (), rows: 1, arrived: ms(0), deadline: ms(50), alone: false, item: () };
+        let entry =
+            Entry { shape: (), rows: 1, arrived: ms(0), deadline: ms(50), level: 0, alone: false, item: () };
         let predictor = predictor();
         let punctual = Punctual { starts: STARTS, idle: false, forgiven: ms(0), predictor: &predictor };
         assert_eq!(punctual.dues(vec![entry; 100].iter(), &LIMITS).len(), 8);

@@ -2,60 +2,60 @@
 
 use std::collections::BTreeMap;
 
-use shadowslice_policy::batcher::{self, Limits, Next};
-use shadowslice_policy::punctual::Punctual;
-use shadowslice_policy::queue::Queue;
 use shadowslice_shared::units::Moment;
 
-use super::lane::{Shapes, Ticket, Waiting};
+use super::batcher::{self, Limits, Next};
+use super::punctual::Punctual;
+use super::queue::{Entry, Queue};
+
+/// So many priorities keep their queues while these are empty, as requests of the same come again.
+const KEPT: usize = 8;
 
 /// All that waits for one model. A batch holds requests of one priority.
 #[derive(Debug)]
-pub(crate) struct Queues {
+pub(super) struct Queues<K, T> {
     most: usize,
     waiting: usize,
-    /// Without empty ones, so that there are never more than requests.
-    levels: BTreeMap<u64, Queue<Shapes, Ticket>>,
+    /// Few of them empty, so that there are not many more than requests.
+    levels: BTreeMap<u64, Queue<K, T>>,
 }
 
-impl Queues {
+impl<K: Ord + Clone, T> Queues<K, T> {
     /// Of at most `most` requests.
-    pub(crate) fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self { most, waiting: 0, levels: BTreeMap::new() }
     }
 
     /// Accepts a request, or gives it back when as many wait as may.
-    pub(crate) fn push(&mut self, request: Waiting) -> Result<(), Box<Waiting>> {
+    pub(super) fn push(&mut self, request: Entry<K, T>) -> Result<(), Entry<K, T>> {
         if self.waiting >= self.most {
-            return Err(Box::new(request));
+            return Err(request);
         }
-        let level = request.item.level;
-        self.level(level).push(request).map_err(Box::new)?;
+        self.level(request.level).push(request)?;
         self.waiting += 1;
         Ok(())
     }
 
     /// Takes back what ran without an answer, past the bound if need be. It goes before all others of its
     /// priority.
-    pub(crate) fn put_back(&mut self, requests: Vec<Waiting>) {
+    pub(super) fn put_back(&mut self, requests: Vec<Entry<K, T>>) {
         for request in requests {
             self.waiting += 1;
-            let level = request.item.level;
-            self.level(level).put_back(vec![request]);
+            self.level(request.level).put_back(vec![request]);
         }
     }
 
-    fn level(&mut self, level: u64) -> &mut Queue<Shapes, Ticket> {
+    fn level(&mut self, level: u64) -> &mut Queue<K, T> {
         self.levels.entry(level).or_insert_with(|| Queue::new(usize::MAX))
     }
 
     /// What runs next: of the first priority of which something is ready.
-    pub(crate) fn next(
+    pub(super) fn next(
         &mut self,
         limits: &Limits,
         punctual: Option<&Punctual<'_>>,
         now: Moment,
-    ) -> Next<Shapes, Ticket> {
+    ) -> Next<K, T> {
         let mut soonest: Option<Moment> = None;
         for queue in self.levels.values_mut() {
             match batcher::next(queue, limits, punctual, now) {
@@ -71,14 +71,14 @@ impl Queues {
     }
 
     /// Takes out the requests for which `gone` holds. Looks at every request.
-    pub(crate) fn take_if(&mut self, mut gone: impl FnMut(&Ticket) -> bool) {
-        let of_level = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone));
-        let taken: Vec<Waiting> = of_level.collect();
-        self.taken(taken.len());
+    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) {
+        let of_level = self.levels.values_mut().map(|queue| queue.take_if(&mut gone).len());
+        let taken = of_level.sum();
+        self.taken(taken);
     }
 
     /// Takes everything out, head first.
-    pub(crate) fn drain_all(&mut self) -> Vec<Waiting> {
+    pub(super) fn drain_all(&mut self) -> Vec<Entry<K, T>> {
         self.waiting = 0;
         let levels = std::mem::take(&mut self.levels);
         levels.into_values().flat_map(|mut queue| queue.drain_all()).collect()
@@ -86,21 +86,23 @@ impl Queues {
 
     fn taken(&mut self, requests: usize) {
         self.waiting -= requests;
-        self.levels.retain(|_, queue| !queue.is_empty());
+        if self.levels.len() > KEPT {
+            self.levels.retain(|_, queue| !queue.is_empty());
+        }
     }
 
     /// The number of requests.
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.waiting
     }
 
     /// Whether nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
     /// Rows of the requests that a new one of this priority would find before it, other deadlines aside.
-    pub(crate) fn rows_before(&self, level: u64) -> u64 {
+    pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }
 }

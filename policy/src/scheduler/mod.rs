@@ -1,0 +1,404 @@
+//! One model's way from its requests to batches on its workers' lanes: what waits, what is refused, what runs together, when and where.
+//!
+//! ```text
+//! accept ─▶ door ─▶ queues ─▶ next: refuse these, send that ─▶ sent ─▶ lane ─▶ take, completed, recycle
+//!                      ▲                                                │
+//!                      └──────────── put_back ◀─ take_back ◀────────────┘
+//! ```
+//!
+//! It is told what happens and when, and says what to do; whoever drives it does that: the supervisor with sockets and slabs, the simulator
+//! with a virtual clock. After anything that may let a batch go, its driver asks for what is [`next`](Scheduler::next) until nothing is.
+
+pub mod batcher;
+mod door;
+mod lane;
+mod late;
+mod messages;
+mod observe;
+mod punctual;
+pub mod queue;
+mod queues;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use crate::sharing::{Door, Seen};
+
+pub use lane::{Abandoned, InFlight, Lane, Slice};
+pub use messages::{Completed, Next, Refusal, Refused, Rest, Rules, Sending, Ticket, WorkerId};
+pub use queue::Entry;
+
+use batcher::{Limits, Taken};
+use door::Doorkeeper;
+use lane::Duty;
+use late::Lateness;
+use observe::Observer;
+use queues::Queues;
+
+/// Requests that were given up are taken out of the queue once they may be one in so many of those in it: for each, about as many are
+/// looked at.
+const GIVEN_UP_ONE_IN: usize = 8;
+
+/// The state of one model's scheduling, whose requests have shapes `K`.
+#[derive(Debug)]
+pub struct Scheduler<K, T> {
+    slo: Duration,
+    door: Doorkeeper,
+    queues: Queues<K, T>,
+    /// How many in it may have been given up by their clients; some of those may execute.
+    given_up: usize,
+    lanes: Vec<Lane<K, T>>,
+    /// Whether late requests are refused under overload; `None`: they are served.
+    lateness: Option<Lateness>,
+    seen: Observer,
+    next_batch: u64,
+}
+
+impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
+    /// Of a model of which at most so many requests wait, and that has no lane yet.
+    pub fn new(rules: Rules, max_requests: usize, now: Moment) -> Self {
+        let Rules { slo, max_delay, reject_late } = rules;
+        let most = Limits { max_rows: 0, max_requests: 1, max_delay };
+        Self {
+            slo,
+            door: Doorkeeper::new(most, !reject_late),
+            queues: Queues::new(max_requests),
+            given_up: 0,
+            lanes: Vec::new(),
+            lateness: reject_late.then(|| Lateness::new(slo)),
+            seen: Observer::new(now),
+            next_batch: 0,
+        }
+    }
+
+    /// What the model allows: rows and requests in a batch; no rows where it has no batch axis.
+    pub fn found(&mut self, max_rows: u32, max_requests: usize) {
+        self.door.found(max_rows, max_requests);
+    }
+
+    /// Other rules hold. What waits keeps its deadline.
+    pub fn set_rules(&mut self, rules: Rules) {
+        let Rules { slo, max_delay, reject_late } = rules;
+        if self.slo != slo || self.lateness.is_some() != reject_late {
+            self.lateness = reject_late.then(|| Lateness::new(slo));
+        }
+        self.slo = slo;
+        self.door.configure(max_delay, !reject_late);
+    }
+
+    /// The policy opens or narrows the door.
+    pub fn set_door(&mut self, door: Door) {
+        self.door.set(door);
+    }
+
+    /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.
+    pub fn refuses_late(&self) -> bool {
+        self.door.refuses_late()
+    }
+
+    /// The latency that is promised.
+    pub fn slo(&self) -> Duration {
+        self.slo
+    }
+
+    /// Takes a request in, if need be in the place of those that are settled, or refuses it.
+    pub fn accept(&mut self, request: Entry<K, T>, now: Moment) -> Result<(), Refused<K, T>> {
+        self.note_service(now);
+        self.seen.arrived(request.rows);
+        let lane = self.serving().map(|lane| &self.lanes[lane]);
+        let before = || self.queues.rows_before(request.level);
+        let refused = if self.door.refuses(&request, before, lane, now) {
+            Refused { request, why: Refusal::TooLate }
+        } else {
+            let pushed = self.queues.push(request).or_else(|request| {
+                self.forget_settled();
+                self.queues.push(request)
+            });
+            let Err(request) = pushed else { return Ok(()) };
+            Refused { request, why: Refusal::QueueFull }
+        };
+        self.seen.refused();
+        Err(refused)
+    }
+
+    /// A request of so many rows was turned away before it came here.
+    pub fn turned_away(&mut self, rows: u32) {
+        self.seen.arrived(rows);
+        self.seen.refused();
+    }
+
+    /// A request that was accepted missed its SLO without an answer.
+    pub fn missed(&mut self) {
+        self.seen.refused();
+    }
+
+    /// A request has its answer, so long after it came.
+    pub fn answered(&mut self, latency: Duration) {
+        self.seen.answered(latency, self.slo);
+    }
+
+    /// What is to be done next.
+    pub fn next(&mut self, now: Moment) -> Next<K, T> {
+        self.note_service(now);
+        let next = match self.serving() {
+            Some(lane) => self.next_on(lane, now),
+            None if self.queues.is_empty() => Next::Rest(Rest::Idle),
+            None => Next::Rest(Rest::NoLane),
+        };
+        if matches!(next, Next::Rest(_)) {
+            self.note(now);
+        }
+        next
+    }
+
+    fn next_on(&mut self, index: usize, now: Moment) -> Next<K, T> {
+        let limits = self.door.limits();
+        loop {
+            let lane = &self.lanes[index];
+            let Some(slot) = lane.next_slot().filter(|_| !self.queues.is_empty()) else {
+                return Next::Rest(Rest::Idle);
+            };
+            if let Some(until) = self.door.holds_until(lane, now) {
+                return Next::Rest(Rest::Until(until));
+            }
+            let punctual = self.door.punctual(lane, now);
+            let Taken { mut batch, late } = match self.queues.next(&limits, punctual.as_ref(), now) {
+                batcher::Next::Run(taken) => taken,
+                batcher::Next::WaitUntil(until) => return Next::Rest(Rest::Until(until)),
+                batcher::Next::Idle => return Next::Rest(Rest::Idle),
+            };
+            let late = late.into_iter().filter(|request| !request.item.is_settled());
+            let mut refused: Vec<_> =
+                late.map(|request| Refused { request, why: Refusal::TooLate }).collect();
+            self.leave_out(&mut batch, &mut refused, now);
+            refused.iter().for_each(|_| self.seen.refused());
+            if batch.is_empty() && refused.is_empty() {
+                continue;
+            }
+            self.queues.put_back(self.lanes[index].part(&mut batch));
+            return Next::Act(refused, (!batch.is_empty()).then(|| self.sending(index, slot, batch)));
+        }
+    }
+
+    fn sending(&mut self, index: usize, slot: u8, requests: Vec<Entry<K, T>>) -> Sending<K, T> {
+        self.next_batch += 1;
+        let Lane { worker, groups, .. } = self.lanes[index];
+        Sending { worker, id: self.next_batch, slot, groups, requests }
+    }
+
+    /// Takes the requests out of a batch that are settled, or that overload has made too late.
+    fn leave_out(&self, batch: &mut Vec<Entry<K, T>>, refused: &mut Vec<Refused<K, T>>, now: Moment) {
+        batch.retain(|request| !request.item.is_settled());
+        let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
+        let overdue = batch.extract_if(.., |request| lateness.refuses(request.deadline, now));
+        refused.extend(overdue.map(|request| Refused { request, why: Refusal::Overdue }));
+    }
+
+    /// The batch is on its way. Whether it executes at once, as nothing was before it.
+    pub fn sent(&mut self, sending: Sending<K, T>, now: Moment) -> bool {
+        let Sending { worker, id, slot, groups, requests } = sending;
+        let Some(lane) = self.lane_mut(worker) else { return false };
+        lane.take_slot(slot);
+        let executes = lane.in_flight.is_empty();
+        let rows = requests.iter().map(|request| request.rows).sum();
+        let executing_since = executes.then_some(now);
+        lane.in_flight.push_back(InFlight { id, slot, rows, groups, sent: now, executing_since, requests });
+        executes
+    }
+
+    /// The lane did not take it: its requests wait at the head of the queue.
+    pub fn not_sent(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
+        self.queues.put_back(requests);
+        self.note(now);
+    }
+
+    /// A worker has answered: takes the batch off its lane, whose slot stays taken. `None` if it had no such batch.
+    pub fn take(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight<K, T>> {
+        let taken = self.lane_mut(worker)?.take(batch, now);
+        self.note_busy(now);
+        taken
+    }
+
+    /// The answer to a batch, which executed for so long, was good.
+    pub fn completed(&mut self, worker: WorkerId, batch: &InFlight<K, T>, execution: Duration) -> Completed {
+        let Some(lane) = self.lane_mut(worker) else { return Completed { here: false, first: false } };
+        // On another partition it says nothing of the SMs on which the lane is now.
+        let here = batch.groups == lane.groups;
+        if here {
+            lane.predictor.observe(batch.rows, execution);
+        }
+        let first = here && !std::mem::replace(&mut lane.proven, true);
+        if lane.duty == Duty::Serving {
+            self.seen.executed(batch.rows, execution);
+        }
+        Completed { here, first }
+    }
+
+    /// The answer in `slot` is done with; the lane has room again. Whether it is drained now, as it was told to.
+    pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
+        let Some(lane) = self.lane_mut(worker) else { return false };
+        lane.recycle(slot);
+        let drained = lane.duty == Duty::Draining && lane.is_empty();
+        if drained {
+            lane.duty = Duty::Standing;
+        }
+        drained
+    }
+
+    /// A worker is there, to which nothing is routed yet.
+    pub fn attach(&mut self, lane: Lane<K, T>) {
+        self.lanes.push(lane);
+    }
+
+    /// A worker is gone. What it had must have been [taken back](Self::take_back).
+    pub fn detach(&mut self, worker: WorkerId) {
+        self.lanes.retain(|lane| lane.worker != worker);
+    }
+
+    /// Batches go to `worker`, or to none. What the lane has to which they went, it finishes.
+    pub fn route(&mut self, worker: Option<WorkerId>) {
+        for lane in &mut self.lanes {
+            if Some(lane.worker) == worker {
+                if lane.duty != Duty::Serving {
+                    self.seen.share_changed();
+                    lane.proven = false;
+                }
+                lane.duty = Duty::Serving;
+            } else if lane.duty == Duty::Serving {
+                lane.duty = Duty::Standing;
+            }
+        }
+    }
+
+    /// The next batch of `worker` runs on this part of the GPU.
+    pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
+        let Some(lane) = self.lane_mut(worker) else { return };
+        lane.move_to(slice);
+        if lane.duty == Duty::Serving {
+            self.seen.share_changed();
+        }
+    }
+
+    /// Nothing more goes to `worker`, and [`Scheduler::recycle`] says when it has nothing left. Whether that is so already.
+    pub fn drain(&mut self, worker: WorkerId) -> bool {
+        let Some(lane) = self.lane_mut(worker) else { return false };
+        lane.duty = if lane.is_empty() { Duty::Standing } else { Duty::Draining };
+        lane.is_empty()
+    }
+
+    /// Nothing more goes to `worker`. Whether batches went to it.
+    pub fn stand(&mut self, worker: WorkerId) -> bool {
+        let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Standing));
+        before == Some(Duty::Serving)
+    }
+
+    /// Takes the requests back that `worker` has. Its batches stay, and what it answers to them is of no use.
+    pub fn take_back(&mut self, worker: WorkerId) -> Abandoned<K, T> {
+        let none = Abandoned { executing: Vec::new(), behind: Vec::new() };
+        self.lane_mut(worker).map_or(none, Lane::abandon)
+    }
+
+    /// Has requests that ran without an answer wait again, at the head of the queue.
+    pub fn put_back(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
+        if !requests.is_empty() {
+            self.door.put_back(now);
+        }
+        self.given_up += requests.iter().filter(|request| request.item.is_settled()).count();
+        self.queues.put_back(requests);
+    }
+
+    /// Until the queue has been empty once, lateness is not the load's doing.
+    pub fn disturbed(&mut self) {
+        if let Some(lateness) = &mut self.lateness {
+            lateness.disturbed();
+        }
+    }
+
+    /// Corrects since when `worker` executes what it does; with `None` it was reported to hang, which is said once.
+    pub fn executes_since(&mut self, worker: WorkerId, since: Option<Moment>) {
+        if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
+            front.executing_since = since;
+        }
+    }
+
+    /// A client gave a request up that had no answer. It must not keep others out for long.
+    pub fn give_up(&mut self) {
+        self.given_up += 1;
+        if self.given_up * GIVEN_UP_ONE_IN >= self.queues.len() {
+            self.forget_settled();
+        }
+    }
+
+    /// Takes the requests that are settled out of the queue.
+    pub fn forget_settled(&mut self) {
+        // All of the queue is looked at.
+        if self.given_up == 0 {
+            return;
+        }
+        self.given_up = 0;
+        self.queues.take_if(Ticket::is_settled);
+    }
+
+    /// Takes out all that waits.
+    pub fn drain_queue(&mut self) -> Vec<Entry<K, T>> {
+        self.queues.drain_all()
+    }
+
+    /// Requests that wait.
+    pub fn queued(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Requests that lanes have.
+    pub fn in_flight(&self) -> usize {
+        let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
+        batches.map(|batch| batch.requests.len()).sum()
+    }
+
+    /// What was seen since the last time that this was asked.
+    pub fn observe(&mut self, now: Moment) -> Seen {
+        self.seen.take(self.queues.len(), now)
+    }
+
+    /// The lane to a worker.
+    pub fn lane(&self, worker: WorkerId) -> Option<&Lane<K, T>> {
+        self.lanes.iter().find(|lane| lane.worker == worker)
+    }
+
+    /// The lane that serves.
+    pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
+        self.serving().map(|lane| &self.lanes[lane])
+    }
+
+    fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane<K, T>> {
+        self.lanes.iter_mut().find(|lane| lane.worker == worker)
+    }
+
+    fn serving(&self) -> Option<usize> {
+        self.lanes.iter().position(|lane| lane.duty == Duty::Serving)
+    }
+
+    fn note_service(&mut self, now: Moment) {
+        let serves = self.serving_lane().is_some_and(|lane| !lane.is_stalled(now));
+        self.door.note_service(serves, now);
+    }
+
+    /// What is left when all that could be sent was.
+    fn note(&mut self, now: Moment) {
+        if let Some(lateness) = &mut self.lateness {
+            if self.queues.is_empty() { lateness.emptied() } else { lateness.queued(now) }
+        }
+        if self.queues.is_empty() {
+            self.door.emptied(now);
+        }
+        self.note_busy(now);
+    }
+
+    fn note_busy(&mut self, now: Moment) {
+        let executes = self.serving_lane().is_some_and(|lane| !lane.executes_nothing());
+        self.seen.note_busy(executes, now);
+    }
+}

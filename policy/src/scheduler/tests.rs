@@ -1,0 +1,345 @@
+use std::cell::Cell;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::latency::Predictor;
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Sms;
+
+const WORKER: WorkerId = WorkerId(1);
+const OTHER: WorkerId = WorkerId(2);
+const SLO: Duration = Duration::from_millis(50);
+const SLOTS: u8 = 2;
+
+/// A request of this number, and whether its client has gone.
+#[derive(Debug, Clone, Default)]
+struct Asked(u32, Rc<Cell<bool>>);
+
+impl Ticket for Asked {
+    fn is_settled(&self) -> bool {
+        self.1.get()
+    }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(after: u64) -> Moment {
+    Moment::after_origin(ms(after))
+}
+
+fn slice(groups: Groups, sms: u32) -> Slice {
+    // 10 ms, and one more for each row.
+    let times = (1..=16).map(|rows| (rows, ms(10 + u64::from(rows)))).collect();
+    Slice { groups, sms: Sms(sms), times }
+}
+
+/// A model with batches of 4 rows, of which one worker serves.
+fn serving() -> Scheduler<(), Asked> {
+    let rules = Rules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
+    let mut model = Scheduler::new(rules, 100, at(0));
+    model.found(4, 100);
+    model.attach(lane(WORKER));
+    model.route(Some(WORKER));
+    model
+}
+
+fn lane(worker: WorkerId) -> Lane<(), Asked> {
+    Lane::new(worker, &slice(Groups::WHOLE, 100), Predictor::new(None, Sms(100)), SLOTS)
+}
+
+fn request(number: u32, came: u64) -> Entry<(), Asked> {
+    let (arrived, item) = (at(came), Asked(number, Rc::default()));
+    Entry { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 0, alone: false, item }
+}
+
+fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<u32> {
+    requests.into_iter().map(|request| request.item.0).collect()
+}
+
+/// Where a batch went, and the requests in it.
+type Sent = (WorkerId, Vec<u32>);
+
+/// Does what is next until nothing is: the batches that are sent, and the requests that are refused.
+fn go(model: &mut Scheduler<(), Asked>, now: Moment) -> (Vec<Sent>, Vec<u32>, Rest) {
+    let (mut sent, mut refused) = (Vec::new(), Vec::new());
+    loop {
+        match model.next(now) {
+            Next::Act(late, batch) => {
+                refused.extend(late.iter().map(|late| late.request.item.0));
+                if let Some(batch) = batch {
+                    sent.push((batch.worker, numbers(&batch.requests)));
+                    model.sent(batch, now);
+                }
+            }
+            Next::Rest(rest) => return (sent, refused, rest),
+        }
+    }
+}
+
+/// Its worker has answered its first batch after so long; whether that drained its lane.
+fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Moment) -> bool {
+    let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
+    let batch = model.take(worker, id, now).unwrap();
+    model.completed(worker, &batch, took);
+    model.recycle(worker, batch.slot)
+}
+
+#[test]
+fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends() {
+    let mut model = serving();
+    model.accept(request(1, 0), at(0)).unwrap();
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
+    (2..=6).for_each(|number| model.accept(request(number, 1), at(1)).unwrap());
+    let (sent, _, rest) = go(&mut model, at(1));
+    assert!(sent.is_empty());
+    let Rest::Until(then) = rest else { panic!("{rest:?}") };
+    assert!(then > at(10) && then < at(11), "{then:?}");
+    assert_eq!(go(&mut model, then).0, [(WORKER, vec![2, 3, 4, 5])]);
+    assert_eq!(go(&mut model, at(20)).2, Rest::Idle, "both slots are taken");
+    answer(&mut model, WORKER, ms(11), at(11));
+    answer(&mut model, WORKER, ms(14), at(25));
+    assert_eq!(go(&mut model, at(25)).0, [(WORKER, vec![6])]);
+}
+
+#[test]
+fn the_door_counts_full_batches_before_a_request_and_its_own() {
+    let mut model = serving();
+    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.accept(request(0, 0), at(0)).unwrap();
+    go(&mut model, at(0));
+    // The first ends at 11, then four in 14 ms each: the first that is one row in its batch ends after 11 + 2 * 14 + 11 ms.
+    let refused = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_err());
+    assert_eq!(refused.collect::<Vec<_>>(), (10..=20).collect::<Vec<_>>(), "11 + 2 * 14 + 12 ms is too late");
+    let seen = model.observe(at(1));
+    assert_eq!((seen.arrived, seen.refused, seen.queued), (21, 11, 9));
+}
+
+#[test]
+fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() {
+    let mut model = serving();
+    model.set_door(Door { max_batch: 4, refuse_late: true });
+    let late = Entry { deadline: at(1), ..request(1, 0) };
+    model.accept(late, at(0)).unwrap();
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
+}
+
+#[test]
+fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
+    let mut model = serving();
+    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.route(None);
+    (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    assert_eq!(go(&mut model, at(0)).2, Rest::NoLane);
+    model.route(Some(WORKER));
+    let (sent, refused, _) = go(&mut model, at(500));
+    assert_eq!((sent.len(), refused.len()), (1, 0), "they are late, and not by their own fault");
+    assert!(model.accept(request(9, 500), at(500)).is_ok());
+}
+
+#[test]
+fn what_is_settled_is_never_sent_nor_in_the_way() {
+    let mut model = serving();
+    model.route(None);
+    let gone: Vec<_> = (0..100).map(|number| request(number, 0)).collect();
+    let clients: Vec<_> = gone.iter().map(|request| Rc::clone(&request.item.1)).collect();
+    gone.into_iter().for_each(|request| model.accept(request, at(0)).unwrap());
+    let full = model.accept(request(100, 0), at(0)).unwrap_err();
+    assert_eq!(full.why, Refusal::QueueFull);
+    for client in &clients[1..] {
+        client.set(true);
+        model.give_up();
+    }
+    model.accept(request(100, 0), at(0)).unwrap();
+    assert!(model.queued() < 20, "{}", model.queued());
+    model.route(Some(WORKER));
+    assert_eq!(go(&mut model, at(1)).0, [(WORKER, vec![0, 100])]);
+}
+
+#[test]
+fn a_lower_level_goes_first_and_no_batch_has_two() {
+    let mut model = serving();
+    model.route(None);
+    for number in 0..4 {
+        model.accept(Entry { level: 1 - u64::from(number) % 2, ..request(number, 0) }, at(0)).unwrap();
+    }
+    model.route(Some(WORKER));
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1, 3])]);
+}
+
+#[test]
+fn each_partition_has_times_of_its_own_which_are_kept() {
+    let mut model = serving();
+    let whole = slice(Groups::WHOLE, 100);
+    let part = Slice { times: Vec::new(), ..slice(Groups::first(1), 25) };
+    let time = |model: &Scheduler<(), Asked>| model.serving_lane().unwrap().predictor().predict(1);
+    model.accept(request(1, 0), at(0)).unwrap();
+    go(&mut model, at(0));
+    model.move_to(WORKER, &part);
+    assert_eq!(time(&model), None);
+    // It ran on the whole, and says nothing of the part.
+    answer(&mut model, WORKER, ms(11), at(11));
+    assert_eq!(time(&model), None);
+    model.accept(request(2, 20), at(20)).unwrap();
+    go(&mut model, at(20));
+    answer(&mut model, WORKER, ms(30), at(50));
+    assert_eq!(time(&model), Some(ms(30)));
+    model.move_to(WORKER, &whole);
+    assert_eq!(time(&model), Some(ms(11)));
+    model.move_to(WORKER, &part);
+    assert_eq!(time(&model), Some(ms(30)));
+}
+
+#[test]
+fn a_hand_over_drains_the_old_lane_while_the_new_one_serves() {
+    let mut model = serving();
+    model.accept(request(1, 0), at(0)).unwrap();
+    go(&mut model, at(0));
+    model.attach(lane(OTHER));
+    model.route(Some(OTHER));
+    assert!(!model.drain(WORKER));
+    model.accept(request(2, 1), at(1)).unwrap();
+    assert_eq!(go(&mut model, at(1)).0, [(OTHER, vec![2])], "it waits for nothing");
+    assert!(answer(&mut model, WORKER, ms(11), at(11)), "drained");
+    model.detach(WORKER);
+    assert!(model.lane(WORKER).is_none() && model.drain(OTHER) == model.lane(OTHER).unwrap().is_empty());
+}
+
+#[test]
+fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
+    let mut model = serving();
+    model.accept(request(1, 5), at(5)).unwrap();
+    go(&mut model, at(5));
+    model.accept(request(2, 0), at(6)).unwrap();
+    let Abandoned { executing, behind } = model.take_back(WORKER);
+    assert_eq!((numbers(&executing), behind.len()), (vec![1], 0));
+    assert!(model.stand(WORKER) && !model.lane(WORKER).unwrap().is_empty());
+    model.put_back(executing, at(6));
+    model.attach(lane(OTHER));
+    model.route(Some(OTHER));
+    assert_eq!(go(&mut model, at(6)).0, [(OTHER, vec![1, 2])]);
+}
+
+#[test]
+fn what_a_lane_does_not_take_is_next_again() {
+    let mut model = serving();
+    model.accept(request(1, 0), at(0)).unwrap();
+    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    model.not_sent(batch.requests, at(0));
+    assert!(model.lane(WORKER).unwrap().is_empty());
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
+}
+
+/// Something that happens.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Arrive { rows: u32, level: u64, alone: bool },
+    GiveUp(u32),
+    Answer(WorkerId),
+    Route(Option<WorkerId>),
+    Drain(WorkerId),
+    Move(WorkerId, u32),
+    Die(WorkerId),
+    Door(u32, bool),
+    Blocked(bool),
+}
+
+fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+    let worker = || prop_oneof![Just(WORKER), Just(OTHER)];
+    let arrive = (1_u32..6, 0_u64..3, any::<bool>());
+    let event = prop_oneof![
+        12 => arrive.prop_map(|(rows, level, alone)| Event::Arrive { rows, level, alone }),
+        2 => (0_u32..200).prop_map(Event::GiveUp),
+        8 => worker().prop_map(Event::Answer),
+        2 => prop::option::of(worker()).prop_map(Event::Route),
+        1 => worker().prop_map(Event::Drain),
+        1 => (worker(), 1_u32..100).prop_map(|(worker, sms)| Event::Move(worker, sms)),
+        1 => worker().prop_map(Event::Die),
+        1 => (0_u32..6, any::<bool>()).prop_map(|(rows, late)| Event::Door(rows, late)),
+        1 => any::<bool>().prop_map(Event::Blocked),
+    ];
+    prop::collection::vec((0_u64..20, event), 1..300)
+}
+
+proptest! {
+    /// Whatever happens, each request that was let in waits, is on a lane, or was refused or answered, once; no batch is too large, mixes
+    /// levels or joins what must be alone; no slot is taken twice.
+    #[test]
+    fn no_request_is_lost_or_served_twice(events in events()) {
+        let mut model = serving();
+        model.attach(lane(OTHER));
+        let mut clients: Vec<Rc<Cell<bool>>> = Vec::new();
+        let mut ended = std::collections::BTreeMap::<u32, u32>::new();
+        let (mut time, mut blocked) = (0, false);
+        for (later, event) in events {
+            time += later;
+            let now = at(time);
+            let mut end = |requests: &[Entry<(), Asked>]| {
+                numbers(requests).into_iter().for_each(|number| *ended.entry(number).or_default() += 1);
+            };
+            match event {
+                Event::Arrive { rows, level, alone } => {
+                    let asked = Entry { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
+                    clients.push(Rc::clone(&asked.item.1));
+                    if let Err(refused) = model.accept(asked, now) {
+                        end(&[refused.request]);
+                    }
+                }
+                Event::GiveUp(number) => {
+                    if let Some(client) = clients.get(number as usize).filter(|client| !client.get()) {
+                        client.set(true);
+                        model.give_up();
+                    }
+                }
+                Event::Answer(worker) => {
+                    let front = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
+                    if let Some(batch) = front.and_then(|id| model.take(worker, id, now)) {
+                        model.completed(worker, &batch, ms(later));
+                        end(&batch.requests);
+                        model.recycle(worker, batch.slot);
+                    }
+                }
+                Event::Route(worker) => model.route(worker),
+                Event::Drain(worker) => { model.drain(worker); }
+                Event::Move(worker, sms) => model.move_to(worker, &slice(Groups::WHOLE, sms)),
+                Event::Die(worker) => {
+                    let Abandoned { mut executing, behind } = model.take_back(worker);
+                    executing.extend(behind);
+                    if model.stand(worker) {
+                        model.disturbed();
+                    }
+                    model.put_back(executing, now);
+                    model.detach(worker);
+                    model.attach(lane(worker));
+                }
+                Event::Door(max_batch, refuse_late) => model.set_door(Door { max_batch, refuse_late }),
+                Event::Blocked(is) => blocked = is,
+            }
+            while let Next::Act(late, batch) = model.next(now) {
+                late.into_iter().for_each(|late| end(&[late.request]));
+                let Some(batch) = batch else { continue };
+                let rows: u32 = batch.requests.iter().map(|request| request.rows).sum();
+                prop_assert!(rows <= 4 && !batch.requests.is_empty());
+                let first = &batch.requests[0];
+                prop_assert!(batch.requests.iter().all(|request| request.level == first.level && !request.item.is_settled()));
+                prop_assert!(batch.requests.len() == 1 || batch.requests.iter().all(|request| !request.alone));
+                let taken = |lane: &Lane<(), Asked>| lane.in_flight().any(|other| other.slot == batch.slot);
+                prop_assert!(!taken(model.lane(batch.worker).unwrap()));
+                if blocked {
+                    model.not_sent(batch.requests, now);
+                    break;
+                }
+                model.sent(batch, now);
+            }
+        }
+        prop_assert!(ended.values().all(|&times| times == 1));
+        let waiting = numbers(&model.drain_queue());
+        let on_lanes = model.in_flight();
+        let settled = clients.iter().filter(|client| client.get()).count();
+        let known = ended.len() + waiting.len() + on_lanes;
+        prop_assert!(known <= clients.len() && known + settled >= clients.len(), "{known} of {} and {settled}", clients.len());
+    }
+}

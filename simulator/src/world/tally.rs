@@ -1,0 +1,42 @@
+//! What became of a model's requests since the start.
+
+use crate::histogram::Histogram;
+
+/// Counts and latencies.
+#[derive(Debug, Clone)]
+pub(crate) struct Tally {
+    pub(crate) arrived: u64,
+    pub(crate) answered: u64,
+    pub(crate) in_time: u64,
+    pub(crate) refused: u64,
+    pub(crate) latency_sum_ns: u128,
+    pub(crate) latency: Histogram,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        let latency = Histogram::new();
+        Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.arrived += other.arrived;
+        self.answered += other.answered;
+        self.in_time += other.in_time;
+        self.refused += other.refused;
+        self.latency_sum_ns += other.latency_sum_ns;
+        self.latency.add(&other.latency);
+    }
+
+    pub(crate) fn answer(&mut self, latency_ns: u64, slo_ns: u64) {
+        self.answered += 1;
+        self.in_time += u64::from(latency_ns <= slo_ns);
+        self.latency_sum_ns += u128::from(latency_ns);
+        self.latency.record(latency_ns);
+    }
+
+    /// Zero without any answer.
+    pub(crate) fn mean_ns(&self) -> u64 {
+        u64::try_from(self.latency_sum_ns / u128::from(self.answered.max(1))).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,45 @@
+//! A request on its way through a pipeline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_policy::scheduler::{self, Entry};
+use shadowslice_shared::units::Moment;
+use tokio::sync::oneshot;
+
+use super::claim::Claim;
+use super::memory::Reservation;
+use super::request::{Failure, Output};
+use crate::trace::Journal;
+
+/// Per input: the shape without the batch axis. Requests that share it can share a batch.
+pub(crate) type Shapes = Arc<[Vec<i64>]>;
+
+/// A request on its way.
+pub(crate) type Waiting = Entry<Shapes, Ticket>;
+
+/// A batch that a worker has.
+pub(crate) type InFlight = scheduler::InFlight<Shapes, Ticket>;
+
+/// What is known of a request besides its place in the queue.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) memory: Arc<Reservation>,
+    pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
+    /// Taken once it is settled.
+    pub(crate) claim: Claim,
+    /// When all of it was there.
+    pub(crate) received: Moment,
+    /// How long its inputs took to copy.
+    pub(crate) copy_in: Duration,
+    /// Workers that died while they executed it.
+    pub(crate) deaths: u8,
+    /// Where what happens to it is noted, if it is traced.
+    pub(crate) journal: Option<Journal>,
+}
+
+impl scheduler::Ticket for Ticket {
+    fn is_settled(&self) -> bool {
+        self.claim.is_taken()
+    }
+}
