@@ -137,7 +137,7 @@ fn long_files_are_caught() {
 #[test]
 fn documents_that_lead_nowhere_are_caught() {
     let missing = |text| documents::missing_paths("docs/operations.md", text, &crate::root()).len();
-    assert_eq!(missing("see `policy/src/queue.rs`, `configs/` and [that](configuration.md#limits)"), 0);
+    assert_eq!(missing("see `policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"), 0);
     assert_eq!(missing("`policy/src/tuner.rs`"), 1);
     assert_eq!(missing("[that](nowhere.md)"), 1);
     assert_eq!(missing("a made-up one: `configs/*.yaml`, [out](https://example.org)"), 0);
