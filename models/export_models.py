@@ -36,7 +36,7 @@ BUILDERS = {
 TEXT = ["bert", "distilbert", "gpt2"]
 
 ALL = ["vit-fp32", "convnext-fp32", "resnet-fp32", "bert-fp32", "vit-fp16", "resnet-fp16", "bert-bf16", "convnext-bf16",
-       "gpt2-fp16", "efficientnet-fp32", "distilbert-fp16", "densenet-fp32", "regnet-bf16"]
+       "gpt2-fp16", "efficientnet-fp32", "distilbert-fp16", "densenet-fp32", "regnet-fp16"]
 
 
 class Pooled(torch.nn.Module):

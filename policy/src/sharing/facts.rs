@@ -69,7 +69,7 @@ pub struct Live {
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
     pub standing: Option<Sms>,
-    /// Whether people hold its share.
+    /// Whether its share is held: by hand, or as its answers are wrong with another one.
     pub held: bool,
     /// What was seen since the last decision.
     pub seen: Seen,

@@ -1,11 +1,13 @@
 //! One GPU: which steps were made there, and what is being found out about the last one.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
 use super::super::{Facts, Terms};
-use super::levers::{Step, next_step};
+use super::levers::{Moved, Step, next_step};
+use super::load::Load;
 use super::window::SPAN;
 use super::{Adaptive, Model};
 
@@ -16,8 +18,11 @@ const ENOUGH: u64 = 30;
 /// A step helped if this part of what was missed before it is missed no more.
 const HELPS: f64 = 0.2;
 
-/// So many requests of lower priorities may miss for each that is saved by it.
-const WORTH: f64 = 4.0;
+/// A request is worth so many of the next lower priority,
+const WORTH: f64 = 2.0;
+
+/// and a step after which what misses is worth more by this part than before does harm.
+const HARMS: f64 = 0.01;
 
 /// A step that is not in force by then is taken back.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
@@ -26,7 +31,7 @@ const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
 const REFUSES: Duration = Duration::from_secs(2);
 
 /// For how long no model was short before a step is taken back, and for how long a model is left be that steps did not help: at first,
-/// and each time after that.
+/// and each time after that. For so long, too, a step is not made that did harm.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LONG_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -39,6 +44,8 @@ pub(super) struct Gpu {
     /// What was done, the last at the end.
     pub(super) steps: Vec<Step>,
     trial: Trial,
+    /// Changes that did harm, and since when that is known.
+    harmful: Vec<(Moment, Vec<Moved>)>,
     /// Until when requests are refused that cannot be in time.
     refuses_until: Moment,
     calm_since: Moment,
@@ -65,17 +72,8 @@ struct Before {
     steps: usize,
     /// The part of the model's requests that missed.
     missed: f64,
-    /// How many requests missed in a second before the last one.
-    misses: Misses,
-}
-
-/// Requests that missed in a second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Misses {
-    /// Those of the model's priority and of higher ones,
-    high: f64,
-    /// and those of lower ones.
-    low: f64,
+    /// What was missed in a second before the last one, by its worth.
+    loss: f64,
 }
 
 impl Default for Gpu {
@@ -83,6 +81,7 @@ impl Default for Gpu {
         Self {
             steps: Vec::new(),
             trial: Trial::None,
+            harmful: Vec::new(),
             refuses_until: Moment::default(),
             calm_since: Moment::default(),
             patience: PATIENCE,
@@ -149,6 +148,7 @@ impl Adaptive {
             Trial::Coming { since, before } => {
                 if self.gpus[gpu].is_in_force(facts) {
                     self.forget(gpu, terms);
+                    self.gpus[gpu].calm_since = now;
                     self.gpus[gpu].trial = Trial::InForce { since: now, before };
                 } else if now.since(since) > IN_FORCE_WITHIN {
                     self.take_back(gpu, before.steps, terms);
@@ -202,15 +202,17 @@ impl Adaptive {
         facts: &Facts,
     ) -> bool {
         let missed = self.models[model].recent.missed();
-        let Some(step) = next_step(model, missed, &self.stand(terms), terms, facts) else {
+        self.gpus[gpu].harmful.retain(|(since, _)| facts.now.since(*since) < LONG_PATIENCE);
+        let may = |changes: &Vec<Moved>| self.gpus[gpu].harmful.iter().all(|(_, harmful)| harmful != changes);
+        let Some(step) = next_step(model, missed, &self.stand(terms), terms, facts, may) else {
             self.give_up(model, facts.now);
             self.gpus[gpu].trial = Trial::None;
             return false;
         };
-        let misses = self.misses(gpu, model, terms);
+        let loss = self.loss(gpu, terms);
         let (steps, missed) =
             before.map_or((self.gpus[gpu].steps.len(), missed), |before| (before.steps, before.missed));
-        let before = Before { steps, missed, misses };
+        let before = Before { steps, missed, loss };
         self.make(gpu, step);
         self.gpus[gpu].trial = Trial::Coming { since: facts.now, before };
         true
@@ -223,16 +225,12 @@ impl Adaptive {
         self.gpus[gpu].steps.push(step);
     }
 
-    /// What misses on a GPU, as seen from a model.
-    fn misses(&self, gpu: usize, model: usize, terms: &[Terms]) -> Misses {
-        let on_it = self.models.iter().zip(terms).filter(|(_, of)| of.gpu == gpu);
-        on_it.fold(Misses { high: 0.0, low: 0.0 }, |Misses { high, low }, (other, of)| {
-            let missed = other.recent.missed_per_s();
-            match of.priority <= terms[model].priority {
-                true => Misses { high: high + missed, low },
-                false => Misses { high, low: low + missed },
-            }
-        })
+    /// What is missed on a GPU in a second: each request counts as much as it is worth beside those of the lowest priority there.
+    fn loss(&self, gpu: usize, terms: &[Terms]) -> f64 {
+        let on_it = || self.models.iter().zip(terms).filter(|(_, of)| of.gpu == gpu);
+        let priorities: BTreeSet<u32> = on_it().map(|(_, of)| of.priority).collect();
+        let worth = |of: &Terms| WORTH.powi(priorities.range(of.priority + 1..).count() as i32);
+        on_it().map(|(model, of)| worth(of) * model.recent.missed_per_s()).sum()
     }
 
     /// Whether the last step helps the model that it is for, once enough is seen of it: else another one is made, and where there is
@@ -245,11 +243,10 @@ impl Adaptive {
             return;
         }
         let missed = recent.missed();
-        let now = self.misses(gpu, model, terms);
-        let Misses { high, low } = before.misses;
-        let harmed = now.low - low > WORTH * (high - now.high) + 0.01 * (high + low);
-        if harmed {
+        if self.loss(gpu, terms) > before.loss * (1.0 + HARMS) {
             let steps = self.gpus[gpu].steps.len() - 1;
+            let harmful = self.gpus[gpu].steps[steps].changes.clone();
+            self.gpus[gpu].harmful.push((facts.now, harmful));
             self.give_up(model, facts.now);
             self.take_back(gpu, steps, terms);
             self.gpus[gpu].trial = Trial::None;
@@ -272,8 +269,20 @@ impl Adaptive {
     /// The load of a GPU is another one: what was found out under the former one does not hold.
     pub(super) fn try_again(&mut self, gpu: usize, terms: &[Terms]) {
         self.gpus[gpu].patience = PATIENCE;
-        let on_it = self.models.iter_mut().zip(terms).filter(|(_, terms)| terms.gpu == gpu);
-        on_it.for_each(|(model, _): (&mut Model, _)| model.helpless = None);
+        self.gpus[gpu].harmful.clear();
+        self.on_gpu(gpu, terms).for_each(|model| model.helpless = None);
+        self.learn_loads(gpu, terms);
+    }
+
+    /// What comes to a GPU's models from now on is the load that a later one is held against: after a change of shares clients that ask
+    /// as soon as they are answered ask at another pace.
+    pub(super) fn learn_loads(&mut self, gpu: usize, terms: &[Terms]) {
+        self.on_gpu(gpu, terms).for_each(|model| model.load = Load::default());
+    }
+
+    fn on_gpu<'m>(&'m mut self, gpu: usize, terms: &'m [Terms]) -> impl Iterator<Item = &'m mut Model> {
+        let models = self.models.iter_mut().zip(terms);
+        models.filter(move |(_, terms)| terms.gpu == gpu).map(|(model, _)| model)
     }
 
     /// Where no model was short for long, takes the last step back, and sees.
@@ -302,7 +311,6 @@ impl Adaptive {
 
     /// What was seen under other shares says nothing of these.
     fn forget(&mut self, gpu: usize, terms: &[Terms]) {
-        let on_it = self.models.iter_mut().zip(terms).filter(|(_, terms)| terms.gpu == gpu);
-        on_it.for_each(|(model, _): (&mut Model, _)| model.recent.clear());
+        self.on_gpu(gpu, terms).for_each(|model| model.recent.clear());
     }
 }

@@ -62,25 +62,27 @@ pub(super) fn two_batches(seen: &Seen) -> Duration {
     2 * seen.executed.iter().map(|executed| executed.mean).max().unwrap_or(Duration::ZERO)
 }
 
-/// The next step for a model of whose requests such a part missed; `None` if there is none left.
+/// The next step for a model of whose requests such a part missed, of those that `may` be made; `None` if there is none left.
 pub(super) fn next_step(
     sake: usize,
     missed: f64,
     stand: &[Stands],
     terms: &[Terms],
     facts: &Facts,
+    may: impl Fn(&Vec<Moved>) -> bool,
 ) -> Option<Step> {
     let changes = halves(sake, stand, terms, facts)
+        .filter(&may)
         .or_else(|| its_own(sake, stand, terms, facts))
-        .or_else(|| lower_priorities(sake, missed, stand, terms, facts))
-        .or_else(|| peer(sake, missed, stand, terms, facts))?;
+        .or_else(|| lower_priorities(sake, missed, stand, terms, facts).filter(&may))
+        .or_else(|| peer(sake, missed, stand, terms, facts).filter(&may))?;
     Some(Step { sake, missed, changes })
 }
 
 /// Each of n models has 2/n of the GPU at most.
 fn halves(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
-    let here: Vec<usize> = neighbours(sake, terms).chain([sake]).collect();
+    let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == terms[sake].gpu).collect();
     if here.iter().any(|&model| stand[model].makes_room || stand[model].share < terms[model].within(gpu)) {
         return None;
     }

@@ -16,8 +16,8 @@ pub(super) struct Load {
     per_s: f64,
     /// For how long they were counted.
     counted: Duration,
-    /// What they were when the load became another one the last time.
-    before: f64,
+    /// What they were when they had been counted for long enough.
+    before: Option<f64>,
 }
 
 impl Load {
@@ -25,15 +25,14 @@ impl Load {
     pub(super) fn add(&mut self, arrived: u64, span: Duration) -> bool {
         self.counted += span;
         let weight = span.as_secs_f64() / self.counted.min(LONG).as_secs_f64().max(f64::MIN_POSITIVE);
-        self.per_s +=
-            weight.min(1.0) * (arrived as f64 / span.as_secs_f64().max(f64::MIN_POSITIVE) - self.per_s);
-        // The variance of a Poisson process's mean is its rate over the time; an exponential mean counts for twice its time constant.
-        let chance = self.before.max(self.per_s) / self.counted.min(2 * LONG).as_secs_f64();
-        let chance = DEVIATIONS * chance.sqrt();
-        let is_another = (self.per_s - self.before).abs() > ANOTHER * self.before + chance;
-        if is_another {
-            self.before = self.per_s;
+        let came = arrived as f64 / span.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.per_s += weight.min(1.0) * (came - self.per_s);
+        if self.counted < LONG {
+            return false;
         }
-        is_another
+        let before = *self.before.get_or_insert(self.per_s);
+        // The variance of a Poisson process's mean is its rate over the time; an exponential mean counts for twice its time constant.
+        let chance = before.max(self.per_s) / self.counted.min(2 * LONG).as_secs_f64();
+        (self.per_s - before).abs() > ANOTHER * before + DEVIATIONS * chance.sqrt()
     }
 }

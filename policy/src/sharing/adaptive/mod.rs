@@ -105,6 +105,9 @@ impl Adaptive {
             if self.models[model].load.add(live.seen.arrived, live.seen.span) {
                 self.try_again(terms[model].gpu, terms);
             }
+            if live.coming.is_some() || facts.now.since(live.since) < live.seen.span {
+                self.learn_loads(terms[model].gpu, terms);
+            }
         }
         for gpu in 0..self.gpus.len() {
             self.refuse(gpu, terms, facts);

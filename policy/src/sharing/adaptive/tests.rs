@@ -204,7 +204,18 @@ fn a_peer_that_is_harmed_gets_back_what_it_had() {
 }
 
 #[test]
-fn four_requests_of_a_lower_priority_may_miss_for_each_that_is_saved_and_no_more() {
+fn a_step_that_did_harm_is_not_made_for_another_model_either() {
+    let mut world = World::new(&[1, 1, 2]);
+    let lost = |shares: &[Sms]| if shares[2] < GPU { 80 } else { 0 };
+    world.pass(60, |shares| vec![seen(20), seen(0), seen(lost(shares))]);
+    assert_eq!(world.shares, [GPU; 3]);
+    let made = world.changes.len();
+    world.pass(60, |shares| vec![seen(0), seen(20), seen(lost(shares))]);
+    assert_eq!(world.changes[made..], [], "it would be the same one");
+}
+
+#[test]
+fn two_requests_of_a_lower_priority_may_miss_for_each_that_is_saved_and_no_more() {
     let with = |lost: u64| {
         let mut world = World::new(&[1, 2]);
         world.pass(20, |shares| match shares[1] < GPU {
@@ -213,8 +224,8 @@ fn four_requests_of_a_lower_priority_may_miss_for_each_that_is_saved_and_no_more
         });
         world.shares[1]
     };
-    assert!(with(50) < GPU);
-    assert_eq!(with(70), GPU);
+    assert!(with(25) < GPU);
+    assert_eq!(with(35), GPU);
 }
 
 #[test]

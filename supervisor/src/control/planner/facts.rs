@@ -16,7 +16,7 @@ pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
         standing: standing.ready.map(sms),
-        held: standing.held,
+        held: standing.held || orders.are_vain(),
         seen: of_one_that_serves(&standing, seen),
     }
 }

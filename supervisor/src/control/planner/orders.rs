@@ -20,6 +20,8 @@ type Outcome = Result<HandoverReport, ResizeRefused>;
 pub(super) struct Orders {
     under_way: Option<(Percent, oneshot::Receiver<Outcome>)>,
     failed: Option<Failed>,
+    /// Whether another share is known to make its answers wrong.
+    wrong: bool,
     rolled_back: u64,
 }
 
@@ -37,6 +39,11 @@ impl Orders {
         self.under_way.as_ref().map(|(share, _)| *share)
     }
 
+    /// Whether the model's share is to be left alone, as answers were wrong with another one.
+    pub(super) fn are_vain(&self) -> bool {
+        self.wrong
+    }
+
     /// Hears what became of what was ordered.
     pub(super) fn hear(&mut self, model: &str, standing: &Standing, now: Moment) {
         // What people ordered is no failure of the policy's.
@@ -47,6 +54,7 @@ impl Orders {
         if !matches!(said, Some(Err(oneshot::error::TryRecvError::Empty))) {
             self.under_way = None;
         }
+        self.wrong |= matches!(said, Some(Ok(Err(ResizeRefused::Wrong { .. }))));
         let why = match said {
             Some(Ok(Ok(report))) => report.why,
             // Somebody else was quicker, or holds it now.

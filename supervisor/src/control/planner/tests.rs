@@ -141,6 +141,18 @@ fn what_was_refused_rests_before_it_is_tried_again() {
 }
 
 #[test]
+fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
+    let mut rig = Rig::new("policy: equal");
+    rig.decide();
+    let (_, reply) = rig.ordered(0).unwrap();
+    let share = Percent::new(50).unwrap();
+    reply.send(Err(ResizeRefused::Wrong { model: "a".to_owned(), share })).unwrap();
+    let row = rig.decide().swap_remove(0);
+    assert_eq!((row.verdict.as_str(), row.held), ("wait", true));
+    assert!(rig.ordered(0).is_none());
+}
+
+#[test]
 fn a_hand_over_that_was_taken_back_rests_too() {
     let mut rig = Rig::new("policy: equal");
     rig.decide();

@@ -179,7 +179,7 @@ const OTHERS: [Guest; 5] = [
         by_python: true,
         ..guest("densenet-fp32", 40, 2, Asked::AtRandom(&[100.0, 200.0, 400.0, 100.0]))
     },
-    guest("regnet-bf16", 60, 3, Asked::AtRandom(&[200.0, 400.0, 1500.0, 200.0])),
+    guest("regnet-fp16", 60, 3, Asked::AtRandom(&[200.0, 400.0, 1500.0, 200.0])),
 ];
 
 /// With these SLOs in ms.
