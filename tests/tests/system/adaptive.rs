@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
+use tokio::task::JoinHandle;
 
 use crate::scene::{assert_nothing_lost, echo, load, profile};
 use crate::standby::{in_phase, incumbent, kill};
@@ -205,6 +208,47 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0));
     }
+    server.stop().await.unwrap();
+}
+
+/// Stops a process for 50 ms in each 150, as a host does that has no CPU for it, until this is aborted.
+fn starve(pid: i32) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let process = Process::of(pid).expect("it serves");
+        loop {
+            for (signal, ms) in [(Signal::SIGSTOP, 50), (Signal::SIGCONT, 100)] {
+                process.signal(signal).expect("it serves");
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+            }
+        }
+    })
+}
+
+/// Its batches are short, so that no room on the GPU helps it.
+#[tokio::test]
+async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
+    let high = "slo: 40ms, batch: {max: 4}, priority: 1, handover: in-process";
+    let low = "slo: 1s, priority: 2, handover: in-process";
+    let server = of_profile(&profile(2.0), "policy: adaptive", high, low).await.unwrap();
+    let pid = incumbent(&server.model("one").await.unwrap()).unwrap().pid;
+    let starved = starve(pid);
+    let loads = [("one", 200.0), ("two", 200.0)]
+        .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(6)));
+    let says_so = |model: &Model| {
+        model.more["verdict"].as_str().is_some_and(|why| why.contains("SMs do not mend that"))
+    };
+    server.wait_status("one", "that it misses for another reason", says_so).await.unwrap();
+    let [one, two] = loads;
+    let (one, two) = (one.await.unwrap(), two.await.unwrap());
+    starved.abort();
+    Process::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
+    assert_nothing_lost(&one);
+    assert_nothing_lost(&two);
+    assert!(one.attainment(Duration::from_millis(40)) < 0.95, "it misses");
+    for model in server.status().await.unwrap().models {
+        assert_eq!((model.share_percent, model.handovers.completed), (100, 0), "{model:?}");
+    }
+    assert!(!server.log().contains("the policy changes a share"));
     server.stop().await.unwrap();
 }
 

@@ -211,7 +211,7 @@ fn a_step_that_did_harm_is_not_made_for_another_model_either() {
     assert_eq!(world.shares, [GPU; 3]);
     let made = world.changes.len();
     world.pass(60, |shares| vec![seen(0), seen(20), seen(lost(shares))]);
-    assert_eq!(world.changes[made..], [], "it would be the same one");
+    assert_eq!(world.changes[made..], [(2, Sms(100)), (2, GPU)], "a smaller one, which harms too");
 }
 
 #[test]
@@ -238,6 +238,20 @@ fn misses_that_sms_cannot_mend_move_nothing() {
     let doors = world.pass(600, |_| vec![short(50), seen(0)]);
     assert!(world.changes.is_empty() && doors.iter().all(|door| !door.refuse_late));
     assert!(matches!(world.why(0), Why::NotItsBatches { two_batches, .. } if two_batches.as_millis() == 2));
+}
+
+#[test]
+fn one_long_batch_in_ten_is_an_accident() {
+    let two_batches = |batches: &[(u32, u64, u64)]| {
+        let executed = |&(rows, count, ms)| Executed { rows, count, mean: Duration::from_millis(ms) };
+        let seen = Seen { executed: batches.iter().map(executed).collect(), ..Seen::default() };
+        levers::two_batches(&seen).as_millis()
+    };
+    assert_eq!(two_batches(&[]), 0);
+    assert_eq!(two_batches(&[(1, 9, 2), (3, 1, 50)]), 4);
+    assert_eq!(two_batches(&[(1, 8, 2), (3, 1, 50)]), 100);
+    assert_eq!(two_batches(&[(1, 18, 2), (3, 1, 50), (8, 1, 6)]), 4);
+    assert_eq!(two_batches(&[(1, 18, 2), (3, 1, 50), (8, 2, 6)]), 12);
 }
 
 #[test]
