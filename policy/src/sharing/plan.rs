@@ -121,7 +121,7 @@ pub enum Why {
     },
 }
 
-/// Requests that missed over the last second, as a part of those that ended.
+/// Requests that missed over the last second, or over 10 s where few ended in that, as a part of those that ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Missed {
     /// That part, 0 to 1.

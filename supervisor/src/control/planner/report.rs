@@ -212,7 +212,7 @@ pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String 
 fn reason(why: &Why, names: &[String], now: Moment) -> String {
     let said = |Missed { part, may }: &Missed| {
         format!(
-            "{:.1} % of its requests missed their SLO over the last second, and {:.1} % may",
+            "{:.1} % of its requests missed their SLO of late, and {:.1} % may",
             part * 100.0,
             may * 100.0
         )
@@ -235,7 +235,7 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
             format!("{}; others make room for it, in {steps} steps so far", said(missed))
         }
         Why::Helpless { missed, until } => format!(
-            "{}; no room that its neighbours can make helps, which is tried again in {:.0} s",
+            "{}; no room that its neighbours can make helps enough, which is tried again in {:.0} s",
             said(missed),
             until.since(now).as_secs_f64()
         ),
@@ -266,7 +266,7 @@ mod tests {
             (
                 keep(Why::Met(missed)),
                 "keep",
-                "12.3 % of its requests missed their SLO over the last second, and 1.0 % may",
+                "12.3 % of its requests missed their SLO of late, and 1.0 % may",
             ),
             (keep(Why::Short { missed, steps: 0 }), "keep", "it is tried next"),
             (keep(Why::Short { missed, steps: 2 }), "keep", "in 2 steps"),
