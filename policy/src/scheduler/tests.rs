@@ -137,7 +137,54 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     model.route(Some(WORKER));
     let (sent, refused, _) = go(&mut model, at(500));
     assert_eq!((sent.len(), refused.len()), (1, 0), "they are late, and not by their own fault");
-    assert!(model.accept(request(9, 500), at(500)).is_ok());
+    let comes = |model: &mut Scheduler<(), Asked>| {
+        (0..40).all(|number| model.accept(request(number, 500), at(500)).is_ok())
+    };
+    assert!(comes(&mut model), "nor are those behind them");
+}
+
+#[test]
+fn what_comes_back_from_a_worker_is_not_refused_for_that() {
+    let mut model = serving();
+    model.set_door(Door { max_batch: 4, refuse_late: true });
+    (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    go(&mut model, at(0));
+    let Abandoned { executing, .. } = model.take_back(WORKER);
+    model.put_back(executing, at(45));
+    model.attach(lane(OTHER));
+    model.route(Some(OTHER));
+    let (sent, refused, _) = go(&mut model, at(45));
+    assert_eq!((sent.len(), refused.len()), (1, 0));
+    let (_, refused, _) = go(&mut model, at(56));
+    assert_eq!(refused.len(), 0, "they waited for it");
+}
+
+#[test]
+fn the_door_counts_what_goes_before_a_request_and_not_what_goes_after() {
+    let mut model = serving();
+    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.accept(request(0, 0), at(0)).unwrap();
+    go(&mut model, at(0));
+    for number in 1..=9 {
+        model.accept(Entry { level: 1, ..request(number, 0) }, at(0)).unwrap();
+    }
+    let with = |level| Entry { level, ..request(20, 0) };
+    assert!(model.accept(with(2), at(0)).is_err());
+    assert!(model.accept(with(1), at(0)).is_err());
+    assert!(model.accept(with(0), at(0)).is_ok());
+}
+
+#[test]
+fn a_batch_is_parted_where_the_parts_take_no_longer() {
+    let mut model = serving();
+    model.detach(WORKER);
+    let padded = Predictor::new(None, Sms(100)).padded_to(vec![2, 16]);
+    let times = vec![(2, ms(1)), (16, ms(20))];
+    let slice = Slice { times, ..slice(Groups::WHOLE, 100) };
+    model.attach(Lane::new(WORKER, &slice, padded, SLOTS));
+    (0..4).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    model.route(Some(WORKER));
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![0, 1])]);
 }
 
 #[test]
@@ -187,6 +234,9 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     go(&mut model, at(20));
     answer(&mut model, WORKER, ms(30), at(50));
     assert_eq!(time(&model), Some(ms(30)));
+    let elsewhere = Slice { groups: Groups::first(2).without(Groups::first(1)), ..part.clone() };
+    model.move_to(WORKER, &elsewhere);
+    assert_eq!(time(&model), Some(ms(30)), "as many SMs");
     model.move_to(WORKER, &whole);
     assert_eq!(time(&model), Some(ms(11)));
     model.move_to(WORKER, &part);
@@ -196,14 +246,17 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
 #[test]
 fn a_hand_over_drains_the_old_lane_while_the_new_one_serves() {
     let mut model = serving();
-    model.accept(request(1, 0), at(0)).unwrap();
-    go(&mut model, at(0));
+    for (number, came) in [(0, 0), (1, 11)] {
+        model.accept(request(number, came), at(came)).unwrap();
+        go(&mut model, at(came));
+    }
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
     assert!(!model.drain(WORKER));
-    model.accept(request(2, 1), at(1)).unwrap();
-    assert_eq!(go(&mut model, at(1)).0, [(OTHER, vec![2])], "it waits for nothing");
-    assert!(answer(&mut model, WORKER, ms(11), at(11)), "drained");
+    model.accept(request(2, 12), at(12)).unwrap();
+    assert_eq!(go(&mut model, at(12)).0, [(OTHER, vec![2])], "it waits for nothing");
+    assert!(!answer(&mut model, WORKER, ms(11), at(12)), "one is left");
+    assert!(answer(&mut model, WORKER, ms(11), at(23)), "drained");
     model.detach(WORKER);
     assert!(model.lane(WORKER).is_none() && model.drain(OTHER) == model.lane(OTHER).unwrap().is_empty());
 }

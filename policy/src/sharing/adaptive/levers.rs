@@ -95,7 +95,7 @@ pub(super) fn next_step(
 fn halves(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
     let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == terms[sake].gpu).collect();
-    if here.iter().any(|&model| stand[model].makes_room || stand[model].share < terms[model].within(gpu)) {
+    if here.iter().any(|&model| stand[model].share < terms[model].within(gpu)) {
         return None;
     }
     let half = Sms(gpu.0 * 2 / here.len() as u32);

@@ -36,3 +36,38 @@ impl Load {
         (self.per_s - before).abs() > ANOTHER * before + DEVIATIONS * chance.sqrt()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often the load is another one in so many seconds of ten looks each, at so many requests a second, counted anew then.
+    fn others(load: &mut Load, seconds: u32, per_s: u64) -> usize {
+        let is_another = |_: &u32| {
+            let is_another = load.add(per_s / 10, Duration::from_millis(100));
+            if is_another {
+                *load = Load::default();
+            }
+            is_another
+        };
+        (0..10 * seconds).filter(is_another).count()
+    }
+
+    #[test]
+    fn a_step_is_another_load_once_and_a_small_one_is_none() {
+        let mut load = Load::default();
+        assert_eq!(others(&mut load, 60, 100), 0);
+        assert_eq!(others(&mut load, 60, 120), 0);
+        assert_eq!(others(&mut load, 60, 800), 1, "not once more as its mean climbs");
+        assert_eq!(others(&mut load, 60, 100), 1);
+    }
+
+    #[test]
+    fn a_few_requests_more_are_chance() {
+        let mut load = Load::default();
+        assert_eq!(others(&mut load, 60, 10) + others(&mut load, 5, 20), 0);
+        let mut load = Load::default();
+        load.add(0, Duration::from_millis(100));
+        assert_eq!(others(&mut load, 60, 400), 0, "nothing is known before");
+    }
+}
