@@ -21,8 +21,9 @@ const HELPS: f64 = 0.2;
 /// A request is worth so many of the next lower priority,
 const WORTH: f64 = 2.0;
 
-/// and a step after which what misses is worth more by this part than before does harm.
+/// and a step after which what misses is worth more than before, by this part and by so many standard deviations, does harm.
 const HARMS: f64 = 0.01;
+const DEVIATIONS: f64 = 2.0;
 
 /// A step that is not in force by then is taken back.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
@@ -72,8 +73,22 @@ struct Before {
     steps: usize,
     /// The part of the model's requests that missed.
     missed: f64,
-    /// What was missed in a second before the last one, by its worth.
-    loss: f64,
+    /// What was missed before the last one.
+    loss: Loss,
+}
+
+/// What is missed on a GPU in a second: each request counts as much as it is worth beside those of the lowest priority there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Loss {
+    per_s: f64,
+    variance: f64,
+}
+
+impl Loss {
+    fn is_more_than(self, before: Self) -> bool {
+        let chance = DEVIATIONS * (self.variance + before.variance).sqrt();
+        self.per_s > before.per_s * (1.0 + HARMS) + chance
+    }
 }
 
 impl Default for Gpu {
@@ -225,12 +240,14 @@ impl Adaptive {
         self.gpus[gpu].steps.push(step);
     }
 
-    /// What is missed on a GPU in a second: each request counts as much as it is worth beside those of the lowest priority there.
-    fn loss(&self, gpu: usize, terms: &[Terms]) -> f64 {
+    fn loss(&self, gpu: usize, terms: &[Terms]) -> Loss {
         let on_it = || self.models.iter().zip(terms).filter(|(_, of)| of.gpu == gpu);
         let priorities: BTreeSet<u32> = on_it().map(|(_, of)| of.priority).collect();
         let worth = |of: &Terms| WORTH.powi(priorities.range(of.priority + 1..).count() as i32);
-        on_it().map(|(model, of)| worth(of) * model.recent.missed_per_s()).sum()
+        on_it().fold(Loss { per_s: 0.0, variance: 0.0 }, |Loss { per_s, variance }, (model, of)| {
+            let ((missed, chance), worth) = (model.recent.missed_per_s(), worth(of));
+            Loss { per_s: per_s + worth * missed, variance: variance + worth * worth * chance }
+        })
     }
 
     /// Whether the last step helps the model that it is for, once enough is seen of it: else another one is made, and where there is
@@ -243,7 +260,7 @@ impl Adaptive {
             return;
         }
         let missed = recent.missed();
-        if self.loss(gpu, terms) > before.loss * (1.0 + HARMS) {
+        if self.loss(gpu, terms).is_more_than(before.loss) {
             let steps = self.gpus[gpu].steps.len() - 1;
             let harmful = self.gpus[gpu].steps[steps].changes.clone();
             self.gpus[gpu].harmful.push((facts.now, harmful));

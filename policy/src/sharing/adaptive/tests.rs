@@ -300,7 +300,7 @@ fn two_requests_of_a_lower_priority_may_miss_for_each_that_is_saved_and_no_more(
         world.shares[1]
     };
     assert!(with(25) < GPU);
-    assert_eq!(with(35), GPU);
+    assert_eq!(with(70), GPU);
 }
 
 #[test]

@@ -69,10 +69,11 @@ impl Window {
         missed as f64 / ended.max(1) as f64
     }
 
-    /// Requests that missed in a second.
-    pub(super) fn missed_per_s(&self) -> f64 {
+    /// Requests that missed in a second, and the variance of that: they miss by chance.
+    pub(super) fn missed_per_s(&self) -> (f64, f64) {
         let Sum { span, missed, .. } = self.telling();
-        missed as f64 / span.as_secs_f64().max(f64::MIN_POSITIVE)
+        let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
+        (missed as f64 / seconds, missed as f64 / (seconds * seconds))
     }
 
     /// Whether more missed than the part that may, and not by chance.
