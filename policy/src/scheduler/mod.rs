@@ -200,7 +200,11 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// The batch is on its way. Whether it executes at once, as nothing was before it.
     pub fn sent(&mut self, sending: Sending<K, T>, now: Moment) -> bool {
         let Sending { worker, id, slot, groups, requests } = sending;
-        let Some(lane) = self.lane_mut(worker) else { return false };
+        let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
+            self.queues.put_back(requests);
+            return false;
+        };
+        let lane = &mut self.lanes[index];
         lane.take_slot(slot);
         let executes = lane.in_flight.is_empty();
         let rows = requests.iter().map(|request| request.rows).sum();
@@ -231,7 +235,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             lane.predictor.observe(batch.rows, execution);
         }
         let first = here && !std::mem::replace(&mut lane.proven, true);
-        if lane.duty == Duty::Serving {
+        if here && lane.duty == Duty::Serving {
             self.seen.executed(batch.rows, execution);
         }
         Completed { here, first }

@@ -229,7 +229,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     assert_eq!(time(&model), None);
     // It ran on the whole, and says nothing of the part.
     answer(&mut model, WORKER, ms(11), at(11));
-    assert_eq!(time(&model), None);
+    assert_eq!((time(&model), model.observe(at(11)).executed), (None, Vec::new()));
     model.accept(request(2, 20), at(20)).unwrap();
     go(&mut model, at(20));
     answer(&mut model, WORKER, ms(30), at(50));
@@ -274,6 +274,16 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
     assert_eq!(go(&mut model, at(6)).0, [(OTHER, vec![1, 2])]);
+}
+
+#[test]
+fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
+    let mut model = serving();
+    model.accept(request(1, 0), at(0)).unwrap();
+    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    model.detach(WORKER);
+    assert!(!model.sent(batch, at(0)));
+    assert_eq!(model.queued(), 1);
 }
 
 #[test]

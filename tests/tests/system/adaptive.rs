@@ -211,12 +211,12 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 50 ms in each 150, as a host does that has no CPU for it, until this is aborted.
+/// Stops a process for 160 ms in each 400, as a host does that has no CPU for it, until this is aborted.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
         let process = Process::of(pid).expect("it serves");
         loop {
-            for (signal, ms) in [(Signal::SIGSTOP, 50), (Signal::SIGCONT, 100)] {
+            for (signal, ms) in [(Signal::SIGCONT, 240), (Signal::SIGSTOP, 160)] {
                 process.signal(signal).expect("it serves");
                 tokio::time::sleep(Duration::from_millis(ms)).await;
             }
@@ -224,11 +224,10 @@ fn starve(pid: i32) -> JoinHandle<()> {
     })
 }
 
-/// Its batches are short, so that no room on the GPU helps it.
+/// Its batches take a fiftieth of its SLO, so that no room on the GPU helps it, nor does it matter what else the host does.
 #[tokio::test]
-#[ignore = "on a host that is busy itself its batches seem long at times, and late requests are refused"]
 async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
-    let high = "slo: 40ms, batch: {max: 4}, priority: 1, handover: in-process";
+    let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
     let low = "slo: 1s, priority: 2, handover: in-process";
     let server = of_profile(&profile(2.0), "policy: adaptive", high, low).await.unwrap();
     let pid = incumbent(&server.model("one").await.unwrap()).unwrap().pid;
@@ -243,9 +242,11 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     let (one, two) = (one.await.unwrap(), two.await.unwrap());
     starved.abort();
     Process::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
-    assert_nothing_lost(&one);
     assert_nothing_lost(&two);
-    assert!(one.attainment(Duration::from_millis(40)) < 0.95, "it misses");
+    // A host that is busy with other tests, too, may leave so little that its queue stands, which is not the policy's to mend.
+    let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
+    assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
+    assert!(one.attainment(Duration::from_millis(100)) < 0.95, "it misses");
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0), "{model:?}");
     }

@@ -115,9 +115,11 @@ impl Gpu {
         let mut gpu = self.clone();
         for step in &mut gpu.steps {
             step.sake = now(step.sake).unwrap_or(step.sake);
-            for moved in &mut step.changes {
-                moved.model = now(moved.model).unwrap_or(moved.model);
-            }
+        }
+        let steps = gpu.steps.iter_mut().map(|step| &mut step.changes);
+        let harmful = gpu.harmful.iter_mut().map(|(_, changes)| changes);
+        for moved in steps.chain(harmful).flatten() {
+            moved.model = now(moved.model).unwrap_or(moved.model);
         }
         gpu
     }

@@ -1,7 +1,5 @@
 //! What can be done for a model that misses, from the least on.
 
-use std::time::Duration;
-
 use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
@@ -55,23 +53,6 @@ fn below(share: Sms, rungs: usize, terms: &Terms, gpu: Sms) -> Sms {
     let rung = |percent: u32| terms.within(Sms(gpu.0 * percent / 100));
     let lower = LADDER.into_iter().map(rung).filter(|&sms| sms < share);
     lower.take(rungs).last().unwrap_or(share)
-}
-
-/// Of so many of a model's batches the longest one may be an accident: a busy host has its worker wait, which says nothing of the GPU.
-const BATCHES: u64 = 10;
-
-/// What two of the longest batches take, accidents aside.
-pub(super) fn two_batches(seen: &Seen) -> Duration {
-    let mut sizes: Vec<(Duration, u64)> =
-        seen.executed.iter().map(|executed| (executed.mean, executed.count)).collect();
-    sizes.sort_unstable_by(|one, other| other.cmp(one));
-    let mut accidents = sizes.iter().map(|(_, count)| count).sum::<u64>() / BATCHES;
-    let longest = sizes.into_iter().find(|(_, count)| {
-        let counts = *count > accidents;
-        accidents = accidents.saturating_sub(*count);
-        counts
-    });
-    2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
 }
 
 /// The next step for a model of whose requests such a part missed, of those that `may` be made; `None` if there is none left.

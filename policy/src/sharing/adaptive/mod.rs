@@ -25,7 +25,7 @@ use std::time::Duration;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::carry_out::Target;
-use super::{Door, Facts, Missed, Seen, Terms, Why};
+use super::{Door, Facts, Missed, Terms, Why};
 use gpu::Gpu;
 use levers::{Stands, Step};
 use load::Load;
@@ -132,14 +132,13 @@ impl Adaptive {
         }
         let missed = self.missed(model, terms);
         let Model { recent, helpless, .. } = &self.models[model];
-        let seen = &facts.models[model].seen;
         match helpless {
             _ if !recent.is_short(terms[model].may_miss()) => Why::Met(missed),
             Some((since, span)) if self.models[model].is_helpless(facts.now) => {
                 Why::Helpless { missed, until: *since + *span }
             }
             _ if !self.may_be_helped(model, terms, facts) => {
-                Why::NotItsBatches { missed, two_batches: levers::two_batches(seen) }
+                Why::NotItsBatches { missed, two_batches: recent.two_batches() }
             }
             _ => Why::Short { missed, steps: steps.iter().filter(|step| step.sake == model).count() },
         }
@@ -149,10 +148,11 @@ impl Adaptive {
         Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() }
     }
 
-    /// Whether a model misses because of what its batches take, so that SMs may help.
+    /// Whether a model misses because of what its batches take, or as its worker does not keep up, so that SMs may help.
     fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
-        let seen = &facts.models[model].seen;
-        levers::two_batches(seen) >= terms[model].slo.mul_f64(EXECUTES) || is_behind(seen)
+        let recent = &self.models[model].recent;
+        let is_behind = facts.models[model].seen.queued > 0 && recent.busy() > KEEPS_UP;
+        is_behind || recent.two_batches() >= terms[model].slo.mul_f64(EXECUTES)
     }
 
     fn is_short(&self, model: usize, terms: &[Terms]) -> bool {
@@ -168,9 +168,4 @@ impl Adaptive {
         };
         (0..terms.len()).map(stands).collect()
     }
-}
-
-/// Whether its worker does not keep up with what comes, so that requests wait.
-fn is_behind(seen: &Seen) -> bool {
-    seen.queued > 0 && seen.busy > KEEPS_UP
 }

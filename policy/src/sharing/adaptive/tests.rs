@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::super::carry_out::towards;
 use super::super::fixtures::{live, terms};
-use super::super::{Executed, Live, Verdict};
+use super::super::{Executed, Live, Seen, Verdict};
 use super::*;
 
 const GPU: Sms = Sms(132);
@@ -134,7 +134,7 @@ fn a_step_that_comes_late_is_not_taken_back_for_the_calm_before_it() {
     assert_eq!(world.shares[1], Sms(100));
     world.starting = 0;
     world.pass(90, |_| vec![seen(0), seen(0)]);
-    assert_eq!(world.shares[1], Sms(100), "calm is what it is with the step");
+    assert_eq!(world.policy.shares()[1], Sms(100), "calm is what it is with the step");
 }
 
 #[test]
@@ -318,9 +318,12 @@ fn misses_that_sms_cannot_mend_move_nothing() {
 #[test]
 fn one_long_batch_in_ten_is_an_accident() {
     let two_batches = |batches: &[(u32, u64, u64)]| {
-        let executed = |&(rows, count, ms)| Executed { rows, count, mean: Duration::from_millis(ms) };
-        let seen = Seen { executed: batches.iter().map(executed).collect(), ..Seen::default() };
-        levers::two_batches(&seen).as_millis()
+        let mut window = Window::default();
+        for (tenth, &(rows, count, ms)) in (1..).zip(batches) {
+            let executed = vec![Executed { rows, count, mean: Duration::from_millis(ms) }];
+            window.add(&Seen { span: STEP, executed, ..Seen::default() }, Moment::after_origin(tenth * STEP));
+        }
+        window.two_batches().as_millis()
     };
     assert_eq!(two_batches(&[]), 0);
     assert_eq!(two_batches(&[(1, 9, 2), (3, 1, 50)]), 4);
@@ -330,11 +333,20 @@ fn one_long_batch_in_ten_is_an_accident() {
 }
 
 #[test]
+fn a_worker_that_waits_for_the_host_is_not_behind() {
+    let mut world = World::new(&[1, 2]);
+    let executed = vec![Executed { rows: 4, count: 25, mean: Duration::from_millis(1) }];
+    let waits = Seen { executed, queued: 7, busy: 1.0, ..seen(20) };
+    let doors = world.pass(100, |_| vec![waits.clone(), seen(0)]);
+    assert!(world.changes.is_empty() && doors.iter().all(|door| !door.refuse_late));
+}
+
+#[test]
 fn a_worker_that_does_not_keep_up_may_be_helped_however_short_its_batches() {
     let mut world = World::new(&[1, 2]);
     let behind = |missed| {
-        let executed = vec![Executed { rows: 4, count: 25, mean: Duration::from_millis(1) }];
-        Seen { executed, queued: 7, busy: 0.95, ..seen(missed) }
+        let executed = vec![Executed { rows: 4, count: 95, mean: Duration::from_millis(1) }];
+        Seen { executed, queued: 7, ..seen(missed) }
     };
     world.pass(20, |shares| vec![behind(if shares[1] > Sms(66) { 50 } else { 0 }), seen(0)]);
     assert_eq!(world.shares[1], Sms(66));
@@ -369,6 +381,21 @@ fn what_was_known_goes_on_with_models_in_another_order() {
     world.shares.reverse();
     world.pass(400, |_| vec![seen(0), seen(0)]);
     assert_eq!(world.shares, [GPU, GPU], "and is taken back as before");
+}
+
+#[test]
+fn what_did_harm_is_known_of_models_in_another_order() {
+    let mut world = World::new(&[1, 2]);
+    let lost = |shares: &[Sms], low: usize| if shares[low] < GPU { 80 } else { 0 };
+    world.pass(60, |shares| vec![seen(20), seen(lost(shares, 1))]);
+    assert_eq!(world.changes, [(1, Sms(100)), (1, GPU)]);
+    let terms: Vec<Terms> = world.terms.iter().rev().cloned().collect();
+    let mut policy = Adaptive::new(&[GPU], &terms);
+    policy.remember(&world.policy, 0, &terms, |model| Some(1 - model));
+    (world.policy, world.terms) = (policy, terms);
+    world.shares.reverse();
+    world.pass(200, |shares| vec![seen(lost(shares, 0)), seen(20)]);
+    assert_eq!(world.changes.len(), 2);
 }
 
 #[test]

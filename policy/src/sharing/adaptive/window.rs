@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-use super::super::Seen;
+use super::super::{Executed, Seen};
 
 /// How far back it goes: far enough for a change to show at once where much is missed,
 pub(super) const SPAN: Duration = Duration::from_secs(1);
@@ -20,19 +20,23 @@ const FEW: u64 = 30;
 const DEVIATIONS: f64 = 3.0;
 const REQUESTS: f64 = 3.0;
 
-/// Requests that ended over the last [`LONG`].
+/// One of so many batches may be long by accident: a busy host has the worker wait, which says nothing of the GPU.
+const BATCHES: u64 = 10;
+
+/// Requests that ended over the last [`LONG`], and batches that executed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
     parts: VecDeque<Part>,
 }
 
-/// What ended up to a moment, from the one before it on.
-#[derive(Debug, Clone, Copy)]
+/// What was seen up to a moment, from the one before it on.
+#[derive(Debug, Clone)]
 struct Part {
     at: Moment,
     span: Duration,
     ended: u64,
     missed: u64,
+    executed: Vec<Executed>,
 }
 
 /// What ended over a time.
@@ -47,7 +51,8 @@ impl Window {
     /// Adds what was seen up to `now`.
     pub(super) fn add(&mut self, seen: &Seen, now: Moment) {
         let (ended, missed) = (seen.answered + seen.refused, seen.missed());
-        self.parts.push_back(Part { at: now, span: seen.span, ended, missed });
+        let (span, executed) = (seen.span, seen.executed.clone());
+        self.parts.push_back(Part { at: now, span, ended, missed, executed });
         while self.parts.front().is_some_and(|part| now.since(part.at) >= LONG) {
             self.parts.pop_front();
         }
@@ -56,6 +61,30 @@ impl Window {
     /// Forgets all, as it was under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
+    }
+
+    /// What two of the longest batches of the last [`SPAN`] take, accidents aside.
+    pub(super) fn two_batches(&self) -> Duration {
+        let executed = self.last(SPAN).flat_map(|part| &part.executed);
+        let mut sizes: Vec<(Duration, u64)> =
+            executed.map(|executed| (executed.mean, executed.count)).collect();
+        sizes.sort_unstable_by(|one, other| other.cmp(one));
+        let accidents = sizes.iter().map(|(_, count)| count).sum::<u64>() / BATCHES;
+        let mut longer = 0;
+        let longest = sizes.into_iter().find(|(_, count)| {
+            longer += count;
+            longer > accidents
+        });
+        2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
+    }
+
+    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them. A worker that waits for the host's processor
+    /// has a batch for longer than that.
+    pub(super) fn busy(&self) -> f64 {
+        let executed = self.last(SPAN).flat_map(|part| &part.executed);
+        let executed: f64 =
+            executed.map(|executed| executed.mean.as_secs_f64() * executed.count as f64).sum();
+        executed / self.over(SPAN).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Requests that ended over the last [`SPAN`].
@@ -91,12 +120,15 @@ impl Window {
     }
 
     fn over(&self, span: Duration) -> Sum {
-        let Some(last) = self.parts.back() else { return Sum::default() };
-        let recent = self.parts.iter().rev().take_while(|part| last.at.since(part.at) < span);
-        recent.fold(Sum::default(), |sum, part| Sum {
+        self.last(span).fold(Sum::default(), |sum, part| Sum {
             span: sum.span + part.span,
             ended: sum.ended + part.ended,
             missed: sum.missed + part.missed,
         })
+    }
+
+    fn last(&self, span: Duration) -> impl Iterator<Item = &Part> {
+        let until = self.parts.back().map(|part| part.at).unwrap_or_default();
+        self.parts.iter().rev().take_while(move |part| until.since(part.at) < span)
     }
 }
