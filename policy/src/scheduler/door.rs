@@ -106,7 +106,7 @@ impl Doorkeeper {
         self.door.refuse_late && !self.serves_late
     }
 
-    /// What says who of those that wait for this lane is in time; nothing where nobody is refused for that.
+    /// What says which of the requests that wait for this lane are in time; nothing where none is refused for being late.
     pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
         let refuses = self.refuses_late() && self.forgiveness.outage.is_none();
         refuses.then(|| Punctual {
