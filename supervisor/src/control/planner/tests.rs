@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use shadowslice_policy::sharing::Seen;
+use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
@@ -330,7 +330,7 @@ fn what_was_learnt_is_known_while_models_stay() {
             answered: 100,
             in_good_time: 60,
             queued: 9,
-            busy: 1.0,
+            executed: vec![Executed { rows: 4, count: 10, mean: span / 10 }],
             ..Seen::default()
         };
         let mut facts = rig.planner.facts(Moment::after_origin(span * interval));
