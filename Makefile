@@ -110,8 +110,8 @@ growth: build ## Whether models, connections, tensors, requests hit a cliff: doc
 	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
-judged = state=$$(git rev-parse HEAD:policy HEAD:simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
-	dirty=$$(git status --porcelain -- policy simulator configs supervisor/src/simulate supervisor/src/simulate.rs || true); \
+judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:supervisor/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+	dirty=$$(git status --porcelain -- supervisor/policy supervisor/simulator configs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-judge \
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 

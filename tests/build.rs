@@ -3,7 +3,7 @@
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = "../supervisor/proto";
+    let folder = "../supervisor/ingress/proto";
     let proto = format!("{folder}/open_inference.proto");
     println!("cargo:rerun-if-changed={proto}");
     let files = protox::compile([&proto], [folder])?;

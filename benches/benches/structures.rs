@@ -8,7 +8,7 @@ use std::time::Duration;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
-use shadowslice::process::BatchSocket;
+use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_policy::scheduler::batcher::{self, Limits, Next};
 use shadowslice_policy::scheduler::queue::{Entry, Queue};
 use shadowslice_shared::batch::{

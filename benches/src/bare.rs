@@ -27,7 +27,7 @@ pub(crate) const GRPC_SOCKET: &str = "grpc.sock";
 /// Serves until standard input ends; says so on standard output once it listens.
 pub(crate) fn run(folder: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(shadowslice::host::data_path_threads())
+        .worker_threads(shadowslice_control::host::data_path_threads())
         .enable_all()
         .build()?;
     {

@@ -6,6 +6,8 @@
 pub mod batch;
 pub mod boot;
 pub mod contention;
+pub mod errors;
+pub mod exit;
 pub mod groups;
 pub mod pool;
 pub mod profile;

@@ -5,17 +5,16 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::admin::{self, Answer, Ask};
-use crate::config;
-use crate::control::HandoverReport;
-use crate::doctor;
-use crate::errors;
-use crate::exit::{self, fail};
-use crate::models::{ModelChange, Report};
-use crate::profile;
 use crate::serve;
-use crate::simulate;
-use crate::status;
+use shadowslice_config as config;
+use shadowslice_control::controller::HandoverReport;
+use shadowslice_control::models::{ModelChange, Report};
+use shadowslice_operations::admin::{self, Answer, Ask};
+use shadowslice_operations::doctor;
+use shadowslice_operations::profile;
+use shadowslice_operations::status;
+use shadowslice_shared::errors;
+use shadowslice_shared::exit::{self, fail};
 
 /// Shares a GPU among models: a worker process each, resized while it serves.
 ///
@@ -117,10 +116,6 @@ enum Command {
     /// Nothing is changed or started. A fault, and exit code 69, is what keeps models from being served on real
     /// GPUs; with a configuration, only what that one needs.
     Doctor(doctor::Options),
-    /// See how policies would share the GPUs of a configuration, in simulated time.
-    ///
-    /// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
-    Simulate(Box<simulate::Options>),
     /// Measure what a model costs on a device, over batch sizes and shares, and write its profile.
     ///
     /// Workers are started as for serving, one share after the other; nothing else should use the device.
@@ -135,7 +130,7 @@ struct RunDir {
 }
 
 /// Runs the command line, and says how it went.
-pub fn run() -> ExitCode {
+pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -160,7 +155,6 @@ pub fn run() -> ExitCode {
         Command::Release { model, at } => hold(model, false, at),
         Command::Plan { json, at } => plan(json, at),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Simulate(options) => simulate::run(&options),
         Command::Profile(options) => profile::run(&options),
     };
     ExitCode::from(code)

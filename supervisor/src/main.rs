@@ -1,5 +1,8 @@
 //! `shadowslice`: see `shadowslice --help`.
 
+mod cli;
+mod serve;
+
 use std::process::ExitCode;
 
 /// Keeps what it frees for some seconds. The C library gives the memory of large tensors back to the kernel with every request, which
@@ -8,5 +11,5 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    shadowslice::cli::run()
+    cli::run()
 }

@@ -9,24 +9,27 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::admin::{Admin, Reach};
-use crate::clock::Clock;
-use crate::config::{self, Config, Limits, ModelControl, Start};
-use crate::control::{Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner};
-use crate::errors;
-use crate::exit::{self, fail};
-use crate::host::{self, HostError, RunDir};
-use crate::ingress::{Ingress, MetricsListeners, Render};
-use crate::machine::Machine;
-use crate::metrics;
-use crate::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
-use crate::nvml::Watch;
-use crate::otlp::{Exporter, ExporterError};
-use crate::partition::{Gpus, Partition};
-use crate::process::may_raise_priority;
-use crate::repository::{Asked, Repository};
-use crate::router::Router;
-use crate::trace::{self, Sampling, Tracer};
+use shadowslice_config as config;
+use shadowslice_config::{Config, Limits, ModelControl, Start};
+use shadowslice_control::controller::{
+    Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
+};
+use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
+use shadowslice_control::nvml::Watch;
+use shadowslice_control::partition::{Gpus, Partition};
+use shadowslice_control::process::may_raise_priority;
+use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::repository::{Asked, Repository};
+use shadowslice_datapath::router::Router;
+use shadowslice_datapath::trace::{self, Sampling, Tracer};
+use shadowslice_ingress::{Ingress, MetricsListeners, Render};
+use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::machine::Machine;
+use shadowslice_operations::metrics;
+use shadowslice_operations::otlp::{Exporter, ExporterError};
+use shadowslice_shared::errors;
+use shadowslice_shared::exit::{self, fail};
 
 /// Beyond the stop timeout, how long the controllers' end is waited for.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -36,7 +39,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 const SHARED_QUEUE_TURN: u32 = 2;
 
 /// Runs a supervisor; returns the exit code.
-pub fn run(path: &Path) -> u8 {
+pub(crate) fn run(path: &Path) -> u8 {
     host::init_logging();
     let config = match config::load_here(path) {
         Ok(config) => config,
@@ -60,11 +63,11 @@ enum ServeError {
     #[error("this host cannot serve")]
     Host(#[from] HostError),
     #[error("an address cannot be listened on")]
-    Listen(#[from] crate::ingress::BindError),
+    Listen(#[from] shadowslice_ingress::BindError),
     #[error("the control socket cannot be listened on")]
-    Control(#[from] crate::admin::BindError),
+    Control(#[from] shadowslice_operations::admin::BindError),
     #[error("a model cannot be made")]
-    Model(#[from] crate::models::MakeError),
+    Model(#[from] shadowslice_control::models::MakeError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
     #[error("requests cannot be traced")]

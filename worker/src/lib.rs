@@ -11,7 +11,6 @@ mod clock;
 pub mod descriptors;
 pub mod device;
 pub mod engine;
-pub mod errors;
 pub mod inputs;
 pub mod probe;
 pub mod proof;

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use shadowslice_shared::errors::chain;
 use shadowslice_worker::boot::{Connected, Fault};
-use shadowslice_worker::errors::chain;
 use shadowslice_worker::probe::Probe;
 
 /// Wrong usage, as sysexits has it.

@@ -5,35 +5,92 @@
 pub(crate) enum Dependencies {
     /// These and no others.
     Only(&'static [&'static str]),
-    /// Any but these.
-    Without(&'static [&'static str]),
+    /// Any but these, save for the last ones.
+    Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
-/// Who may depend on whom.
+/// Who may depend on whom. Arrows go down only:
+///
+/// ```text
+///   supervisor ─▶ operations ─▶ control ─┐
+///        └──────▶ ingress ───────────────┴▶ datapath ─▶ config ─▶ policy ─▶ shared
+///   simulator ─▶ config, policy, shared                          worker ─▶ shared
+/// ```
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "serde", "thiserror"])),
-    ("policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),
-    ("simulator", Dependencies::Only(&["serde", "shadowslice-policy", "shadowslice-shared", "thiserror"])),
+    ("worker", Dependencies::Without(&[OWN, &["tokio", "tracing"]], &["shadowslice-shared"])),
+    ("supervisor/policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),
     (
-        "worker",
-        Dependencies::Without(&[
-            "shadowslice",
-            "shadowslice-policy",
-            "shadowslice-simulator",
-            "tokio",
-            "tracing",
-        ]),
+        "supervisor/config",
+        Dependencies::Without(&[OWN, GPU, NETWORK], &["shadowslice-policy", "shadowslice-shared"]),
     ),
-    ("supervisor", Dependencies::Without(&["shadowslice-worker", "ort", "cudarc"])),
     (
-        "tests",
-        Dependencies::Without(&[
-            "shadowslice",
+        "supervisor/datapath",
+        Dependencies::Without(
+            &[OWN, GPU, NETWORK],
+            &["shadowslice-config", "shadowslice-policy", "shadowslice-shared"],
+        ),
+    ),
+    (
+        "supervisor/ingress",
+        Dependencies::Without(
+            &[OWN, GPU],
+            &["shadowslice-config", "shadowslice-datapath", "shadowslice-shared"],
+        ),
+    ),
+    (
+        "supervisor/control",
+        Dependencies::Without(
+            &[OWN, &["ort", "cudarc"], NETWORK],
+            &["shadowslice-config", "shadowslice-datapath", "shadowslice-policy", "shadowslice-shared"],
+        ),
+    ),
+    (
+        "supervisor/operations",
+        Dependencies::Without(
+            &[OWN, GPU],
+            &[
+                "shadowslice-config",
+                "shadowslice-control",
+                "shadowslice-datapath",
+                "shadowslice-policy",
+                "shadowslice-shared",
+            ],
+        ),
+    ),
+    ("supervisor", Dependencies::Without(&[&["shadowslice-worker", "shadowslice-simulator"], GPU], &[])),
+    (
+        "supervisor/simulator",
+        Dependencies::Only(&[
+            "clap",
+            "serde",
+            "serde_json",
+            "shadowslice-config",
             "shadowslice-policy",
             "shadowslice-shared",
-            "shadowslice-simulator",
-            "shadowslice-worker",
+            "thiserror",
         ]),
     ),
-    ("benches", Dependencies::Without(&["shadowslice-worker"])),
+    ("tests", Dependencies::Without(&[OWN], &[])),
+    ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
+
+/// The workspace's own crates, of which a crate names those that it may use.
+const OWN: &[&str] = &[
+    "shadowslice",
+    "shadowslice-config",
+    "shadowslice-control",
+    "shadowslice-datapath",
+    "shadowslice-ingress",
+    "shadowslice-operations",
+    "shadowslice-policy",
+    "shadowslice-shared",
+    "shadowslice-simulator",
+    "shadowslice-worker",
+];
+
+/// What can reach a GPU, or only ask about it.
+const GPU: &[&str] = &["ort", "cudarc", "nvml-wrapper"];
+
+/// What speaks to clients.
+const NETWORK: &[&str] = &["hyper", "tonic"];

@@ -20,30 +20,23 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("shared/src/batch.rs", "fn now() { std::time::SystemTime::now(); }"),
         ("shared/src/batch.rs", "use std::time;"),
         ("shared/src/batch.rs", "use std::time::*;"),
-        ("policy/src/queue.rs", "use shadowslice_shared::{slab::WritableSlab, units::Moment};"),
-        ("policy/src/handover/machine.rs", "use std::{fmt, fs::{self}};"),
-        ("policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
+        ("supervisor/policy/src/queue.rs", "use shadowslice_shared::{slab::WritableSlab, units::Moment};"),
+        ("supervisor/policy/src/handover/machine.rs", "use std::{fmt, fs::{self}};"),
+        ("supervisor/policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
+        ("supervisor/policy/src/queue.rs", "use shadowslice_config::Model;"),
+        ("supervisor/simulator/src/world/mod.rs", "fn f() { std::fs::read(\"a\"); }"),
         ("worker/src/serve.rs", "use ort::session::Session;"),
         ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
         ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::Rules;"),
         ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
         ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
-        ("supervisor/src/pipeline/state.rs", "use crate::control::Order;"),
-        ("supervisor/src/pipeline/lane.rs", "fn f(w: &crate::process::Worker) {}"),
-        ("supervisor/src/pipeline/lane.rs", "use crate::{clock::Clock, process};"),
-        ("supervisor/src/pipeline/mod.rs", "use super::control::Order;"),
-        ("supervisor/src/pipeline/lane.rs", "use crate::*;"),
-        ("supervisor/src/pipeline/lane.rs", "use crate::process::*;"),
-        ("supervisor/src/pipeline/mod.rs", "use shadowslice_policy::handover::Handover;"),
-        ("supervisor/src/ingress/grpc.rs", "tokio::select! { _ = crate::control::stop() => {} }"),
-        ("supervisor/src/control/swap.rs", "use crate::ingress::Ingress;"),
-        ("supervisor/src/host.rs", "use crate::serve::run;"),
-        ("supervisor/src/host.rs", "use nvml_wrapper::Nvml;"),
-        ("supervisor/src/doctor/judge/mps.rs", "fn f() { std::fs::read(\"/proc/stat\"); }"),
-        ("supervisor/src/admin/server.rs", "use crate::control::Controller;"),
-        ("supervisor/src/cli.rs", "use shadowslice_worker::boot::Connected;"),
+        ("supervisor/control/src/controller/planner/mod.rs", "use crate::process::Worker;"),
+        ("supervisor/control/src/controller/planner/mod.rs", "use crate::*;"),
+        ("supervisor/control/src/controller/planner/mod.rs", "use crate::{controller::Order, process};"),
+        ("supervisor/control/src/controller/planner/mod.rs", "use shadowslice_policy::handover::Handover;"),
+        ("supervisor/control/src/models/plan.rs", "tokio::select! { _ = std::env::vars() => {} }"),
+        ("supervisor/operations/src/doctor/judge/mps.rs", "fn f() { std::fs::read(\"/proc/stat\"); }"),
         ("tests/src/server.rs", "use shadowslice_shared::boot::Order;"),
-        ("supervisor/src/surprise.rs", ""),
     ];
     for (name, text) in offenders {
         assert_eq!(faults(name, text).len(), 1, "{name}: {text}: {:?}", faults(name, text));
@@ -54,21 +47,24 @@ fn offending_uses_are_caught_however_they_are_written() {
 fn what_is_permitted_is_not_caught() {
     let innocents = [
         ("shared/src/batch.rs", "use std::time::Duration; use crate::units::Moment;"),
-        ("policy/src/queue.rs", "// std::fs\nconst A: &str = \"use std::fs\"; use super::late::Lateness;"),
         (
-            "policy/src/late.rs",
+            "supervisor/policy/src/queue.rs",
+            "// std::fs\nconst A: &str = \"use std::fs\"; use super::late::Lateness;",
+        ),
+        (
+            "supervisor/policy/src/late.rs",
             "#[cfg(test)]\nmod tests { use std::time::Instant; fn f() { std::fs::read(\"\"); } }",
         ),
-        ("policy/src/batcher_tests.rs", "use std::fs;"),
+        ("supervisor/policy/src/batcher_tests.rs", "use std::fs;"),
         (
             "worker/src/engine/onnxruntime/mod.rs",
             "use ort::{ortsys, session::Session}; use super::super::inputs::Inputs;",
         ),
         (
-            "supervisor/src/pipeline/lane.rs",
-            "use crate::process::BatchSocket; use super::memory; use self::a::B;",
+            "supervisor/control/src/controller/planner/mod.rs",
+            "use crate::partition::Partition; use super::standing; use self::a::B;",
         ),
-        ("supervisor/src/serve.rs", "use crate::{control::Order, ingress::Ingress};"),
+        ("supervisor/src/serve.rs", "use nvml_wrapper::Nvml;"),
     ];
     for (name, text) in innocents {
         assert_eq!(faults(name, text), [""; 0], "{name}: {text}");
@@ -78,14 +74,14 @@ fn what_is_permitted_is_not_caught() {
 #[test]
 fn only_the_tests_are_left_out_of_a_file() {
     let text = "#[cfg(test)]\n#[path = \"x.rs\"]\nmod tests;\nuse std::fs;\n#[cfg(test)]\nmod more { }\nuse std::env;";
-    let lines: Vec<String> = faults("policy/src/queue.rs", text);
+    let lines: Vec<String> = faults("supervisor/policy/src/queue.rs", text);
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines[0].starts_with("policy/src/queue.rs:4: `std::fs`"), "{lines:?}");
+    assert!(lines[0].starts_with("supervisor/policy/src/queue.rs:4: `std::fs`"), "{lines:?}");
 }
 
 #[test]
 fn who_may_see_an_item_is_no_use_of_that_module() {
-    let name = "supervisor/src/doctor/judge/mod.rs";
+    let name = "supervisor/operations/src/doctor/judge/mod.rs";
     assert_eq!(faults(name, "pub(super) fn f() {} pub(in crate::doctor) struct S;"), [""; 0]);
     assert_eq!(faults(name, "pub(super) fn f() { super::gather::facts(); }").len(), 1);
     assert_eq!(faults(name, "struct S(pub (crate::serve::Run));").len(), 1);
@@ -95,12 +91,16 @@ fn who_may_see_an_item_is_no_use_of_that_module() {
 fn offending_manifests_are_caught() {
     let offenders = [
         ("shared", "[dependencies]\ntokio.workspace = true\n"),
-        ("policy", "[dependencies]\nshadowslice-shared.workspace = true\nrand = \"0.9\"\n"),
-        ("policy", "[dependencies.tracing]\nversion = \"0.1\"\n"),
+        ("supervisor/policy", "[dependencies]\nshadowslice-shared.workspace = true\nrand = \"0.9\"\n"),
+        ("supervisor/policy", "[dependencies.tracing]\nversion = \"0.1\"\n"),
         ("worker", "[target.'cfg(unix)'.dependencies]\nshadowslice-policy = { path = \"../policy\" }\n"),
         ("supervisor", "[dependencies]\nshadowslice-worker.workspace = true\n"),
         ("tests", "[dependencies]\nshadowslice.workspace = true\n"),
-        ("simulator", "[dependencies]\ntokio.workspace = true\n"),
+        ("supervisor/ingress", "[dependencies]\nshadowslice-control.workspace = true\n"),
+        ("supervisor/datapath", "[dependencies]\ntonic.workspace = true\n"),
+        ("supervisor/control", "[dependencies]\nshadowslice-operations.workspace = true\n"),
+        ("supervisor", "[dependencies]\nshadowslice-simulator.workspace = true\n"),
+        ("supervisor/simulator", "[dependencies]\ntokio.workspace = true\n"),
         ("a-crate-that-no-row-is-about", ""),
     ];
     for (name, text) in offenders {
@@ -108,7 +108,7 @@ fn offending_manifests_are_caught() {
         assert_eq!(faults.len(), 1, "{name}: {text}: {faults:?}");
     }
     let innocent = "[dev-dependencies]\ntokio.workspace = true\n[build-dependencies]\ntokio = \"1\"\n[lints]\nworkspace = true\n";
-    assert_eq!(check::manifests(MANIFESTS, &[Manifest::parse("policy", innocent)]), [""; 0]);
+    assert_eq!(check::manifests(MANIFESTS, &[Manifest::parse("supervisor/policy", innocent)]), [""; 0]);
 }
 
 #[test]
@@ -117,19 +117,22 @@ fn stray_unsafe_code_and_stale_permits_are_caught() {
         UNSAFE.iter().map(|name| Source::parse(name, "fn f() { unsafe { g() } }")).collect();
     assert_eq!(check::unsafe_code(UNSAFE, &tree), [""; 0]);
     tree.push(Source::parse(
-        "policy/src/queue.rs",
+        "supervisor/policy/src/queue.rs",
         "#![allow(unsafe_code)]\n// unsafe\nunsafe impl Send for A {}",
     ));
     tree[0] = Source::parse(UNSAFE[0], "");
     tree.remove(1);
     let faults = check::unsafe_code(UNSAFE, &tree);
     assert_eq!(faults.len(), 3, "{faults:?}");
-    assert!(faults.contains(&"policy/src/queue.rs:3: unsafe code may not be here".to_owned()), "{faults:?}");
+    assert!(
+        faults.contains(&"supervisor/policy/src/queue.rs:3: unsafe code may not be here".to_owned()),
+        "{faults:?}"
+    );
 }
 
 #[test]
 fn long_files_are_caught() {
-    let file = |lines| Source::parse("policy/src/queue.rs", &"\n".repeat(lines));
+    let file = |lines| Source::parse("supervisor/policy/src/queue.rs", &"\n".repeat(lines));
     assert_eq!(check::lengths(&[file(MAX_LINES)]), [""; 0]);
     assert_eq!(check::lengths(&[file(MAX_LINES + 1)]).len(), 1);
 }
@@ -137,8 +140,11 @@ fn long_files_are_caught() {
 #[test]
 fn documents_that_lead_nowhere_are_caught() {
     let missing = |text| documents::missing_paths("docs/operations.md", text, &crate::root()).len();
-    assert_eq!(missing("see `policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"), 0);
-    assert_eq!(missing("`policy/src/tuner.rs`"), 1);
+    assert_eq!(
+        missing("see `supervisor/policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"),
+        0
+    );
+    assert_eq!(missing("`supervisor/policy/src/tuner.rs`"), 1);
     assert_eq!(missing("[that](nowhere.md)"), 1);
     assert_eq!(missing("a made-up one: `configs/*.yaml`, [out](https://example.org)"), 0);
     assert!(Path::new(&crate::root()).join("README.md").is_file());

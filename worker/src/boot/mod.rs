@@ -23,11 +23,11 @@ use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
 use crate::device::cuda::pinned;
 use crate::engine::{Engine, Libraries, Signature};
-use crate::errors::chain;
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
 pub use link::Fault;
 use link::Link;
+use shadowslice_shared::errors::chain;
 
 /// A worker that runs and has said hello.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::Started;
 use super::timeline::Progress;
 use crate::clock::{now_ns, timespec};
-use crate::errors::chain;
+use shadowslice_shared::errors::chain;
 
 /// A worker's part of an emulated GPU.
 #[derive(Debug)]

@@ -13,10 +13,10 @@ use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::errors::chain;
 use crate::inputs::Inputs;
 pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
+use shadowslice_shared::errors::chain;
 
 /// An engine with its model.
 #[derive(Debug)]

@@ -22,11 +22,11 @@ use shadowslice_shared::tensor::elements;
 use crate::answer::AnswerSlots;
 use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{Engine, Signature};
-use crate::errors::chain;
 use crate::inputs::Inputs;
 pub use made_up::Draw;
 use made_up::Fill;
 use reference::{Answer, Reference, SizeAnswers};
+use shadowslice_shared::errors::chain;
 
 /// A model on trial. It answers as it does in service.
 #[derive(Debug)]

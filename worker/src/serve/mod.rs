@@ -17,9 +17,9 @@ use crate::answer::AnswerSlots;
 use crate::device::Device;
 use crate::device::cuda::CudaFault;
 use crate::engine::{Engine, Signature};
-use crate::errors::chain;
 use crate::inputs::Inputs;
 use on_gpu::OnGpu;
+use shadowslice_shared::errors::chain;
 
 /// An engine's words are cut to this many bytes, so that an answer always fits into its message.
 const MAX_REASON_BYTES: usize = 4096;

@@ -1,4 +1,4 @@
-//! Which request comes when: files of `seconds,model`, as `shadowslice simulate` writes and reads them.
+//! Which request comes when: files of `seconds,model`, as `shadowslice-simulate` writes and reads them.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// A load under a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Case {
-    /// A named load of `shadowslice simulate`.
+    /// A named load of `shadowslice-simulate`.
     pub(crate) load: &'static str,
     /// A policy of `controller.policy`.
     pub(crate) policy: &'static str,

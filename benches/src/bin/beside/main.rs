@@ -1,5 +1,5 @@
 //! The simulator beside the real thing: the same configuration and the very same arrivals, simulated by
-//! `shadowslice simulate` and sent to `shadowslice serve` on the emulated device. Writes a page.
+//! `shadowslice-simulate` and sent to `shadowslice serve` on the emulated device. Writes a page.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
 
 mod agreement;
@@ -31,7 +31,7 @@ use simulated::Simulator;
 /// What ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Holds `shadowslice simulate` against `shadowslice serve` on the emulated device, and writes a page that says
+/// Holds `shadowslice-simulate` against `shadowslice serve` on the emulated device, and writes a page that says
 /// how well they agree.
 ///
 /// Each load is drawn once. It is simulated, and sent to a fresh supervisor once a round; the cases take turns, so that

@@ -1,4 +1,4 @@
-//! The simulated side: what is asked of `shadowslice simulate`, and the files that both sides use.
+//! The simulated side: what is asked of `shadowslice-simulate`, and the files that both sides use.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -52,8 +52,13 @@ impl Simulator {
         }
         symlink(profiles, &link).map_err(about("make", &link))?;
         let (utilisation, seed) = (options.utilisation.to_string(), options.seed.to_string());
-        let simulator =
-            Self { program: beside("shadowslice")?, folder, seconds: options.seconds, utilisation, seed };
+        let simulator = Self {
+            program: beside("shadowslice-simulate")?,
+            folder,
+            seconds: options.seconds,
+            utilisation,
+            seed,
+        };
         for case in CASES {
             let path = simulator.config(case);
             let controller =
@@ -100,7 +105,7 @@ impl Simulator {
     /// The emulated device knows no memory bandwidth, so the simulated one must not either.
     fn simulate(&self, case: Case, load: &Path, more: &[&str]) -> Result<Run, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("simulate").arg(self.config(case)).arg("--load").arg(load);
+        command.arg(self.config(case)).arg("--load").arg(load);
         command.args(["--policy", case.policy, "--no-interference", "--json"]).args(more);
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {

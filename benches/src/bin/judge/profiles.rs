@@ -4,7 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use shadowslice::config::{self, ConfigError};
+use shadowslice_config as config;
+
+use shadowslice_config::ConfigError;
 
 use crate::mixes::{self, Known};
 

@@ -1,4 +1,4 @@
-//! The simulations: what is asked of `shadowslice simulate`, and its answers.
+//! The simulations: what is asked of `shadowslice-simulate`, and its answers.
 
 use std::fs;
 use std::io;
@@ -69,7 +69,7 @@ pub(crate) struct Trial {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Setup {
     /// The `shadowslice` that simulates
-    #[arg(long, default_value = "target/release/shadowslice")]
+    #[arg(long, default_value = "target/release/shadowslice-simulate")]
     pub(crate) bin: PathBuf,
     /// The profiles that models are drawn from
     #[arg(long, default_value = "configs/profiles")]
@@ -231,7 +231,7 @@ impl Ask<'_> {
         let Self { config, load, utilisation, seed, seconds } = self;
         let config = config.display().to_string();
         let (seed, seconds, part) = (seed.to_string(), seconds.to_string(), utilisation.to_string());
-        let given = ["simulate", &config, "--load", load, "--seconds", &seconds, "--utilisation", &part];
+        let given = [&*config, "--load", load, "--seconds", &seconds, "--utilisation", &part];
         let world = ["--seed", &seed, "--truth", truth, "--no-interference", "--json", "--policy"];
         given.into_iter().chain(world).chain(policies.iter().copied()).map(str::to_owned).collect()
     }

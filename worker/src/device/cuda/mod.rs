@@ -26,7 +26,7 @@ use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::Refusal;
 use shadowslice_shared::units::Sms;
 
-use crate::errors::chain;
+use shadowslice_shared::errors::chain;
 
 /// What CUDA's driver could not do. The context may be beyond use afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

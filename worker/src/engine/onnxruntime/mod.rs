@@ -28,10 +28,10 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
-use crate::errors::chain;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
 pub use on_gpu::OnGpu;
+use shadowslice_shared::errors::chain;
 
 /// ONNX Runtime's library, loaded.
 #[derive(Debug)]

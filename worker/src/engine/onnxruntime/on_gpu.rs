@@ -21,8 +21,8 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, Unmovable};
 use crate::device::cuda::partition::SmGroups;
-use crate::errors::chain;
 use crate::inputs::Inputs;
+use shadowslice_shared::errors::chain;
 
 /// Kinds of batches whose places are kept. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;

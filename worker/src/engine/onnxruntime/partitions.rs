@@ -24,7 +24,7 @@ use super::workshop::{Left, Made, NO_MORE, NONE_FIRST, Order, Workshop};
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaFault, CudaGpu};
-use crate::errors::chain;
+use shadowslice_shared::errors::chain;
 
 /// What the thread has made and nobody has looked at; when it is full, the thread waits.
 const MADE: usize = 256;

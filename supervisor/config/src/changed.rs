@@ -1,0 +1,183 @@
+//! One model's configuration, changed by who may set some of its keys and writes them as JSON.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+use super::faults::{Fault, FaultLog};
+use super::reader::Value;
+use super::types::{Config, Model, Share};
+use super::yaml::{self, Node};
+use super::{Context, EXAMPLE, document, render};
+
+/// The keys that can be set. None of them says what is run or where from.
+const KEYS: [&str; 9] =
+    ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
+
+/// The longest JSON, in bytes.
+const MAX_BYTES: usize = 64 * 1024;
+
+/// The model of that name as `json`, a map of its keys, changes it; its files are looked at again. Everything else is
+/// as in `config`, beside which it is checked. An error says all that is wrong.
+pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
+    if json.len() > MAX_BYTES {
+        return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
+    }
+    let log = FaultLog::new(Path::new("config"));
+    let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
+    // A key that is there twice is a fault, and there is a document all the same.
+    let faults = log.into_sorted();
+    let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
+    let whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
+        .ok_or("the configuration in force cannot be read back; please report this")?;
+    let place = config.models.iter().position(|model| model.name == name).ok_or("there is no such model")?;
+    let log = FaultLog::new(Path::new("config"));
+    check_keys(&Value::root(&changes, &log));
+    let changed = whole.with("models", |models| models.with_item(place, |model| merged(model, &changes)));
+    // What is rendered has absolute paths, so that neither folder nor environment matters.
+    let context = Context {
+        dir: Path::new(""),
+        env: &|_| None,
+        is_root: false,
+        file_faults: RefCell::default(),
+        notes: RefCell::default(),
+    };
+    let mut read = document(&Value::root(&changed, &log), &context);
+    let faults = log.into_sorted();
+    if !faults.is_empty() {
+        return Err(listed(faults));
+    }
+    let mut model = read.models.swap_remove(place);
+    if !names_initial(&changes) {
+        // Else it would have an equal part of what others leave, which they may have changed meanwhile.
+        let (old, share) = (config.models[place].share, model.share);
+        let initial = old.initial.clamp(share.min, share.max);
+        model.share = Share { initial, given: old.given, ..share };
+    }
+    Ok(model)
+}
+
+fn names_initial(changes: &Rc<Node>) -> bool {
+    changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
+}
+
+fn check_keys(changes: &Value<'_>) {
+    for (key, value) in changes.any_fields() {
+        if !KEYS.contains(&key) {
+            value.fault(format!("cannot be set by a client; these can: {}", KEYS.join(", ")));
+        }
+    }
+}
+
+/// A share alone is the initial one, an SLO alone its latency, and sizes of batches go by a largest one that is no more.
+fn merged(model: &Rc<Node>, changes: &Rc<Node>) -> Rc<Node> {
+    let alone = |changes: &Rc<Node>, key, within| match changes.get(key) {
+        Some(value) if value.is_scalar() => changes.with(key, |value| Node::map_of(within, value)),
+        _ => Rc::clone(changes),
+    };
+    let changes = &alone(&alone(changes, "share", "initial"), "slo", "latency");
+    let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
+    if said("max") && !said("sizes") {
+        return model.with("batch", |batch| batch.without("sizes")).merged(changes);
+    }
+    model.merged(changes)
+}
+
+/// Where in a rendered text a fault stands says nothing to who has not seen that.
+fn listed(faults: Vec<Fault>) -> String {
+    let line = |Fault { path, message, .. }: &Fault| {
+        if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
+    };
+    faults.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::units::Percent;
+
+    use super::*;
+    use crate::HandoverMode;
+
+    const TENSORS: &str = "tensors: [{input: x, output: y, datatype: FP32, shape: [4]}]";
+
+    fn config() -> (tempfile::TempDir, Config) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.yaml");
+        let yaml = format!(
+            "run_dir: /tmp/x\ngpus: [{{device: emulated, sms: 132}}]\nmodels:\n\
+             \x20 - {{name: a, engine: emulated, slo: 20ms, share: {{initial: 30%, min: 10%}}, {TENSORS}}}\n\
+             \x20 - {{name: b, engine: emulated, slo: 30ms, share: {{min: 50%}}, {TENSORS}}}\n"
+        );
+        std::fs::write(&file, yaml).unwrap();
+        let config = crate::load(&file, &|_| None, false).unwrap();
+        (dir, config)
+    }
+
+    #[test]
+    fn what_is_not_said_stays() {
+        let (_dir, config) = config();
+        assert_eq!(changed_model(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
+        let changed = changed_model(
+            &config,
+            "a",
+            r#"{"share": "40%", "batch": {"max": 8}, "handover": "restart", "slo": "5ms"}"#,
+        );
+        let changed = changed.unwrap();
+        assert_eq!((changed.share.initial.get(), changed.share.min.get()), (40, 10));
+        assert_eq!((changed.batch.max, changed.handover), (Some(8), HandoverMode::Restart));
+        assert_eq!(changed.slo.latency, std::time::Duration::from_millis(5));
+        assert_eq!(changed.queue, config.models[0].queue);
+    }
+
+    #[test]
+    fn a_share_that_is_not_named_stays_whatever_others_have_got() {
+        let (_dir, mut config) = config();
+        let equal = config.models[1].share;
+        assert!(!equal.given);
+        config.models[0].share.initial = Percent::new(20).unwrap();
+        config.models[0].share.given = true;
+        let share = |json| changed_model(&config, "b", json).unwrap().share;
+        assert_eq!(share("{}"), equal);
+        assert_eq!(share(r#"{"slo": "5ms"}"#), equal);
+        assert_eq!(share(r#"{"share": {"max": "60%"}}"#).initial.get(), 60);
+        assert_eq!(
+            (share(r#"{"share": "55%"}"#).initial.get(), share(r#"{"share": "55%"}"#).given),
+            (55, true)
+        );
+    }
+
+    #[test]
+    fn a_latency_alone_leaves_the_percentile() {
+        let (_dir, mut config) = config();
+        config.models[0].slo.percentile = 99.9;
+        let slo = |json| changed_model(&config, "a", json).unwrap().slo;
+        let latency = std::time::Duration::from_millis(5);
+        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::Slo { latency, percentile: 99.9 });
+        assert_eq!(
+            slo(r#"{"slo": {"percentile": 90}}"#),
+            crate::Slo { percentile: 90.0, ..config.models[0].slo }
+        );
+    }
+
+    #[test]
+    fn every_fault_is_named_and_a_client_cannot_say_what_is_run() {
+        let (_dir, config) = config();
+        for (json, words) in [
+            (r#"{"path": "/etc/passwd"}"#, "path: cannot be set"),
+            (r#"{"name": "c"}"#, "name: cannot be set"),
+            (r#"{"share": "400%"}"#, "share.initial"),
+            (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
+            (r#"{"batch": {"mux": 8}}"#, "mux"),
+            (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
+            (r#"{"warmup": {"x": [4]}, "batch": {"max": 2}, "tensors": []}"#, "tensors"),
+            ("[]", "map"),
+            ("{", "config"),
+            ("", ""),
+        ] {
+            let refused = changed_model(&config, "a", json).unwrap_err();
+            assert!(refused.contains(words) || words == "config", "{json}: {refused}");
+        }
+        let both = changed_model(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
+        assert!(both.contains("slo") && both.contains("priority"), "{both}");
+    }
+}

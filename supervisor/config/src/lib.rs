@@ -1,0 +1,164 @@
+//! The configuration: YAML, read into a tree of values that know where they stand, then checked.
+//! All faults are found at once, each with its place.
+
+mod batch;
+mod changed;
+pub mod check;
+mod engine;
+mod faults;
+mod gpus;
+mod listen;
+mod models;
+mod profile;
+mod reader;
+mod render;
+mod settings;
+mod shares;
+mod terms;
+mod tracing;
+mod types;
+mod uneven;
+mod units;
+mod yaml;
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use changed::changed_model;
+pub use faults::{ConfigError, Fault, Listing, Position};
+pub use render::render;
+pub use settings::PRIVATE;
+pub use types::*;
+
+use faults::FaultLog;
+use reader::Value;
+
+/// How variables of the environment are looked up.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Where a configuration is read, and what is found beside its faults.
+struct Context<'a> {
+    /// The file's folder, as the user named it.
+    dir: &'a Path,
+    env: Environment<'a>,
+    is_root: bool,
+    /// Faults of models' own files.
+    file_faults: RefCell<Vec<Fault>>,
+    /// What has no effect, or cannot be right, and is no fault.
+    notes: RefCell<Vec<Fault>>,
+}
+
+impl Context<'_> {
+    /// A path that is relative to the file, as it is shown.
+    fn shown(&self, path: &str) -> PathBuf {
+        self.dir.join(path)
+    }
+
+    /// Notes that something has no effect, or cannot be right. What two models' profile says is noted once.
+    fn note(&self, value: &Value<'_>, message: impl Into<String>) {
+        let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+}
+
+/// The same path, absolute.
+fn absolute(path: &Path) -> PathBuf {
+    // Fails only where there is no working directory; what is opened then fails by itself.
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Fails for what is no file with something in it that this user may read.
+fn usable(path: &Path) -> Result<(), io::Error> {
+    let metadata = fs::metadata(path)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::other("it is a directory"));
+    }
+    if !kind.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    File::open(path)?;
+    if metadata.len() == 0 {
+        return Err(io::Error::other("it is empty"));
+    }
+    Ok(())
+}
+
+/// Reads and checks a configuration, in this environment. Faults of models' own files leave a
+/// configuration, and stand in [`Config::file_faults`].
+pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
+    let log = FaultLog::new(path);
+    let text =
+        yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let Some(tree) = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log)) else {
+        return Err(ConfigError::Faults(log.into_sorted()));
+    };
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let context = Context { dir, env, is_root, file_faults: RefCell::default(), notes: RefCell::default() };
+    let config = document(&Value::root(&tree, &log), &context);
+    let mut faults = log.into_sorted();
+    if faults.is_empty() {
+        return Ok(config);
+    }
+    faults.extend(config.file_faults);
+    Err(ConfigError::Faults(faults))
+}
+
+/// Reads and checks a configuration, in the environment of this process.
+pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
+    load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
+}
+
+/// The shortest configuration.
+const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
+
+/// The run directory of a configuration that names none, in the environment of this process.
+pub fn default_run_dir() -> Option<PathBuf> {
+    settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
+}
+
+const KEYS: &[&str] = &[
+    "run_dir",
+    "listen",
+    "gpus",
+    "models",
+    "model_control",
+    "controller",
+    "limits",
+    "timeouts",
+    "start",
+    "onnxruntime",
+    "tracing",
+];
+
+/// Reads the whole document. Where there are faults, defaults stand in.
+fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
+    let fields = root.fields(KEYS);
+    let run_dir = settings::run_dir(&fields, context);
+    let listen = listen::listen(&fields, &run_dir);
+    let gpus = gpus::gpus(&fields);
+    let limits = settings::limits(&fields);
+    let controller = settings::controller(&fields, context);
+    let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
+    let models = models::models(&fields, &beside, context);
+    Config {
+        run_dir,
+        listen,
+        gpus,
+        models,
+        model_control: settings::model_control(&fields),
+        controller,
+        limits,
+        timeouts: settings::timeouts(&fields),
+        start: settings::start(&fields),
+        onnxruntime: settings::onnxruntime(&fields, context),
+        tracing: tracing::tracing(&fields),
+        file_faults: context.file_faults.take(),
+        notes: context.notes.take(),
+    }
+}

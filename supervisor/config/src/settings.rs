@@ -1,0 +1,150 @@
+//! What concerns the whole supervisor: its folder, controller, limits, timeouts.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::listen::MAX_SOCKET_PATH;
+use super::reader::{Fields, Value};
+use shadowslice_policy::sharing::Kind;
+
+use super::types::{Choice, Controller, Limits, ModelControl, OnnxRuntime, Start, Timeouts};
+use super::{Context, Environment, absolute, units};
+
+/// The socket that `status` and `resize` talk to, in the run directory.
+pub(super) const CONTROL_SOCKET: &str = "control.sock";
+
+/// The folder in the run directory that is closed to others.
+pub const PRIVATE: &str = "private";
+
+/// The most bytes of a request or an answer: what protobuf allows.
+const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
+
+/// The run directory, absolute; a fault if its sockets would not have addresses.
+pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
+    let written = root.get("run_dir").map(|value| value.text().map(|text| context.shown(text)));
+    let run_dir = match written {
+        Some(written) => written.unwrap_or_default(),
+        None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
+            root.fault("run_dir", "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default; say where sockets go, such as `run_dir: /tmp/shadowslice`");
+            PathBuf::new()
+        }),
+    };
+    let run_dir = absolute(&run_dir);
+    let socket = run_dir.join(CONTROL_SOCKET);
+    let length = socket.as_os_str().len();
+    if length > MAX_SOCKET_PATH {
+        root.fault(
+            "run_dir",
+            format!(
+                "too long for Unix sockets: {} has {length} bytes and {MAX_SOCKET_PATH} fit; make it {} shorter",
+                socket.display(),
+                length - MAX_SOCKET_PATH
+            ),
+        );
+    }
+    run_dir
+}
+
+/// Where sockets go when nothing says so.
+pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
+    let variable = |name| env(name).filter(|value| !value.is_empty());
+    if let Some(directories) = variable("RUNTIME_DIRECTORY") {
+        // systemd separates several by colons.
+        return std::env::split_paths(&directories).next();
+    }
+    if is_root {
+        return Some(PathBuf::from("/run/shadowslice"));
+    }
+    Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
+}
+
+/// How shares are decided.
+pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
+    let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
+    let policy = fields.or("policy", Choice::of(Kind::Adaptive), |value| value.parsed(str::parse::<Choice>));
+    let default = Duration::from_millis(100);
+    let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
+    let act = fields.or("act", true, Value::flag);
+    let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
+    let controller = Controller { policy, interval, act, standby_memory };
+    for (key, is_default) in [("interval", interval == default), ("act", act)] {
+        if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
+            context.note(&value, "has no effect while no policy decides shares");
+        }
+    }
+    controller
+}
+
+/// Bounds on what clients may ask for.
+pub(super) fn limits(root: &Fields<'_>) -> Limits {
+    let fields = root
+        .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
+    let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
+    let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
+    Limits {
+        request_bytes: bytes("request_bytes"),
+        response_bytes: bytes("response_bytes"),
+        in_flight: count("in_flight", 65_536),
+        connections: count("connections", 16_384),
+        shared_memory: fields.or("shared_memory", false, Value::flag),
+    }
+}
+
+/// How long the phases of a worker's life may take.
+pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
+    let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop"]);
+    let least = Duration::from_millis(1);
+    let timeout = |key, seconds| fields.or(key, Duration::from_secs(seconds), |value| at_least(value, least));
+    Timeouts {
+        spawn: timeout("spawn", 10),
+        warm: timeout("warm", 300),
+        drain: timeout("drain", 10),
+        dwell: fields.or("dwell", Duration::from_secs(5), |value| value.parsed(units::duration)),
+        stop: timeout("stop", 5),
+    }
+}
+
+/// What to do about models that cannot be started.
+pub(super) fn start(root: &Fields<'_>) -> Start {
+    let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
+    root.or("start", Start::Lenient, |value| value.one_of(&words))
+}
+
+/// Whether clients load and unload models.
+pub(super) fn model_control(root: &Fields<'_>) -> ModelControl {
+    let words = [("none", ModelControl::None), ("explicit", ModelControl::Explicit)];
+    root.or("model_control", ModelControl::None, |value| value.one_of(&words))
+}
+
+/// Where ONNX Runtime is.
+pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
+    let fields = root.section("onnxruntime", &["library"]);
+    let library = fields.get("library").and_then(|value| value.text());
+    OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
+}
+
+/// A duration of at least `least`.
+pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
+    let duration = value.parsed(units::duration)?;
+    if duration < least {
+        value.fault(format!("too short; at least {}", units::show_duration(least)));
+        return None;
+    }
+    Some(duration)
+}
+
+/// A size from `least` to `most` bytes.
+pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u64> {
+    let size = value.parsed(units::size)?;
+    if !(least..=most).contains(&size) {
+        let (least, most) = (units::show_size(least), units::show_size(most));
+        value.fault(format!("must be from {least} to {most}"));
+        return None;
+    }
+    Some(size)
+}
+
+/// A number of things, from 1 to `most`.
+pub(super) fn count(value: &Value<'_>, most: u32) -> Option<usize> {
+    value.whole(1..=i64::from(most)).and_then(|number| usize::try_from(number).ok())
+}

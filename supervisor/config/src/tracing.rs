@@ -1,0 +1,108 @@
+//! Where traces of requests go.
+
+use http::Uri;
+
+use super::reader::Fields;
+use super::types::{Sample, Tracing};
+use super::units;
+
+/// The port of OTLP over gRPC.
+const PORT: u16 = 4317;
+
+/// Where traces go, and of which requests; `None` where the document does not say.
+pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
+    root.get("tracing")?;
+    let fields = root.section("tracing", &["otlp", "sample", "service"]);
+    let sample = fields.or("sample", Sample::DEFAULT, |value| value.parsed(units::sample));
+    let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
+    let Some(otlp) = fields.get("otlp") else {
+        fields.fault(
+            "otlp",
+            format!("missing; give the collector's address, such as `http://127.0.0.1:{PORT}`"),
+        );
+        return None;
+    };
+    Some(Tracing { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
+}
+
+/// Why a text is no collector's address.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum BadCollector {
+    #[error(
+        "`{0}` is not a collector's address; write `http://127.0.0.1:4317` or `http://collector:4317`, say"
+    )]
+    Unknown(String),
+    #[error(
+        "`{0}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that one speak TLS"
+    )]
+    Tls(String),
+    #[error(
+        "`{0}` has a path, and OTLP over gRPC has none; end it behind the port (the path /v1/traces belongs to OTLP over HTTP, which is not spoken here)"
+    )]
+    Path(String),
+}
+
+/// `http://HOST:PORT`, the port filled in.
+fn collector(text: &str) -> Result<String, BadCollector> {
+    let unknown = || BadCollector::Unknown(text.to_owned());
+    let uri: Uri = text.parse().map_err(|_| unknown())?;
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => return Err(BadCollector::Tls(text.to_owned())),
+        _ => return Err(unknown()),
+    }
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(unknown)?;
+    let authority = uri.authority().ok_or_else(unknown)?.as_str();
+    let port = match authority.strip_prefix(host).ok_or_else(unknown)? {
+        "" => PORT,
+        port => {
+            uri.port_u16().filter(|number| *number > 0 && port == format!(":{number}")).ok_or_else(unknown)?
+        }
+    };
+    match uri.path_and_query().map_or("/", |path| path.as_str()) {
+        "" | "/" => Ok(format!("http://{host}:{port}")),
+        _ => Err(BadCollector::Path(text.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_the_port_filled_in() {
+        for (text, address) in [
+            ("http://127.0.0.1:4317", "http://127.0.0.1:4317"),
+            ("http://[::1]:1/", "http://[::1]:1"),
+            ("http://otel-collector.monitoring", "http://otel-collector.monitoring:4317"),
+            ("HTTP://c:65535", "http://c:65535"),
+        ] {
+            assert_eq!(collector(text), Ok(address.to_owned()), "{text}");
+            assert_eq!(collector(address), Ok(address.to_owned()), "{address}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address() {
+        for text in [
+            "",
+            "127.0.0.1:4317",
+            "collector",
+            "grpc://c:1",
+            "http://",
+            "http://:1",
+            "http://c:",
+            "http://c:0",
+            "http://c:65536",
+            "http://user@c:1",
+            "http://a b:1",
+            "unix:/x.sock",
+        ] {
+            assert_eq!(collector(text), Err(BadCollector::Unknown(text.to_owned())), "{text}");
+        }
+        assert!(matches!(collector("https://c:4317"), Err(BadCollector::Tls(_))));
+        for text in ["http://c:4318/v1/traces", "http://c/?x"] {
+            assert!(matches!(collector(text), Err(BadCollector::Path(_))), "{text}");
+        }
+    }
+}

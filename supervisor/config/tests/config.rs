@@ -1,0 +1,300 @@
+//! Configurations as operators write them, with the faults that they get to read.
+//!
+//! Each `config/NAME.yaml` has the text it must lead to in `config/NAME.expected`. `UPDATE_GOLDEN=1`
+//! writes those files anew; read the difference before committing it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shadowslice_config as config;
+use shadowslice_config::{Config, ConfigError, Fault, Listing};
+
+/// An environment in which only a runtime directory is given.
+fn environment(name: &str) -> Option<OsString> {
+    (name == "RUNTIME_DIRECTORY").then(|| OsString::from("/run/test"))
+}
+
+fn load(path: &Path) -> Result<Config, ConfigError> {
+    config::load(path, &environment, false)
+}
+
+/// Writes a configuration beside which there may be other files, and loads it. Its folder is called `.`.
+fn load_bytes(bytes: &[u8]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().expect("the temporary folder is writable");
+    let path = folder.path().join("x.yaml");
+    fs::write(&path, bytes).expect("the folder is new and writable");
+    load(&path).map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+}
+
+fn load_text(text: &str) -> Result<Config, String> {
+    load_bytes(text.as_bytes())
+}
+
+/// What an operator reads about a file.
+fn told(path: &Path) -> String {
+    match load(path) {
+        Ok(config) => {
+            let notes: String = config.notes.iter().map(|note| format!("note: {note}\n")).collect();
+            let faults = Listing(&config.file_faults).to_string();
+            let verdict = if faults.is_empty() { "fine" } else { faults.as_str() };
+            format!("{notes}{verdict}\n")
+        }
+        Err(error) => format!("{error}\n"),
+    }
+}
+
+fn yaml_files(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder)
+        .expect("the folder is in the tree")
+        .map(|entry| entry.expect("the folder can be read").path());
+    let mut files: Vec<_> = entries.filter(|path| path.extension().is_some_and(|e| e == "yaml")).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn faults_read_as_they_should() {
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some();
+    let files = yaml_files("tests/config");
+    assert!(files.len() > 20, "the golden files are where they were");
+    let mut differing = Vec::new();
+    for file in files {
+        let expected = file.with_extension("expected");
+        let got = told(&file);
+        if update {
+            fs::write(&expected, &got).unwrap();
+        } else if fs::read_to_string(&expected).unwrap_or_default() != got {
+            differing.push(format!("{}:\n{got}", expected.display()));
+        }
+    }
+    assert!(differing.is_empty(), "UPDATE_GOLDEN=1 writes these:\n{}", differing.join("\n"));
+}
+
+const FULL: &str = include_str!("config/everything.yaml");
+
+#[test]
+fn what_is_printed_loads_as_the_same_configuration() {
+    for file in
+        ["tests/config/everything.yaml", "tests/config/shortest.yaml", "../../configs/two-emulated.yaml"]
+    {
+        let loaded = load(Path::new(file)).unwrap();
+        let printed = config::render(&loaded);
+        let again = load_text(&printed).unwrap();
+        let but_places = |config| Config { file_faults: Vec::new(), notes: Vec::new(), ..config };
+        let broken = |config: &Config| config.models.iter().map(|m| m.broken.is_some()).collect::<Vec<_>>();
+        assert_eq!(broken(&again), broken(&loaded), "{file}");
+        let mut again = but_places(again);
+        for (again, loaded) in again.models.iter_mut().zip(&loaded.models) {
+            // Its text names the file that was loaded.
+            again.broken.clone_from(&loaded.broken);
+        }
+        assert_eq!(again, but_places(loaded), "{file}, printed as\n{printed}");
+        assert_eq!(config::render(&again), printed, "{file}");
+    }
+}
+
+#[test]
+fn every_configuration_in_the_tree_is_understood() {
+    let files = yaml_files("../../configs");
+    assert!(files.len() >= 2);
+    for file in files {
+        let config = load(&file).unwrap_or_else(|error| panic!("{error}"));
+        // Models' files are made by whoever uses the configuration.
+        let faults: Vec<_> =
+            config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
+        assert!(faults.is_empty(), "{faults:?}");
+        // Priorities are for policies that are simulated with the same file. BERT's times were measured so.
+        let measured = |note: &Fault| note.file.ends_with("bert-base.yaml");
+        let meant = |note: &&Fault| !note.path.ends_with("].priority") && !measured(note);
+        let notes: Vec<_> = config.notes.iter().filter(meant).collect();
+        assert!(notes.is_empty(), "{notes:?}");
+    }
+}
+
+#[test]
+fn every_profile_in_the_tree_is_understood() {
+    let profiles = yaml_files("../../configs/profiles");
+    assert!(profiles.len() >= 4);
+    for profile in profiles {
+        let profile = std::path::absolute(profile).unwrap();
+        let config = load_text(&format!(
+            "models: [{{name: m, engine: emulated, tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}], \
+             slo: 20ms, profile: {}}}]",
+            profile.display()
+        ));
+        assert_eq!(config.unwrap().file_faults, [], "{}", profile.display());
+    }
+}
+
+#[test]
+fn models_without_a_share_divide_what_the_others_leave() {
+    let initial = |gpus: &str, shares: &[&str]| -> Vec<u32> {
+        let model = |(index, share): (usize, &&str)| {
+            format!("  - {{name: m{index}, path: m.onnx, slo: 20ms, share: {{{share}}}}}\n")
+        };
+        let models: String = shares.iter().enumerate().map(model).collect();
+        let config = load_text(&format!("gpus: [{gpus}]\nmodels:\n{models}")).unwrap();
+        config.models.iter().map(|model| model.share.initial.get()).collect()
+    };
+    assert_eq!(initial("{device: 0}", &[""]), [100]);
+    assert_eq!(initial("{device: 0}", &["initial: 40%", "", ""]), [40, 30, 30]);
+    assert_eq!(initial("{device: 0}", &["", "max: 10%", "min: 50%"]), [33, 10, 50], "within min and max");
+    assert_eq!(initial("{device: 0}", &["initial: 100%", ""]), [100, 2], "at least min: 2 SMs of 132");
+    assert_eq!(initial("{device: emulated, sms: 20}", &["initial: 100%", ""]), [100, 10], "2 SMs of 20");
+}
+
+#[test]
+fn requests_may_be_larger_than_the_usual_slab() {
+    let text = "limits: {request_bytes: 1Gi}\nmodels: [{path: m.onnx, slo: 20ms}]";
+    assert_eq!(load_text(text).unwrap().models[0].queue.memory, 1 << 30);
+}
+
+#[test]
+fn the_reference_is_true() {
+    let reference = fs::read_to_string("../../docs/configuration.md").unwrap();
+    let blocks: Vec<_> =
+        reference.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let [shortest, defaults, emulated, profile] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("digits.onnx"), "a model").unwrap();
+    fs::write(folder.path().join("p.yaml"), profile).unwrap();
+    let load = |text: &str| {
+        let path = folder.path().join("x.yaml");
+        fs::write(&path, text).unwrap();
+        config::load(&path, &|_| None, true).unwrap()
+    };
+    assert_eq!(load(shortest), load(defaults));
+    let with_profile = load(&format!("{emulated}    profile: p.yaml\n"));
+    assert_eq!(with_profile.file_faults, []);
+    assert!(with_profile.models[0].profile.is_some());
+}
+
+#[test]
+fn a_large_file_is_refused_by_its_size() {
+    let comment = "# a very long comment\n".repeat(500_000);
+    let fault = "x.yaml:1:1: the file is larger than 1 MiB, which no configuration is; is it the right file?";
+    assert_eq!(load_text(&comment), Err(fault.to_owned()));
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused_with_their_place() {
+    let refused = |bytes: &[u8]| load_bytes(bytes).unwrap_err();
+    let utf8 = "x.yaml:2:4: not text: this byte is not UTF-8; save the file as UTF-8";
+    assert_eq!(refused(b"models:\n - \xff\n"), utf8);
+    let control = "x.yaml:1:8: not text: a control character stands here; remove it";
+    assert_eq!(refused(b"models:\0 []"), control);
+}
+
+#[test]
+fn marks_and_line_ends_of_other_systems_are_accepted() {
+    let plain = "models:\n  - path: m.onnx\n    slo: 20ms\n";
+    let crlf = format!("\u{feff}{}", plain.replace('\n', "\r\n"));
+    let names = |text: &str| load_text(text).map(|config| config.models[0].slo);
+    assert_eq!(names(&crlf), names(plain));
+    assert!(load_text(&crlf.replace("20ms", "20")).unwrap_err().starts_with("x.yaml:3:10: models[0].slo: "));
+}
+
+#[test]
+fn at_most_fifty_faults_are_shown() {
+    let keys: String = (0..60).map(|index| format!("wrong{index}: 1\n")).collect();
+    let shown = load_text(&format!("{keys}models: [{{path: m.onnx, slo: 20ms}}]\n")).unwrap_err();
+    let lines: Vec<_> = shown.lines().filter(|line| line.starts_with("x.yaml:")).collect();
+    assert_eq!(lines.len(), 50);
+    assert!(shown.ends_with("\nand 11 more"), "60 keys and the missing file: {shown}");
+}
+
+#[test]
+fn the_run_directory_has_a_default_for_each_kind_of_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.yaml");
+    fs::write(&path, "models: [{path: m.onnx, slo: 20ms}]").unwrap();
+    let run_dir = |variables: &[(&str, &str)], is_root| {
+        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+        config::load(&path, &env, is_root).map(|config| config.run_dir).map_err(|error| error.to_string())
+    };
+    let given = |path: &str| Ok(PathBuf::from(path));
+    assert_eq!(run_dir(&[("RUNTIME_DIRECTORY", "/run/a:/run/b")], true), given("/run/a"));
+    assert_eq!(run_dir(&[("XDG_RUNTIME_DIR", "/run/user/1")], true), given("/run/shadowslice"));
+    assert_eq!(run_dir(&[("XDG_RUNTIME_DIR", "/run/user/1")], false), given("/run/user/1/shadowslice"));
+    let refused = run_dir(&[("XDG_RUNTIME_DIR", "")], false).unwrap_err();
+    assert!(refused.contains("run_dir: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set"), "{refused}");
+}
+
+#[test]
+fn files_beside_the_configuration_are_found_from_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.onnx"), "a model").unwrap();
+    fs::create_dir(folder.path().join("folder.onnx")).unwrap();
+    fs::write(folder.path().join("empty.onnx"), "").unwrap();
+    let path = folder.path().join("x.yaml");
+    let models = ["m", "folder", "empty"].map(|name| format!("{{path: {name}.onnx, slo: 20ms}}")).join(", ");
+    fs::write(&path, format!("models: [{models}]")).unwrap();
+    let config = load(&path).unwrap();
+    let broken: Vec<_> = config.models.iter().map(|model| model.broken.clone().unwrap_or_default()).collect();
+    assert_eq!(broken[0], "");
+    assert!(broken[1].contains("folder.onnx cannot be used: it is a directory"), "{}", broken[1]);
+    assert!(broken[2].contains("empty.onnx cannot be used: it is empty"), "{}", broken[2]);
+}
+
+#[test]
+fn no_change_of_a_character_brings_the_loader_down() {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    const PIECES: [&str; 16] =
+        ["{", "}", "[", "]", ":", ": ", "\n", "  ", "- ", "\"", "&a ", "*a", "!t ", "?", "|\n", "é"];
+    for _ in 0..500 {
+        let mut text: Vec<char> = FULL.chars().collect();
+        for _ in 0..=random(3) {
+            let (from, length) = (random(text.len()), random(8));
+            let to = (from + length).min(text.len());
+            text.splice(from..to, PIECES[random(PIECES.len())].chars());
+        }
+        let text: String = text.into_iter().collect();
+        if let Err(faults) = load_text(&text) {
+            assert!(
+                faults.lines().all(|line| line.contains(".yaml:") || line.starts_with("and ")),
+                "{faults}\nin\n{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn check_says_what_it_found_and_exits_accordingly() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |text: &str, print| {
+        let path = folder.path().join("x.yaml");
+        fs::write(&path, text).unwrap();
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let status = config::check::run(&path, print, &mut out, &mut err).unwrap();
+        let text =
+            |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
+        (status, text(out), text(err))
+    };
+    let fine = "run_dir: /run/x\nmodels: [{path: m.onnx, slo: 20ms}]\n";
+    let (status, out, err) = check(fine, false);
+    assert_eq!((status, out.as_str()), (config::check::BAD_CONFIGURATION, ""));
+    assert!(err.starts_with("x.yaml:2:17: models[0].path: m.onnx cannot be used: No such file"), "{err}");
+
+    fs::write(folder.path().join("m.onnx"), "a model").unwrap();
+    let (status, out, err) = check(fine, false);
+    assert_eq!((status, out.as_str(), err.as_str()), (0, "x.yaml: 1 model on 1 GPU: fine\n", ""));
+    let (status, out, err) = check(fine, true);
+    assert_eq!((status, err.as_str()), (0, ""));
+    assert!(out.starts_with("run_dir: /run/x\n"), "{out}");
+
+    let (status, out, err) = check("models: {}\n", true);
+    assert_eq!((status, out.as_str()), (78, ""));
+    assert!(err.contains("x.yaml:1:9: models: must be a list"), "{err}");
+    let nowhere = folder.path().join("nowhere.yaml");
+    let mut err = Vec::new();
+    assert_eq!(config::check::run(&nowhere, false, &mut Vec::new(), &mut err).unwrap(), 78);
+    assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
+}

@@ -1,0 +1,80 @@
+//! Changes of a share: who wants them, and what became of them.
+
+use std::time::Duration;
+
+use super::standing::HandoverReport;
+use shadowslice_datapath::pipeline::LatencyHistogram;
+
+/// Who wants a share, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// People.
+    Hand,
+    /// The policy, as it decides once an interval.
+    Policy,
+    /// The worker that serves cannot have the share any more, and another one can.
+    Worker,
+}
+
+impl Cause {
+    /// Its name, for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hand => "hand",
+            Self::Policy => "policy",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// What became of the orders of one cause, since the start, and how long they took.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outcomes {
+    /// The share came into force.
+    pub completed: u64,
+    /// It was begun, and did not.
+    pub aborted: u64,
+    /// It came into force, and was taken back in its probation.
+    pub rolled_back: u64,
+    /// It was not begun. A share that is in force already is no refusal.
+    pub refused: u64,
+    /// From the decision to the first batch at the new share.
+    pub effect: LatencyHistogram,
+    /// From the decision until the objective is kept again.
+    pub settle: LatencyHistogram,
+}
+
+/// A model's changes of share since the start.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Changes {
+    /// Those by hand.
+    pub by_hand: Outcomes,
+    /// The policy's.
+    pub by_policy: Outcomes,
+    /// Those to another worker, as the one that served could not have the share any more.
+    pub by_worker: Outcomes,
+    /// The longest stall of each.
+    pub stall: LatencyHistogram,
+}
+
+impl Changes {
+    /// What became of `cause`'s orders.
+    pub(super) fn of(&mut self, cause: Cause) -> &mut Outcomes {
+        match cause {
+            Cause::Hand => &mut self.by_hand,
+            Cause::Policy => &mut self.by_policy,
+            Cause::Worker => &mut self.by_worker,
+        }
+    }
+
+    /// The policy's that were taken back.
+    pub(super) fn policys_rolled_back(&self) -> u64 {
+        self.by_policy.rolled_back
+    }
+
+    /// A share came into force.
+    pub(super) fn completed(&mut self, cause: Cause, report: &HandoverReport) {
+        self.of(cause).completed += 1;
+        self.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
+    }
+}

@@ -1,0 +1,37 @@
+//! What a worker is told about the engine that runs its model.
+
+use std::path::Path;
+
+use shadowslice_shared::boot::{EngineSpec, Provider};
+use shadowslice_shared::units::Percent;
+
+use shadowslice_config as config;
+
+use shadowslice_config::{Engine, Model};
+
+/// What a worker of this model with this share is told to run it with: ONNX Runtime's `library`, and `engines`, where
+/// what is built for a share is kept.
+pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> EngineSpec {
+    match &model.engine {
+        Engine::OnnxRuntime { path, threads, providers } => EngineSpec::OnnxRuntime {
+            library: library.to_owned(),
+            path: path.clone(),
+            threads: *threads,
+            providers: providers.iter().map(|provider| offered(*provider, model, engines, share)).collect(),
+        },
+        Engine::Emulated { tensors } => {
+            EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
+        }
+    }
+}
+
+/// TensorRT chooses its kernels for the SMs it sees, so its engines are kept for each share.
+fn offered(provider: config::Provider, model: &Model, engines: &Path, share: Percent) -> Provider {
+    match provider {
+        config::Provider::Cuda => Provider::Cuda,
+        config::Provider::TensorRt => {
+            let cache = engines.join(&model.name).join(format!("{}percent", share.get()));
+            Provider::TensorRt { cache }
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Memory of a GPU: whether there is some for another worker, and for one that only stands ready.
+//!
+//! A worker that stands ready may take no memory that a hand-over will need: after it, the largest shadow of its
+//! GPU must still fit. If one does not fit all the same, standing workers are called in.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_shared::units::Moment;
+use tokio::sync::watch;
+
+use super::events::Controller;
+use super::launch::LaunchError;
+use crate::partition::{GrantError, Room, gib};
+use shadowslice_config::{Gpu, Model};
+
+/// How long it takes until NVML's readings have what a worker took.
+const READINGS_LAG: Duration = Duration::from_secs(2);
+
+/// What the models of one GPU need of its memory, and what stands ready there.
+#[derive(Debug)]
+pub struct MemoryLedger {
+    /// The most that standing workers may take together, in bytes; `None`: half of what the GPU has.
+    limit: Option<u64>,
+    book: Mutex<Book>,
+    called: watch::Sender<()>,
+}
+
+/// One of a model's controllers, of which there are two while one replaces the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
+
+#[derive(Debug, Default)]
+struct Book {
+    rows: BTreeMap<String, Row>,
+    /// Controllers so far.
+    entered: u64,
+    /// Until then a worker took memory, or gave it back, so recently that what is free is not known.
+    quiet_until: Moment,
+}
+
+/// One model. Memory is in bytes.
+#[derive(Debug, Default)]
+struct Row {
+    /// Its controllers: two while one replaces the other.
+    controllers: usize,
+    /// 1 is the highest.
+    priority: u32,
+    /// What its profile says that a worker takes.
+    told: Option<u64>,
+    /// What a worker of it was seen to have.
+    seen: Option<u64>,
+    /// The process that serves.
+    serving: Option<i32>,
+    /// Whether it may have a shadow.
+    has_shadows: bool,
+    /// The standing workers of its controllers.
+    spares: BTreeMap<Place, Spare>,
+}
+
+/// A standing worker.
+#[derive(Debug, Default)]
+struct Spare {
+    /// What it has, or will take.
+    bytes: u64,
+    /// Whether it must go.
+    called_in: bool,
+}
+
+impl Row {
+    fn need(&self) -> Option<u64> {
+        self.seen.or(self.told)
+    }
+}
+
+/// A GPU's memory as a moment ago, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// An emulated GPU has none of its own.
+    Emulated,
+    /// The driver does not say.
+    Unknown,
+    /// What nobody has or is promised, and all of it.
+    Real { free: u64, total: u64 },
+}
+
+/// Why no worker may stand ready.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoRoom {
+    #[error("it is not known what memory it needs; give the model a profile with `memory`")]
+    NeedUnknown,
+    #[error("the GPU's driver does not say what memory is free")]
+    FreeUnknown,
+    #[error("another worker has just taken memory, or given it back; asked again in a moment")]
+    Lag,
+    #[error(
+        "it needs {}, and standing workers may have {} together, of which {} are taken; raise `controller.standby_memory`",
+        gib(*needed), gib(*limit), gib(*taken)
+    )]
+    Limit { needed: u64, limit: u64, taken: u64 },
+    #[error(
+        "it needs {}, and {} are kept for a hand-over of the largest model, of {} that are free",
+        gib(*needed), gib(*kept), gib(*free)
+    )]
+    Kept { needed: u64, kept: u64, free: u64 },
+}
+
+impl NoRoom {
+    /// The bytes of standing workers that would have to go.
+    fn excess(&self) -> u64 {
+        match *self {
+            Self::NeedUnknown | Self::FreeUnknown | Self::Lag => 0,
+            Self::Limit { needed, limit, taken } => taken.saturating_add(needed).saturating_sub(limit),
+            Self::Kept { needed, kept, free } => needed.saturating_add(kept).saturating_sub(free),
+        }
+    }
+}
+
+impl MemoryLedger {
+    /// Of a GPU's models, none so far; `limit` in bytes is for all their standing workers.
+    pub fn new(limit: Option<u64>) -> Self {
+        Self { limit, book: Mutex::default(), called: watch::Sender::new(()) }
+    }
+
+    /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
+    /// known.
+    pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> Place {
+        self.tell(model, has_shadows);
+        let mut book = self.book.lock();
+        if let Some(row) = book.rows.get_mut(&model.name) {
+            row.controllers += 1;
+        }
+        book.entered += 1;
+        Place(book.entered)
+    }
+
+    /// This is how the model is configured now, and whether shadows of it may be started.
+    pub(super) fn tell(&self, model: &Model, has_shadows: bool) {
+        let memory = model.profile.as_ref().map(|profile| profile.memory);
+        let sum =
+            memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
+        let mut book = self.book.lock();
+        let row = book.rows.entry(model.name.clone()).or_default();
+        row.told = sum.filter(|bytes| *bytes > 0);
+        row.priority = model.priority;
+        row.has_shadows = has_shadows;
+    }
+
+    /// A controller has ended. With a model's last one goes what would be kept for its shadows.
+    fn leave(&self, model: &str) {
+        let mut book = self.book.lock();
+        if let Some(row) = book.rows.get_mut(model) {
+            row.controllers = row.controllers.saturating_sub(1);
+        }
+        book.rows.retain(|name, row| name != model || row.controllers > 0);
+    }
+
+    /// Changes whenever standing workers are called in.
+    pub fn calls(&self) -> watch::Receiver<()> {
+        self.called.subscribe()
+    }
+
+    /// Takes note of what the processes that serve have.
+    fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
+        for row in self.book.lock().rows.values_mut() {
+            row.seen = row.serving.and_then(&bytes_of).or(row.seen);
+        }
+    }
+
+    fn serves(&self, model: &str, pid: Option<i32>) {
+        if let Some(row) = self.book.lock().rows.get_mut(model) {
+            row.serving = pid;
+        }
+    }
+
+    /// What a worker of this model takes: what the one that serves has, else what one had before, else what the
+    /// profile says.
+    pub(super) fn need(&self, model: &str) -> Option<u64> {
+        self.book.lock().rows.get(model).and_then(Row::need)
+    }
+
+    /// A worker is warm, and has its memory.
+    fn warmed(&self, now: Moment) {
+        self.book.lock().quiet_until = now + READINGS_LAG;
+    }
+
+    /// Whether a worker of this model may stand ready; `there`: it has its memory already.
+    fn may_stand(
+        &self,
+        (model, place): (&str, Place),
+        memory: Memory,
+        there: bool,
+        now: Moment,
+    ) -> Result<(), NoRoom> {
+        let book = self.book.lock();
+        let need = book.rows.get(model).and_then(Row::need);
+        let (needed, limit) = match (memory, need) {
+            (Memory::Emulated, need) => (need.unwrap_or(0), self.limit),
+            (_, None) => return Err(NoRoom::NeedUnknown),
+            (Memory::Unknown, _) => return Err(NoRoom::FreeUnknown),
+            (Memory::Real { total, .. }, Some(need)) => (need, Some(self.limit.unwrap_or(total / 2))),
+        };
+        // Its own is replaced, and not that of a controller which it replaces or which replaces it.
+        let spares = book.rows.values().flat_map(|row| &row.spares);
+        let taken = spares.filter(|(other, _)| **other != place).map(|(_, spare)| spare.bytes).sum::<u64>();
+        if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
+            return Err(NoRoom::Limit { needed, limit, taken });
+        }
+        let Memory::Real { free, .. } = memory else { return Ok(()) };
+        // What is there already would have to be started again, and is called in if it turns out to be in the way.
+        if now < book.quiet_until && !there {
+            return Err(NoRoom::Lag);
+        }
+        let shadows = book.rows.values().filter(|row| row.has_shadows);
+        let kept = shadows.filter_map(Row::need).max().unwrap_or(0);
+        let needed = if there { 0 } else { needed };
+        if needed.saturating_add(kept) > free { Err(NoRoom::Kept { needed, kept, free }) } else { Ok(()) }
+    }
+
+    /// Whether this controller of the model has a standing worker, which needs as much as any.
+    fn stands(&self, (model, place): (&str, Place), stands: bool, now: Moment) {
+        let mut book = self.book.lock();
+        let Some(row) = book.rows.get_mut(model) else { return };
+        if stands {
+            let bytes = row.need().unwrap_or(0);
+            row.spares.entry(place).or_default().bytes = bytes;
+        } else if row.spares.remove(&place).is_some_and(|spare| spare.called_in) {
+            book.quiet_until = now + READINGS_LAG;
+        }
+    }
+
+    /// Has standing workers go until `bytes` more will be free, this model's first and then the largest. False if
+    /// there is none.
+    fn call_in(&self, model: &str, bytes: u64) -> bool {
+        let mut book = self.book.lock();
+        let spares = book.rows.iter_mut().flat_map(|(name, row)| {
+            let other = name != model;
+            row.spares.values_mut().map(move |spare| (other, spare))
+        });
+        let mut spares: Vec<_> = spares.filter(|(_, spare)| spare.bytes > 0).collect();
+        spares.sort_by_key(|(other, spare)| (*other, Reverse(spare.bytes)));
+        let found = !spares.is_empty();
+        let called = call(spares.into_iter().map(|(_, spare)| spare), bytes);
+        drop(book);
+        if called {
+            self.called.send_replace(());
+        }
+        found
+    }
+
+    /// Has standing workers of lower priorities go, the lowest first, where that makes room for this model's. Those that are called in already
+    /// count, so that none goes for nothing.
+    fn call_in_lower(&self, model: &str, no_room: &NoRoom) {
+        let bytes = no_room.excess();
+        let mut book = self.book.lock();
+        let Some(own) = book.rows.get(model).map(|row| row.priority) else { return };
+        let lower = book.rows.values_mut().filter(|row| row.priority > own).flat_map(|row| {
+            let priority = row.priority;
+            row.spares.values_mut().map(move |spare| (priority, spare))
+        });
+        let mut spares: Vec<_> = lower.filter(|(_, spare)| spare.bytes > 0).collect();
+        let enough = spares.iter().map(|(_, spare)| spare.bytes).sum::<u64>() >= bytes;
+        spares.sort_by_key(|(priority, spare)| (!spare.called_in, Reverse((*priority, spare.bytes))));
+        let called = enough && call(spares.into_iter().map(|(_, spare)| spare), bytes);
+        drop(book);
+        if called {
+            self.called.send_replace(());
+        }
+    }
+
+    fn is_called_in(&self, (model, place): (&str, Place)) -> bool {
+        let book = self.book.lock();
+        book.rows.get(model).and_then(|row| row.spares.get(&place)).is_some_and(|spare| spare.called_in)
+    }
+}
+
+/// Calls in of these until so many bytes will be free. True if one is that was not.
+fn call<'s>(spares: impl Iterator<Item = &'s mut Spare>, bytes: u64) -> bool {
+    let (mut freed, mut called) = (0, false);
+    for spare in spares {
+        if freed >= bytes {
+            break;
+        }
+        called |= !std::mem::replace(&mut spare.called_in, true);
+        freed += spare.bytes;
+    }
+    called
+}
+
+impl Controller {
+    fn memory(&self) -> Memory {
+        let readings = self.context.readings.look();
+        let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
+        if matches!(watched.gpu, Gpu::Emulated { .. }) {
+            return Memory::Emulated;
+        }
+        let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
+        let Some(usage) = usage else { return Memory::Unknown };
+        self.ledger.see(|pid| usage.bytes_of(pid));
+        let free = self.gpu.tally().unreserved(usage.memory.free);
+        Memory::Real { free, total: usage.memory.total }
+    }
+
+    /// What another worker will take of its GPU's memory, and what there is of it. `None` where nothing is known,
+    /// as on an emulated GPU.
+    pub(super) fn room(&self) -> Option<Room> {
+        let readings = self.context.readings.look();
+        let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
+        self.ledger.see(|pid| usage.bytes_of(pid));
+        Some(Room { needed: self.ledger.need(&self.model.name)?, free: usage.memory.free })
+    }
+
+    /// Whether memory allows a worker that stands ready; `there`: it is one that runs already.
+    pub(super) fn room_to_stand(&self, there: bool) -> Result<(), NoRoom> {
+        self.ledger.may_stand(self.entry(), self.memory(), there, self.now())
+    }
+
+    /// There is no room for a standing worker: those of lower priorities make some, if they can.
+    pub(super) fn outrank(&self, no_room: &NoRoom) {
+        self.ledger.call_in_lower(&self.model.name, no_room);
+    }
+
+    /// The last thing that a controller does.
+    pub(super) fn leave_ledger(&self) {
+        if self.standby.worker().is_some() {
+            self.note_standing(false);
+        }
+        self.ledger.leave(&self.model.name);
+    }
+
+    /// Where the ledger has it.
+    fn entry(&self) -> (&str, Place) {
+        (&self.model.name, self.place)
+    }
+
+    pub(super) fn note_standing(&self, stands: bool) {
+        self.ledger.stands(self.entry(), stands, self.now());
+    }
+
+    pub(super) fn note_serving(&self, pid: Option<i32>) {
+        self.ledger.serves(&self.model.name, pid);
+    }
+
+    pub(super) fn note_warm(&self) {
+        self.ledger.warmed(self.now());
+    }
+
+    /// Somebody needs memory: lets the standing worker go if it is meant.
+    pub(super) fn on_call(&mut self) {
+        if self.stopping.is_none() && self.ledger.is_called_in(self.entry()) {
+            self.rest_standby();
+        }
+    }
+
+    /// A worker found no memory: calls in what stands ready. True if some will be free before long.
+    pub(super) fn make_room(&self, error: &LaunchError) -> bool {
+        let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
+        self.ledger.call_in(&self.model.name, needed.saturating_sub(*free))
+    }
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

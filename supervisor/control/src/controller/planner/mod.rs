@@ -1,0 +1,268 @@
+//! The planner: asks the policy once an interval, and orders what it says.
+//!
+//! ```text
+//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
+//!                                                         └─▶ plan  ─▶ orders of the controllers
+//! ```
+//!
+//! It decides nothing and waits for nobody: an order that is refused, or fails, is in the next facts.
+
+mod facts;
+mod orders;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Kind, Live, Policy, Terms};
+use shadowslice_shared::units::{Moment, Percent, Sms};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use super::standing::{ModelState, Standing};
+use super::{Cause, Order};
+use crate::partition::Partition;
+use orders::Orders;
+use shadowslice_config::{Controller as Settings, Model};
+use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::pipeline::{LatencyHistogram, Pipeline};
+
+pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
+
+/// A model, as the planner reaches it.
+#[derive(Debug, Clone)]
+pub struct Sharer {
+    /// Its number; no two models ever have the same.
+    pub id: usize,
+    /// Its configuration.
+    pub model: Arc<Model>,
+    /// Its GPU.
+    pub gpu: Arc<dyn Partition>,
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// How its controller sees it.
+    pub standing: watch::Receiver<Standing>,
+    /// Its controller.
+    pub orders: mpsc::Sender<Order>,
+}
+
+/// The last decision, and how long decisions take.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Planned {
+    /// The last decision.
+    pub report: PlanReport,
+    /// How long each took since the start.
+    pub took: LatencyHistogram,
+}
+
+/// Asks a policy, and orders what it says.
+#[derive(Debug)]
+pub struct Planner {
+    choice: Choice,
+    act: bool,
+    interval: Duration,
+    clock: Clock,
+    gpus: Vec<Sms>,
+    /// The models that the policy knows, by their numbers, and what it was told of them.
+    ids: Vec<usize>,
+    terms: Vec<Terms>,
+    policy: Policy,
+    models: Vec<(Sharer, Orders)>,
+    sharers: watch::Receiver<Vec<Sharer>>,
+    planned: watch::Sender<Planned>,
+}
+
+impl Sharer {
+    /// As far as they are known: how it batches, it says when it is loaded.
+    fn terms(&self) -> Terms {
+        let terms = self.model.terms(|share| self.sms(share));
+        match self.pipeline.metadata() {
+            Some(metadata) => Terms { max_batch: metadata.max_batch.max(1), ..terms },
+            None => terms,
+        }
+    }
+
+    /// The smallest share that comes to these SMs; the one `at` hand if that does.
+    fn share(&self, sms: Sms, at: Percent) -> Percent {
+        if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
+    }
+
+    /// The SMs that a share comes to, by the means by which it is changed.
+    fn sms(&self, share: Percent) -> Sms {
+        self.standing.borrow().sms_of(&*self.gpu, share)
+    }
+}
+
+/// The shares that the models' first workers start with: what the policy says where it is acted upon,
+/// else the configured ones.
+pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[Model]) -> Vec<Percent> {
+    let configured = |model: &Model| model.share.initial;
+    let Some(choice) = settings.acts() else {
+        return models.iter().map(configured).collect();
+    };
+    let sms_of = |model: &Model| {
+        let gpu = Arc::clone(&gpus[model.gpu]);
+        move |share: Percent| gpu.sms(share)
+    };
+    let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
+    let wanted = choice.policy(&whole(gpus), &terms).initial();
+    let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
+        // Ours goes on from where somebody chose to start a model; the others are what they say.
+        let chosen = choice.kind == Kind::Adaptive && terms.initial_given;
+        if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+    };
+    models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
+}
+
+/// The SMs that a worker can have of each GPU.
+fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
+    gpus.iter().map(|gpu| gpu.sms(Percent::WHOLE)).collect()
+}
+
+impl Planner {
+    /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
+    pub fn new(
+        settings: &Settings,
+        clock: Clock,
+        gpus: &[Arc<dyn Partition>],
+        sharers: watch::Receiver<Vec<Sharer>>,
+    ) -> Option<(Self, watch::Receiver<Planned>)> {
+        let choice = settings.decides()?;
+        let gpus = whole(gpus);
+        let policy = choice.policy(&gpus, &[]);
+        let report = PlanReport::nothing_yet(settings);
+        let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
+        let Settings { act, interval, .. } = *settings;
+        let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
+        let mut planner =
+            Self { choice, act, interval, clock, gpus, ids, terms, policy, models, sharers, planned };
+        planner.meet();
+        Some((planner, seen))
+    }
+
+    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
+    fn meet(&mut self) {
+        let sharers = self.sharers.borrow_and_update().clone();
+        let mut known = std::mem::take(&mut self.models);
+        let orders = |sharer: &Sharer| {
+            let place = known.iter().position(|(other, _)| other.id == sharer.id);
+            place.map(|place| known.swap_remove(place).1).unwrap_or_default()
+        };
+        let orders: Vec<_> = sharers.iter().map(orders).collect();
+        self.models = sharers.into_iter().zip(orders).collect();
+        self.learn_terms();
+    }
+
+    /// Decides when an interval is over, for ever. Models come and go meanwhile.
+    pub async fn run(mut self) {
+        // Before that nothing has been seen that a policy could go by.
+        let mut tick = interval_at(Instant::now() + self.interval, self.interval);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Ok(()) = self.sharers.changed() => self.meet(),
+                _ = tick.tick() => self.decide(),
+            }
+        }
+    }
+
+    fn decide(&mut self) {
+        if self.models.is_empty() {
+            // What was decided last was about models that have gone.
+            self.planned.send_modify(|planned| planned.report.models.clear());
+            return;
+        }
+        self.learn_terms();
+        let now = self.clock.now();
+        let facts = self.facts(now);
+        let began = self.clock.now();
+        let decision = self.policy.decide(&facts);
+        let took = self.clock.now().since(began);
+        if self.act {
+            self.set_doors(&decision.doors);
+        }
+        let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
+        let mut obstacles = vec![None; self.models.len()];
+        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+            let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
+            let Some((live, verdict)) = rows else { continue };
+            let verdict = report::words(verdict, &names, now);
+            obstacles[change.model] = self.order(change, live, &verdict, now).err();
+        }
+        let sharers = self.models.iter().map(|(sharer, _)| sharer);
+        let models = report::models(sharers, &facts, &decision, &names, obstacles);
+        self.planned.send_modify(|planned| {
+            planned.took.record(took);
+            planned.report.decisions += 1;
+            planned.report.models = models;
+        });
+    }
+
+    fn set_doors(&self, doors: &[Door]) {
+        for ((sharer, _), door) in self.models.iter().zip(doors) {
+            sharer.pipeline.set_door(*door);
+        }
+    }
+
+    /// How all models stand, and what was seen of them since the last time.
+    fn facts(&mut self, now: Moment) -> Facts {
+        for (sharer, orders) in &mut self.models {
+            orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
+        }
+        let models = self.models.iter();
+        let models = models.map(|(sharer, orders)| facts::live(sharer, orders, sharer.pipeline.observe()));
+        Facts { now, gpus: self.gpus.clone(), models: models.collect() }
+    }
+
+    /// Orders a change; else says why it does not.
+    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
+        let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
+        if !self.act {
+            return Err("controller.act is false".to_owned());
+        }
+        let (serves, from) = {
+            let standing = sharer.standing.borrow();
+            (standing.state == ModelState::Ready, standing.share)
+        };
+        if !serves {
+            return Err("the model does not serve".to_owned());
+        }
+        let to = sharer.share(change.to, from);
+        if sharer.sms(to) == sharer.sms(from) {
+            return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
+        }
+        orders.send(&sharer.orders, to, now)?;
+        let figures = SeenReport::of(&live.seen);
+        tracing::info!(
+            model = sharer.model.name,
+            from_percent = from.get(),
+            to_percent = to.get(),
+            from_sms = live.share.0,
+            to_sms = sharer.sms(to).0,
+            cause = Cause::Policy.name(),
+            verdict,
+            arrival_rate = figures.arrival_rate,
+            p99_ms = figures.p99_ms,
+            attainment = figures.attainment,
+            busy = figures.busy,
+            "the policy changes a share"
+        );
+        Ok(())
+    }
+
+    /// Goes by what is known of the models now: a model says when it is loaded whether it can be batched, and models
+    /// and their configurations change. What was learnt of those that are the same is still known.
+    fn learn_terms(&mut self) {
+        let (ids, terms): (Vec<usize>, Vec<Terms>) =
+            self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();
+        if ids == self.ids && terms == self.terms {
+            return;
+        }
+        let places: Vec<Option<usize>> =
+            ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
+        self.policy = self.choice.policy(&self.gpus, &terms).remembering(&self.policy, &places);
+        (self.ids, self.terms) = (ids, terms);
+    }
+}

@@ -1,0 +1,320 @@
+//! What was decided, and why, for people.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Verdict, Waiting, Why};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Moment;
+
+use super::super::standing::ms;
+use super::{Settings, Sharer};
+use shadowslice_config::OnLate;
+
+/// The last decision.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// The policy, as the configuration names it.
+    pub policy: String,
+    /// Whether decisions are carried out.
+    pub act: bool,
+    /// How often it decides, in ms.
+    pub interval_ms: f64,
+    /// Decisions since the start; 0 while there is none, and always under `static`.
+    pub decisions: u64,
+    /// Every model, as the configuration orders them; empty while there is no decision.
+    pub models: Vec<ModelPlan>,
+}
+
+/// What was decided about a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelPlan {
+    /// Its name.
+    pub name: String,
+    /// The index of its GPU.
+    pub gpu: usize,
+    /// The share that was in force.
+    pub share_percent: u32,
+    /// Its SMs.
+    pub sms: u32,
+    /// The share that it should have.
+    pub wanted_percent: u32,
+    /// Its SMs.
+    pub wanted_sms: u32,
+    /// How its share is changed: `in-process`, `shadow`, `restart` or `never`.
+    pub mechanism: String,
+    /// Why not inside the worker, where it is not.
+    pub no_partition: Option<String>,
+    /// Where it is: the groups of SMs on which batches run.
+    pub groups: Option<String>,
+    /// The models that have some of these groups, too.
+    pub groups_shared_with: Vec<String>,
+    /// Whether people hold its share.
+    pub held: bool,
+    /// `keep`, `grow`, `shrink` or `wait`.
+    pub verdict: String,
+    /// Why, in words and numbers.
+    pub why: String,
+    /// Why a change that should be is not ordered.
+    pub not_ordered: Option<String>,
+    /// How it batches, and whom it lets in.
+    pub door: DoorReport,
+    /// What it rests on.
+    pub seen: SeenReport,
+}
+
+/// A door.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DoorReport {
+    /// The largest batch, in rows.
+    pub max_batch: u32,
+    /// How long a batch that is not full waits for more, in ms.
+    pub max_delay_ms: f64,
+    /// Whether a request that cannot be answered in time is refused.
+    pub refuse_late: bool,
+}
+
+/// What was seen of a model between the last two decisions.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SeenReport {
+    /// Requests a second, refused ones included.
+    pub arrival_rate: f64,
+    /// 99th percentile of the latency, in ms; 0 without any answer.
+    pub p99_ms: f64,
+    /// Answered within the SLO / answered or refused; 1 if there was none.
+    pub attainment: f64,
+    /// The part of the time in which a batch executed.
+    pub busy: f64,
+    /// Requests that waited.
+    pub queued: usize,
+}
+
+impl PlanReport {
+    /// Before the first decision.
+    pub fn nothing_yet(settings: &Settings) -> Self {
+        Self {
+            policy: settings.policy.to_string(),
+            act: settings.act,
+            interval_ms: ms(settings.interval),
+            decisions: 0,
+            models: Vec::new(),
+        }
+    }
+}
+
+impl SeenReport {
+    /// The figures of what was seen.
+    pub(super) fn of(seen: &Seen) -> Self {
+        let seconds = seen.span.as_secs_f64();
+        let ended = seen.answered + seen.refused;
+        Self {
+            arrival_rate: if seconds > 0.0 { seen.arrived as f64 / seconds } else { 0.0 },
+            p99_ms: ms(seen.p99_latency),
+            attainment: if ended > 0 { seen.in_time as f64 / ended as f64 } else { 1.0 },
+            busy: seen.busy,
+            queued: seen.queued,
+        }
+    }
+}
+
+impl DoorReport {
+    /// What a door is to a model: one that serves late requests, too, refuses none.
+    fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
+        let Door { max_batch, refuse_late } = *door;
+        Self {
+            max_batch,
+            max_delay_ms: ms(configured_delay),
+            refuse_late: refuse_late && on_late == OnLate::Reject,
+        }
+    }
+}
+
+/// What was decided about all models. `obstacles`: why changes were not ordered.
+pub(super) fn models<'a>(
+    sharers: impl Iterator<Item = &'a Sharer>,
+    facts: &Facts,
+    decision: &Decision,
+    names: &[String],
+    obstacles: Vec<Option<String>>,
+) -> Vec<ModelPlan> {
+    let decided = decision.report.iter().zip(&decision.doors);
+    let sharers: Vec<&Sharer> = sharers.collect();
+    let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
+    rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
+        let plan = of_model(sharer, live, (verdict, door), words(verdict, names, facts.now), not_ordered);
+        ModelPlan { groups_shared_with: neighbours(sharer, &sharers), ..plan }
+    })
+    .collect()
+}
+
+/// The models that have groups of the same GPU in common with this one. All of a GPU is nobody's part of it.
+fn neighbours(sharer: &Sharer, all: &[&Sharer]) -> Vec<String> {
+    let groups = |sharer: &Sharer| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let part = |sharer: &Sharer| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
+    let Some(own) = part(sharer) else { return Vec::new() };
+    let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
+    let meets = |other: &&&Sharer| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
+    others.filter(meets).map(|other| other.model.name.clone()).collect()
+}
+
+fn of_model(
+    sharer: &Sharer,
+    live: &Live,
+    (verdict, door): (&Verdict, &Door),
+    why: String,
+    not_ordered: Option<String>,
+) -> ModelPlan {
+    let standing = sharer.standing.borrow().clone();
+    let share = standing.share;
+    let wanted = sharer.share(verdict.to, share);
+    let on_late = sharer.model.queue.on_late;
+    ModelPlan {
+        name: sharer.model.name.clone(),
+        gpu: sharer.model.gpu,
+        share_percent: share.get(),
+        sms: live.share.0,
+        wanted_percent: wanted.get(),
+        wanted_sms: sharer.sms(wanted).0,
+        mechanism: standing.mechanism.to_owned(),
+        no_partition: standing.no_partition.clone(),
+        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
+        groups_shared_with: Vec::new(),
+        held: live.held,
+        verdict: name(verdict).to_owned(),
+        why,
+        not_ordered,
+        door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
+        seen: SeenReport::of(&live.seen),
+    }
+}
+
+fn name(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict { waiting: Some(_), .. } => "wait",
+        Verdict { from, to, .. } if from < to => "grow",
+        Verdict { from, to, .. } if from > to => "shrink",
+        Verdict { .. } => "keep",
+    }
+}
+
+/// A verdict in words; `names` are those of all models.
+pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String {
+    let Verdict { from, to, waiting, why } = verdict;
+    let why = reason(why, names, now);
+    match waiting {
+        None if from == to => why,
+        None => format!("{to} instead of {from}: {why}"),
+        Some(Waiting::Handover) => format!("{to} when the hand-over under way is over: {why}"),
+        Some(Waiting::Held) => format!("{from} are held, and it should have {to}: {why}"),
+    }
+}
+
+fn reason(why: &Why, names: &[String], now: Moment) -> String {
+    let said = |Missed { part, may }: &Missed| {
+        format!(
+            "{:.1} % of its requests missed their SLO of late, and {:.1} % may",
+            part * 100.0,
+            may * 100.0
+        )
+    };
+    match why {
+        Why::Divided => "that is how the policy divides the GPU".to_owned(),
+        Why::Met(missed) => said(missed),
+        Why::MakesRoom { sake, before, now } => {
+            let name = names.get(*sake).map_or("another model", String::as_str);
+            format!(
+                "it makes room for {name}, which missed {:.1} % of its requests before that and misses {:.1} % now",
+                before * 100.0,
+                now.part * 100.0
+            )
+        }
+        Why::Short { missed, steps: 0 } => {
+            format!("{}; it is tried next whether others can make room", said(missed))
+        }
+        Why::Short { missed, steps } => {
+            format!("{}; others make room for it, in {steps} steps so far", said(missed))
+        }
+        Why::Helpless { missed, until } => format!(
+            "{}; no room that its neighbours can make helps enough, which is tried again in {:.0} s",
+            said(missed),
+            until.since(now).as_secs_f64()
+        ),
+        Why::NotItsBatches { missed, two_batches } => format!(
+            "{}; two of its batches take no more than {:.1} ms, so SMs do not mend that",
+            said(missed),
+            ms(*two_batches)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::units::Sms;
+
+    use super::*;
+
+    #[test]
+    fn every_verdict_has_words_of_its_own() {
+        let now = Moment::after_origin(Duration::from_secs(10));
+        let names = ["resnet50".to_owned()];
+        let missed = Missed { part: 0.123, may: 0.01 };
+        let keep = |why| Verdict { from: Sms(40), to: Sms(40), waiting: None, why };
+        let room = Why::MakesRoom { sake: 0, before: 0.5, now: missed };
+        let change = |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: room };
+        for (verdict, kind, said) in [
+            (keep(Why::Divided), "keep", "divides the GPU"),
+            (
+                keep(Why::Met(missed)),
+                "keep",
+                "12.3 % of its requests missed their SLO of late, and 1.0 % may",
+            ),
+            (keep(Why::Short { missed, steps: 0 }), "keep", "it is tried next"),
+            (keep(Why::Short { missed, steps: 2 }), "keep", "in 2 steps"),
+            (
+                keep(Why::Helpless { missed, until: now + Duration::from_secs(3) }),
+                "keep",
+                "tried again in 3 s",
+            ),
+            (
+                keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
+                "keep",
+                "2.0 ms, so SMs",
+            ),
+            (
+                change(60, 40, None),
+                "shrink",
+                "40 SMs instead of 60 SMs: it makes room for resnet50, which missed 50.0 %",
+            ),
+            (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
+            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs when the hand-over"),
+            (change(40, 60, Some(Waiting::Held)), "wait", "40 SMs are held"),
+        ] {
+            let words = words(&verdict, &names, now);
+            assert!(words.contains(said), "{words}");
+            assert_eq!(name(&verdict), kind);
+        }
+    }
+
+    #[test]
+    fn who_serves_the_late_turns_nobody_away() {
+        let door = Door { refuse_late: true, ..Door::open(4) };
+        let told = |on_late| DoorReport::of(&door, on_late, Duration::ZERO).refuse_late;
+        assert!(told(OnLate::Reject) && !told(OnLate::Serve));
+    }
+
+    #[test]
+    fn figures_of_an_idle_model_are_numbers() {
+        let idle = SeenReport::of(&Seen::default());
+        assert_eq!((idle.arrival_rate, idle.attainment, idle.p99_ms), (0.0, 1.0, 0.0));
+        let seen = Seen {
+            span: Duration::from_millis(500),
+            arrived: 100,
+            answered: 60,
+            in_time: 40,
+            refused: 20,
+            ..Seen::default()
+        };
+        let busy = SeenReport::of(&seen);
+        assert_eq!((busy.arrival_rate, busy.attainment), (200.0, 0.5));
+    }
+}

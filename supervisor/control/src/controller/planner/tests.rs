@@ -1,0 +1,365 @@
+use std::collections::BTreeMap;
+
+use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_shared::units::{Moment, Percent, Sms};
+use tokio::sync::{mpsc, watch};
+
+use super::super::standing::{HandoverReport, Handovers, ModelState, Standing};
+use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
+use super::*;
+use crate::partition::EmulatedGpu;
+use shadowslice_config as config;
+use shadowslice_config::{Config, OnLate};
+use shadowslice_datapath::pipeline;
+
+/// Two models of a configuration, with controllers that do nothing by themselves.
+struct Rig {
+    planner: Planner,
+    planned: watch::Receiver<Planned>,
+    standings: Vec<watch::Sender<Standing>>,
+    ordered: Vec<mpsc::Receiver<Order>>,
+}
+
+fn config(controller: &str, more: &str) -> Config {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    let model = |name: &str| {
+        format!(
+            "  - {{name: {name}, engine: emulated, slo: 20ms, share: {{initial: 20%, min: 10%, max: 60%}}, {more}\
+             tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}]}}\n"
+        )
+    };
+    let text = format!(
+        "run_dir: /tmp/x\ngpus: [{{device: emulated, sms: 132}}]\ncontroller: {{{controller}}}\nmodels:\n{}{}",
+        model("a"),
+        model("b")
+    );
+    std::fs::write(&path, text).unwrap();
+    config::load(&path, &|_| None, true).unwrap()
+}
+
+fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing {
+    Standing {
+        state,
+        share,
+        sms: gpu.sms(share).0,
+        partition: None,
+        mechanism: "shadow",
+        no_partition: None,
+        since: Moment::default(),
+        coming: None,
+        ready: None,
+        memory_need: None,
+        no_standby: None,
+        held: false,
+        workers: Vec::new(),
+        worker_deaths: 0,
+        worker_restarts: 0,
+        handovers: Handovers::default(),
+        changes: Changes::default(),
+    }
+}
+
+impl Rig {
+    fn new(controller: &str) -> Self {
+        let config = config(controller, "");
+        let gpu: Arc<dyn Partition> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let clock = Clock::start();
+        let (mut sharers, mut standings, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
+        for model in &config.models {
+            let (facts, _) = mpsc::channel(1);
+            let settings = pipeline::Settings {
+                name: model.name.clone(),
+                slo: pipeline::Slo { latency: model.slo.latency, percentile: model.slo.percentile },
+                max_requests: 1,
+                memory: 4096,
+                max_delay: Duration::ZERO,
+                reject_late: true,
+                profile: None,
+            };
+            let (orders, to_controller) = mpsc::channel(ORDERS);
+            let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
+            sharers.push(Sharer {
+                id: sharers.len(),
+                model: Arc::new(model.clone()),
+                gpu: Arc::clone(&gpu),
+                pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
+                standing: seen,
+                orders,
+            });
+            standings.push(told);
+            ordered.push(to_controller);
+        }
+        let (planner, planned) =
+            Planner::new(&config.controller, clock, &[gpu], watch::channel(sharers).1).unwrap();
+        Self { planner, planned, standings, ordered }
+    }
+
+    fn decide(&mut self) -> Vec<ModelPlan> {
+        self.planner.decide();
+        self.planned.borrow().report.models.clone()
+    }
+
+    /// The share that was ordered of a model since the last time, with where its answer goes.
+    fn ordered(&mut self, model: usize) -> Option<(u32, super::super::resize::Reply)> {
+        match self.ordered[model].try_recv().ok()? {
+            Order::Resize { share, cause, onset, reply, .. } => {
+                assert_eq!((cause, onset.is_some()), (Cause::Policy, true));
+                Some((share.get(), reply))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
+    let mut rig = Rig::new("policy: equal");
+    assert_eq!(rig.decide()[0].verdict, "grow");
+    let (percent, reply) = rig.ordered(0).unwrap();
+    assert_eq!(percent, 50);
+    let waiting = rig.decide();
+    assert_eq!((waiting[0].verdict.as_str(), waiting[0].wanted_percent), ("wait", 50));
+    assert!(rig.ordered(0).is_none());
+    // The other one ends it without a word, as a controller does when all is to end.
+    drop(reply);
+    assert_eq!(rig.decide()[0].verdict, "grow");
+    assert!(rig.ordered(0).is_some());
+}
+
+#[test]
+fn what_was_refused_rests_before_it_is_tried_again() {
+    let mut rig = Rig::new("policy: equal");
+    rig.decide();
+    let (_, reply) = rig.ordered(0).unwrap();
+    reply.send(Err(ResizeRefused::Busy("a".to_owned()))).unwrap();
+    let row = rig.decide().swap_remove(0);
+    assert_eq!(row.verdict, "grow");
+    let why = row.not_ordered.unwrap();
+    assert!(why.contains("under way") && why.contains("again in 1 s"), "{why}");
+    assert!(rig.ordered(0).is_none());
+    assert!(rig.ordered(1).is_some(), "its neighbour is no part of that");
+}
+
+#[test]
+fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
+    let mut rig = Rig::new("policy: equal");
+    rig.decide();
+    let (_, reply) = rig.ordered(0).unwrap();
+    let share = Percent::new(50).unwrap();
+    reply.send(Err(ResizeRefused::Wrong { model: "a".to_owned(), share })).unwrap();
+    let row = rig.decide().swap_remove(0);
+    assert_eq!((row.verdict.as_str(), row.held), ("wait", true));
+    assert!(rig.ordered(0).is_none());
+}
+
+#[test]
+fn a_hand_over_that_was_taken_back_rests_too() {
+    let mut rig = Rig::new("policy: equal");
+    rig.decide();
+    let (_, reply) = rig.ordered(0).unwrap();
+    let report = HandoverReport {
+        outcome: "completed".to_owned(),
+        mechanism: "shadow".to_owned(),
+        cause: "policy".to_owned(),
+        at_once: false,
+        why: None,
+        settle_ms: None,
+        from_percent: 20,
+        to_percent: 50,
+        from_sms: 26,
+        to_sms: 66,
+        effect_ms: None,
+        stall_us: 0.0,
+        stall_total_us: 0.0,
+    };
+    reply.send(Ok(report)).unwrap();
+    rig.standings[0].send_modify(|standing| standing.changes.by_policy.rolled_back = 1);
+    let why = rig.decide().swap_remove(0).not_ordered.unwrap();
+    assert!(why.contains("probation"), "{why}");
+    assert!(rig.ordered(0).is_none());
+}
+
+#[test]
+fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
+    let mut rig = Rig::new("policy: equal");
+    rig.standings[0].send_modify(|standing| {
+        standing.handovers.rolled_back = 1;
+        standing.changes.by_hand.rolled_back = 1;
+    });
+    assert_eq!(rig.decide().swap_remove(0).not_ordered, None);
+    assert!(rig.ordered(0).is_some());
+}
+
+#[test]
+fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
+    let mut rig = Rig::new("policy: equal");
+    rig.standings[0].send_modify(|standing| standing.held = true);
+    rig.standings[1].send_modify(|standing| standing.state = ModelState::Unready("broken".to_owned()));
+    let rows = rig.decide();
+    assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
+    assert_eq!(rows[1].verdict, "grow");
+    assert!(rows[1].not_ordered.as_ref().unwrap().contains("does not serve"));
+    assert!((0..2).all(|model| rig.ordered(model).is_none()));
+}
+
+#[test]
+fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
+    let mut rig = Rig::new("policy: half+doors");
+    Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
+    let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
+    assert_eq!(refuse_late, [false, true]);
+}
+
+#[test]
+fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
+    let mut rig = Rig::new("policy: equal");
+    Arc::make_mut(&mut rig.planner.models[0].0.model).batch.max_delay = Duration::from_millis(5);
+    let max_delay_ms: Vec<f64> = rig.decide().iter().map(|row| row.door.max_delay_ms).collect();
+    assert_eq!(max_delay_ms, [5.0, 0.0]);
+}
+
+#[test]
+fn recommendations_are_not_orders() {
+    let mut rig = Rig::new("policy: equal, act: false");
+    let rows = rig.decide();
+    assert!(rows.iter().all(|row| row.verdict == "grow" && row.not_ordered.is_some()), "{rows:?}");
+    assert!((0..2).all(|model| rig.ordered(model).is_none()));
+}
+
+#[test]
+fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
+    let refuses_late = |controller: &str| {
+        let mut rig = Rig::new(controller);
+        rig.decide();
+        rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late()).collect::<Vec<_>>()
+    };
+    assert_eq!(refuses_late("policy: adaptive"), [false; 2]);
+    assert_eq!(refuses_late("policy: half+doors"), [true; 2]);
+    assert_eq!(refuses_late("policy: half+doors, act: false"), [false; 2]);
+}
+
+#[test]
+fn a_controller_that_is_behind_is_not_waited_for() {
+    let mut rig = Rig::new("policy: equal");
+    // Nobody empties the queue of orders; each answer is given up.
+    let orders = rig.planner.models[0].0.orders.clone();
+    while orders.try_send(Order::Stop).is_ok() {}
+    let why = rig.decide().swap_remove(0).not_ordered.unwrap();
+    assert!(why.contains("too many orders"), "{why}");
+}
+
+#[test]
+fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
+    let gpus: Vec<Arc<dyn Partition>> = vec![Arc::new(EmulatedGpu::new(Sms(132)).unwrap())];
+    let percents = |controller: &str, more: &str| -> Vec<u32> {
+        let config = config(controller, more);
+        let shares = first_shares(&config.controller, &gpus, &config.models);
+        shares.into_iter().map(Percent::get).collect()
+    };
+    let expected = BTreeMap::from([
+        ("policy: static", [20, 20]),
+        ("policy: equal", [50, 50]),
+        ("policy: equal+doors", [50, 50]),
+        ("policy: equal, act: false", [20, 20]),
+        ("policy: half", [60, 60]),
+        ("policy: gslice", [20, 20]),
+        ("policy: static+doors", [20, 20]),
+        ("policy: adaptive", [20, 20]),
+    ]);
+    for (controller, shares) in expected {
+        assert_eq!(percents(controller, ""), shares, "{controller}");
+    }
+    assert_eq!(percents("policy: half", "handover: never, "), [20, 20]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_before_an_interval_is_over() {
+    let Rig { planner, planned, .. } = Rig::new("policy: equal, interval: 500ms");
+    let decisions = || planned.borrow().report.decisions;
+    let deciding = tokio::spawn(planner.run());
+    for (after_ms, decided) in [(499, 0), (2, 1), (498, 1), (2, 2)] {
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        assert_eq!(decisions(), decided);
+    }
+    deciding.abort();
+}
+
+#[test]
+fn a_share_is_the_smallest_that_comes_to_its_sms() {
+    let rig = Rig::new("policy: equal");
+    let sharer = &rig.planner.models[0].0;
+    let share = |sms, at| sharer.share(Sms(sms), Percent::new(at).unwrap()).get();
+    assert_eq!(share(66, 20), 50);
+    assert_eq!(share(26, 40), 20);
+    assert_eq!(share(38, 30), 30, "what is in force stays, though 29 % would do");
+    assert_eq!((share(2, 20), share(132, 20)), (10, 60), "bounds");
+}
+
+#[test]
+fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
+    let mut rig = Rig::new("policy: equal");
+    let sharers = rig.planner.sharers.borrow().clone();
+    let (told, seen) = watch::channel(sharers.clone());
+    rig.planner.sharers = seen;
+    rig.decide();
+    assert!(rig.ordered(0).is_some_and(|(share, _reply)| share == 50));
+    told.send_replace(sharers[..1].to_vec());
+    rig.planner.meet();
+    assert_eq!(rig.decide().len(), 1);
+    told.send_replace(Vec::new());
+    rig.planner.meet();
+    assert!(rig.decide().is_empty(), "nothing is said of models that have gone");
+    told.send_replace(sharers);
+    rig.planner.meet();
+    assert_eq!(rig.decide().len(), 2);
+}
+
+#[test]
+fn what_was_learnt_is_known_while_models_stay() {
+    let mut rig = Rig::new("policy: adaptive");
+    let sharers = rig.planner.sharers.borrow().clone();
+    let (told, seen) = watch::channel(sharers.clone());
+    rig.planner.sharers = seen;
+    // Whatever they have, it stays.
+    rig.standings.iter().for_each(|told| told.send_modify(|standing| standing.held = true));
+    let span = Duration::from_millis(100);
+    for interval in 1..=20 {
+        let missed = Seen {
+            span,
+            arrived: 100,
+            answered: 100,
+            in_good_time: 60,
+            queued: 9,
+            executed: vec![Executed { rows: 4, count: 10, mean: span / 10 }],
+            ..Seen::default()
+        };
+        let mut facts = rig.planner.facts(Moment::after_origin(span * interval));
+        facts.models.iter_mut().for_each(|live| live.seen = missed.clone());
+        let _not_carried_out = rig.planner.policy.decide(&facts);
+    }
+    let refuses = |rig: &mut Rig| {
+        let facts = rig.planner.facts(Moment::after_origin(span * 21));
+        rig.planner.policy.decide(&facts).doors[0].refuse_late
+    };
+    assert!(refuses(&mut rig));
+    let mut meets = |first: usize, second: usize| {
+        let of = |id: usize| Sharer { id, ..sharers[id % 2].clone() };
+        told.send_replace(vec![of(first), of(second)]);
+        rig.planner.meet();
+        refuses(&mut rig)
+    };
+    assert!(meets(1, 0), "the same in another order");
+    assert!(!meets(1, 2), "one that replaced another");
+}
+
+#[test]
+fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
+    for kind in shadowslice_policy::sharing::Kind::ALL {
+        let mut rig = Rig::new(&format!("policy: {kind}, act: false").replace("static", "equal"));
+        rig.decide();
+        rig.planner.sharers = watch::channel(Vec::new()).1;
+        rig.planner.meet();
+        assert!(rig.decide().is_empty(), "{kind}");
+    }
+}

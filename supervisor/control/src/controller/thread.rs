@@ -1,0 +1,118 @@
+//! The thread on which the controllers run, and the planner.
+
+use std::io;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::events::{Controller, Inbox};
+use super::{Order, Planner};
+
+/// Controllers that may wait to be run.
+const WAITING: usize = 16;
+
+/// A controller that is to run.
+#[derive(Debug)]
+pub struct Hired {
+    /// It.
+    pub controller: Controller,
+    /// Where it hears from.
+    pub inbox: Inbox,
+    /// Its orders: it is told to stop when all is to end.
+    pub orders: mpsc::Sender<Order>,
+}
+
+/// The thread. Controllers come to it while it runs, and go when they are told to stop.
+#[derive(Debug)]
+pub struct ControlThread {
+    stop: watch::Sender<bool>,
+    cut: Option<oneshot::Sender<()>>,
+    ended: oneshot::Receiver<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl ControlThread {
+    /// Starts it, with a planner or without; controllers are sent to it.
+    pub fn start(planner: Option<Planner>) -> io::Result<(Self, mpsc::Sender<Hired>)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (hire, hired) = mpsc::channel(WAITING);
+        let (stop, stopped) = watch::channel(false);
+        let (cut, cut_short) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let work = move || {
+            runtime.block_on(async {
+                let planning = async {
+                    match planner {
+                        Some(planner) => planner.run().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = run(hired, stopped) => {}
+                    _ = cut_short => {}
+                    () = planning => {}
+                }
+            });
+            // Processes that are still there are killed as the runtime drops them.
+            drop(runtime);
+            // Nobody waits for the end if it was cut short.
+            end.send(()).ok();
+        };
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(work)?;
+        Ok((Self { stop, cut: Some(cut), ended, thread: Some(thread) }, hire))
+    }
+
+    /// Tells all controllers to stop, and takes no more of them.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits until all has ended.
+    pub async fn ended(&mut self) {
+        // An error means that the thread is gone, which is an end, too.
+        if !self.ended.is_terminated() {
+            (&mut self.ended).await.ok();
+        }
+    }
+
+    /// Kills all workers and ends at once.
+    pub fn cut(&mut self) {
+        if let Some(cut) = self.cut.take() {
+            // The thread may have ended already.
+            cut.send(()).ok();
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+/// Runs controllers until they are told to stop and have; or until one breaks, which is a fault of this program.
+async fn run(mut hired: mpsc::Receiver<Hired>, mut stop: watch::Receiver<bool>) {
+    let mut controllers = JoinSet::new();
+    let mut told: Vec<mpsc::Sender<Order>> = Vec::new();
+    let mut stopping = false;
+    while !(stopping && controllers.is_empty()) {
+        tokio::select! {
+            Some(Hired { controller, inbox, orders }) = hired.recv(), if !stopping => {
+                told.retain(|orders| !orders.is_closed());
+                told.push(orders);
+                controllers.spawn(controller.run(inbox));
+            }
+            Some(ended) = controllers.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a controller broke");
+                    return;
+                }
+            }
+            // An error means that nobody is left to say so.
+            _ = stop.wait_for(|stop| *stop), if !stopping => {
+                stopping = true;
+                for orders in told.drain(..) {
+                    // A full queue of orders is emptied by the controller; a closed one means that it has ended.
+                    orders.send(Order::Stop).await.ok();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! What the host must offer before anything is served.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::Sms;
+use tracing_subscriber::EnvFilter;
+
+use crate::nvml::{Driver, Library, NvmlFault};
+use crate::partition::{
+    self, EmulatedGpu, Gpus, Limits, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
+};
+use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
+
+/// What the host does not offer.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No driver.
+    #[error(
+        "GPU {device} is not to be had; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+    )]
+    NoDriver {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: NvmlFault,
+    },
+    /// No such GPU, or several.
+    #[error(
+        "{found} GPUs of this host are meant by {device}; `nvidia-smi -L` lists them all; \
+         to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+    )]
+    NoGpu {
+        /// As the configuration names it.
+        device: String,
+        /// How many are meant.
+        found: usize,
+    },
+    /// One GPU, named twice.
+    #[error(
+        "GPU {device} is the same as GPU {other} of this configuration; name it once and let models share it"
+    )]
+    SameGpu {
+        /// As the configuration names it.
+        device: String,
+        /// As it does before.
+        other: String,
+    },
+    /// A GPU without MPS that does not work.
+    #[error(
+        "GPU {device} cannot be used; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+    )]
+    Cuda {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: ProbeError,
+    },
+    /// A GPU under MPS that does not work.
+    #[error("GPU {device} cannot be shared by MPS")]
+    Mps {
+        /// As the configuration names it.
+        device: String,
+        /// Why.
+        #[source]
+        source: MpsError,
+    },
+    /// The runtime that a probe needs.
+    #[error("the runtime cannot be started; raise the limit on processes")]
+    Runtime(#[source] io::Error),
+    /// The emulated GPU's shared state.
+    #[error("an emulated GPU cannot be made")]
+    Emulated(#[source] SlabError),
+    /// ONNX Runtime.
+    #[error(
+        "ONNX Runtime's library was not found, looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
+    )]
+    NoOnnxRuntime(String),
+    /// The supervisor's own path.
+    #[error("the supervisor's binary cannot be located, so neither can the worker's")]
+    Executable(#[source] io::Error),
+    /// The worker's binary.
+    #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
+    NoWorker(PathBuf),
+    /// The run directory.
+    #[error("the run directory {path} cannot be made; choose another as run_dir")]
+    RunDir {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody has it.
+    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
+    RunDirTaken(PathBuf),
+}
+
+/// Logs to stderr: RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
+pub fn init_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    // A log that cannot be written is told nobody: there is only stderr to tell it on, and the attempt would panic.
+    let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
+    let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
+    // An error means that there is a log already.
+    if json {
+        log.json().try_init().ok()
+    } else {
+        log.try_init().ok()
+    };
+}
+
+/// The GPUs. Real ones are looked for, and those under MPS get a daemon in `private`, which is ended
+/// when they are dropped. `probe` tells what a CUDA process finds.
+pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
+    let mut known = Vec::new();
+    let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn Partition>, HostError> {
+        Ok(match gpu {
+            Gpu::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
+            Gpu::Cuda { device, partition } => {
+                let (name, uuid) = identify(device)?;
+                only_once(&mut known, &name, &uuid)?;
+                match partition {
+                    Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
+                    Partitioning::Mps => Arc::new(mps_gpu(index, name, uuid, private, probe)?),
+                }
+            }
+        })
+    };
+    gpus.iter().enumerate().map(make).collect()
+}
+
+/// An index and a UUID, or two ways of writing one, may mean the same GPU, whose shares would be given away twice.
+fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Result<(), HostError> {
+    if let Some((other, _)) = known.iter().find(|(_, known)| known.eq_ignore_ascii_case(uuid)) {
+        return Err(HostError::SameGpu { device: device.to_owned(), other: other.clone() });
+    }
+    known.push((device.to_owned(), uuid.to_owned()));
+    Ok(())
+}
+
+/// The length of a whole UUID: `GPU-` and 36 characters.
+const WHOLE_UUID: usize = 40;
+
+/// The name that people use, and the UUID. A whole UUID needs no NVML.
+fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
+    let name = device.to_string();
+    let known = match Library::open().and_then(|nvml| nvml.identities()) {
+        Ok(known) => known,
+        Err(_) if name.len() == WHOLE_UUID => return Ok((name.clone(), name)),
+        Err(source) => return Err(HostError::NoDriver { device: name, source }),
+    };
+    let mut meant = known.into_iter().filter(|gpu| gpu.is(device));
+    match (meant.next(), meant.count()) {
+        (Some(gpu), 0) => Ok((name, gpu.uuid)),
+        (first, more) => Err(HostError::NoGpu { device: name, found: usize::from(first.is_some()) + more }),
+    }
+}
+
+fn whole_gpu(device: String, uuid: String, private: &Path, probe: &Path) -> Result<WholeGpu, HostError> {
+    let no_pipe = private.join("no-mps");
+    let surroundings = WholeGpu::surroundings(&uuid, &no_pipe);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)?;
+    match runtime.block_on(partition::probe(probe, &surroundings)) {
+        Ok(found) => Ok(WholeGpu::new(device, uuid, Sms(found.sms), no_pipe)),
+        Err(source) => Err(HostError::Cuda { device, source }),
+    }
+}
+
+fn mps_gpu(
+    index: usize,
+    device: String,
+    uuid: String,
+    private: &Path,
+    probe: &Path,
+) -> Result<MpsGpu, HostError> {
+    let setup = MpsSetup {
+        device: device.clone(),
+        index,
+        uuid,
+        program: partition::control_program(),
+        probe: probe.to_owned(),
+        private: private.to_owned(),
+        limits: Limits::default(),
+    };
+    MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
+}
+
+/// ONNX Runtime's library, as configured, as the environment says, or where `make` puts it; an empty
+/// path if no model needs it.
+pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
+    let needed = config.models.iter().any(|model| matches!(model.engine, Engine::OnnxRuntime { .. }));
+    if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
+}
+
+/// ONNX Runtime's library: where this says, else as the environment says, else where `make` puts it.
+pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
+    let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
+    let places = match configured.map(Path::to_owned).or_else(from_environment) {
+        Some(named) => vec![named],
+        None => beside_executable()?,
+    };
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.ok_or_else(|| {
+        let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        HostError::NoOnnxRuntime(looked.join(", "))
+    })
+}
+
+fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
+    let name = "libonnxruntime.so";
+    let beside = executable_dir()?;
+    let above = beside.parent().unwrap_or(&beside).to_owned();
+    Ok(vec![above.join("onnxruntime").join(name), above.join("lib").join(name), beside.join(name)])
+}
+
+/// The worker's binary, beside this one.
+pub fn worker_program() -> Result<PathBuf, HostError> {
+    let program = executable_dir()?.join("shadowslice-worker");
+    if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
+}
+
+fn executable_dir() -> Result<PathBuf, HostError> {
+    let executable = std::env::current_exe().map_err(HostError::Executable)?;
+    Ok(executable.parent().map_or_else(PathBuf::new, Path::to_owned))
+}
+
+/// Half of the cores serve clients, at most eight threads: the other half is the workers'.
+pub fn data_path_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
+}
+
+/// Connections and workers take descriptors; all that the host allows are taken.
+pub fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit on open files stays as it is");
+    }
+}
+
+/// How many connections are taken at a time: what is configured, as far as the limit on open files leaves what workers and
+/// commands need. Clients could else keep a worker that died from being replaced.
+pub fn connections(config: &Config) -> usize {
+    let configured = config.limits.connections;
+    let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };
+    let taken = affordable(configured, config.own_descriptors(), open_files);
+    if taken < configured {
+        tracing::warn!(
+            taken,
+            limits.connections = configured,
+            open_files,
+            "fewer connections are taken at a time than limits.connections says; raise the limit on open files (LimitNOFILE) or lower that"
+        );
+    }
+    taken
+}
+
+fn affordable(configured: usize, own: u64, open_files: u64) -> usize {
+    let left = open_files.saturating_sub(own).max(1);
+    usize::try_from(left).map_or(configured, |left| configured.min(left))
+}
+
+/// The run directory, locked against a second supervisor.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl RunDir {
+    /// Makes it if need be, and takes it.
+    pub fn take(path: &Path) -> Result<Self, HostError> {
+        let failed = |source| HostError::RunDir { path: path.to_owned(), source };
+        make_dir(path, 0o755).map_err(failed)?;
+        let private = path.join(PRIVATE);
+        make_dir(&private, 0o700).map_err(failed)?;
+        let file = File::create(private.join("lock")).map_err(failed)?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|_| HostError::RunDirTaken(path.to_owned()))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder in it that is closed to others.
+    pub fn private(&self) -> PathBuf {
+        self.path.join(PRIVATE)
+    }
+}
+
+/// Makes a directory with this mode, whatever the umask; one that is there keeps its own.
+fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_taken_once_whatever_it_is_called() {
+        let mut known = Vec::new();
+        assert!(only_once(&mut known, "0", "GPU-5a7c").is_ok());
+        assert!(only_once(&mut known, "1", "GPU-5a7d").is_ok());
+        for device in ["GPU-5a7c", "GPU-5A7C"] {
+            let fault = only_once(&mut known, device, device).unwrap_err();
+            assert!(fault.to_string().contains("the same as GPU 0"), "{fault}");
+        }
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_workers_and_commands() {
+        assert_eq!(affordable(16384, 120, 1 << 20), 16384);
+        assert_eq!(affordable(16384, 120, 1024), 1024 - 120);
+        assert_eq!(affordable(16384, 120, 100), 1, "there is no use in none");
+        assert_eq!(affordable(16384, 120, u64::MAX), 16384);
+    }
+}

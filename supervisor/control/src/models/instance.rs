@@ -1,0 +1,279 @@
+//! A model as it runs: made, hired, and sent away when nobody needs it any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::Percent;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
+
+use super::Served;
+use crate::controller::{
+    Cause, Context, Controller, EVENTS, Hired, Inbox, ModelState, ORDERS, Order, Parts, ResizeRefused,
+    Sharer, Standing,
+};
+use crate::host::onnxruntime_library;
+use crate::partition::Gpus;
+use crate::process::{ReferenceError, ReferenceFile};
+use shadowslice_config::{Config, Model, OnLate};
+use shadowslice_datapath::pipeline::{FACTS, Pipeline, Rules, Settings, Slo};
+use shadowslice_datapath::router::{Guests, Route};
+use shadowslice_shared::errors;
+
+/// How long a model that goes may take to answer what it accepted.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long an order may wait for a place in its controller's queue.
+const ORDER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why a model cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeError {
+    /// No memory for its requests.
+    #[error("shared memory cannot be had")]
+    Memory(#[source] SlabError),
+    /// No memory for its reference answers.
+    #[error("reference answers cannot be kept")]
+    Reference(#[source] ReferenceError),
+    /// Nobody runs controllers any more.
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+/// What models are made with.
+#[derive(Debug)]
+pub struct Workshop {
+    /// What all controllers share.
+    pub context: Context,
+    /// The GPUs.
+    pub gpus: Gpus,
+    /// Who runs controllers.
+    pub hire: mpsc::Sender<Hired>,
+    /// The next instance's number.
+    pub next: usize,
+}
+
+/// A model as it runs.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) id: usize,
+    pub(super) model: Arc<Model>,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) standing: watch::Receiver<Standing>,
+    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) route: Route,
+    guests: Guests,
+    watching: AbortHandle,
+}
+
+impl Workshop {
+    /// Makes a model, whose controller begins to start its workers.
+    pub(super) async fn make(
+        &mut self,
+        model: Arc<Model>,
+        share: Percent,
+        held: bool,
+    ) -> Result<Instance, MakeError> {
+        let id = self.next;
+        self.next += 1;
+        let (facts, heard) = mpsc::channel(FACTS);
+        let (orders, ordered) = mpsc::channel(ORDERS);
+        let (events, happened) = mpsc::channel(EVENTS);
+        let rules = rules(&model);
+        let settings = Settings {
+            name: model.name.clone(),
+            slo: rules.slo,
+            max_requests: model.queue.max_requests,
+            memory: model.queue.memory,
+            max_delay: rules.max_delay,
+            reject_late: rules.reject_late,
+            profile: model.profile.clone(),
+        };
+        let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
+        let pipeline = Arc::new(pipeline);
+        let (controller, standing) = Controller::new(Parts {
+            context: self.context.clone(),
+            model: Arc::clone(&model),
+            share,
+            held,
+            gpu: Arc::clone(&self.gpus[model.gpu]),
+            pipeline: Arc::clone(&pipeline),
+            reference: ReferenceFile::create(&model.name).map_err(MakeError::Reference)?,
+            events,
+        });
+        let calls = self.context.memory[model.gpu].calls();
+        let moves = self.context.groups[model.gpu].moves();
+        let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls, moves };
+        let hired = Hired { controller, inbox, orders: orders.clone() };
+        self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
+        let (route, guests) = Route::to(Arc::clone(&pipeline));
+        let watched = Arc::clone(&pipeline);
+        let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
+        Ok(Instance { id, model, pipeline, standing, orders, route, guests, watching })
+    }
+
+    /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.
+    pub(super) fn learn_library(&mut self, config: &Config) -> Result<(), String> {
+        if self.context.library.as_os_str().is_empty() {
+            self.context.library = onnxruntime_library(config).map_err(|error| errors::chain(&error))?;
+        }
+        Ok(())
+    }
+
+    /// The model, as the planner reaches it.
+    pub(super) fn sharer(&self, instance: &Instance) -> Sharer {
+        Sharer {
+            id: instance.id,
+            model: Arc::clone(&instance.model),
+            gpu: Arc::clone(&self.gpus[instance.model.gpu]),
+            pipeline: Arc::clone(&instance.pipeline),
+            standing: instance.standing.clone(),
+            orders: instance.orders.clone(),
+        }
+    }
+
+    /// The longest that a model may take from its start until it serves: its reference worker, and the first that
+    /// serves; as long again for those of them that die, or wait for memory.
+    pub(super) fn patience(&self) -> Duration {
+        let timeouts = self.context.timeouts;
+        (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
+    }
+}
+
+/// What of the configuration a pipeline takes over while it serves.
+fn rules(model: &Model) -> Rules {
+    Rules {
+        slo: Slo { latency: model.slo.latency, percentile: model.slo.percentile },
+        max_delay: model.batch.max_delay,
+        reject_late: model.queue.on_late == OnLate::Reject,
+    }
+}
+
+impl Instance {
+    /// The model, as orders and status reach it; `successor` is being started to take its place.
+    pub(super) fn served(&self, successor: Option<&Self>) -> Served {
+        Served {
+            model: Arc::clone(&self.model),
+            pipeline: Arc::clone(&self.pipeline),
+            standing: self.standing.clone(),
+            orders: self.orders.clone(),
+            successor: successor.map(|successor| successor.standing.clone()),
+        }
+    }
+
+    /// Goes by another configuration, which differs only in what needs no new workers.
+    pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
+        let order = Order::Configure { model: Arc::clone(&model) };
+        give(&self.orders, order).await?;
+        self.pipeline.set_rules(rules(&model));
+        self.model = model;
+        Ok(())
+    }
+
+    /// Has it answer what it was given, and then end, in the background. It is on no router any more. `why` is what
+    /// those hear who are still there when its time is over.
+    pub(super) fn retire(self, why: &'static str) {
+        let Self { model, pipeline, orders, route, mut guests, watching, .. } = self;
+        drop(route);
+        tokio::spawn(async move {
+            if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
+                tracing::warn!(
+                    model = model.name,
+                    "requests that have waited for {ANSWER_WITHIN:?} are refused: {why}"
+                );
+                pipeline.shut(why);
+            }
+            // Closed, if it has ended by itself.
+            orders.send(Order::Stop).await.ok();
+            // It kills workers that stay.
+            orders.closed().await;
+            watching.abort();
+            tracing::info!(model = model.name, why, "a model's workers have ended");
+        });
+    }
+}
+
+/// Gives a controller an order.
+pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), String> {
+    let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
+    match given {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err("its controller has ended".to_owned()),
+        Err(_) => Err("too many orders wait for it".to_owned()),
+    }
+}
+
+/// Which share a model is to have.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Aim {
+    /// This one.
+    At(Percent),
+    /// Any from the one to the other.
+    Within(Percent, Percent),
+}
+
+impl Aim {
+    /// The nearest share that will do.
+    pub(super) fn from(self, in_force: Percent) -> Percent {
+        match self {
+            Self::At(share) => share,
+            Self::Within(min, max) => in_force.clamp(min, max),
+        }
+    }
+}
+
+/// Brings a share in force: by a hand-over, once none is under way. Whether it is held stays as it is.
+pub(super) async fn resize(
+    orders: mpsc::Sender<Order>,
+    mut standing: watch::Receiver<Standing>,
+    aim: Aim,
+) -> Result<(), String> {
+    loop {
+        // A policy may have moved it meanwhile.
+        let share = aim.from(standing.borrow_and_update().share);
+        let (reply, outcome) = oneshot::channel();
+        give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, onset: None, reply }).await?;
+        match outcome.await {
+            Ok(Ok(report)) => return report.why.map_or(Ok(()), Err),
+            Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),
+            // Asked again when something has changed.
+            Ok(Err(ResizeRefused::Busy(_))) => {}
+            Ok(Err(ResizeRefused::NotServing { .. })) if is_coming(&standing.borrow().state) => {}
+            Ok(Err(refused)) => return Err(refused.to_string()),
+            Err(_) => return Err(ResizeRefused::Stopping.to_string()),
+        }
+        if standing.changed().await.is_err() {
+            return Err(ResizeRefused::Stopping.to_string());
+        }
+    }
+}
+
+/// Whether the model's worker is there before long.
+fn is_coming(state: &ModelState) -> bool {
+    matches!(state, ModelState::Loading | ModelState::Restarting | ModelState::Waiting(_))
+}
+
+/// Waits until a model serves, for `patience` at most; else says why it does not.
+pub(super) async fn serving(
+    mut standing: watch::Receiver<Standing>,
+    patience: Duration,
+) -> Result<(), String> {
+    let settled = |standing: &Standing| {
+        matches!(standing.state, ModelState::Ready | ModelState::Unready(_) | ModelState::Stopping)
+    };
+    let state = async { standing.wait_for(settled).await.map(|seen| seen.state.clone()) };
+    let Ok(state) = tokio::time::timeout(patience, state).await else {
+        let waits = match &standing.borrow().state {
+            ModelState::Waiting(why) => format!(": {why}"),
+            _ => String::new(),
+        };
+        return Err(format!("it did not serve within {patience:?} (timeouts.spawn, timeouts.warm){waits}"));
+    };
+    // An error means that its controller has ended.
+    match state.unwrap_or(ModelState::Stopping) {
+        ModelState::Ready => Ok(()),
+        ModelState::Unready(why) => Err(why),
+        _ => Err("the server is stopping".to_owned()),
+    }
+}

@@ -1,0 +1,397 @@
+//! The keeper: it alone changes which models there are, one command after the other.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::units::Percent;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::instance::{Aim, Instance, MakeError, Workshop, resize, serving};
+use super::plan::{self, Change};
+use super::{Kind, ModelChange, Reload, Roster, Unloaded};
+use crate::controller::{Cause, ModelState, Order, Sharer, Standing, first_shares};
+use shadowslice_config::{Config, Model, Sample};
+use shadowslice_datapath::repository::Asked;
+use shadowslice_datapath::router::Router;
+use shadowslice_datapath::trace::Sampling;
+use shadowslice_shared::errors;
+
+/// Where others see the models.
+#[derive(Debug)]
+pub struct Shown {
+    /// What requests reach.
+    pub router: Arc<Router>,
+    /// What status, metrics and orders reach.
+    pub roster: watch::Sender<Arc<Roster>>,
+    /// What the planner decides about.
+    pub sharers: watch::Sender<Vec<Sharer>>,
+    /// How many requests are traced, where any are.
+    pub sampling: Option<Sampling>,
+}
+
+/// Keeps the models.
+#[derive(Debug)]
+pub struct Keeper {
+    /// The configuration's file.
+    pub(super) file: PathBuf,
+    /// The configuration in force, but for the models.
+    config: Config,
+    entries: Vec<Entry>,
+    pub(super) workshop: Workshop,
+    shown: Shown,
+}
+
+/// A model of the configuration.
+#[derive(Debug)]
+struct Entry {
+    model: Arc<Model>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It runs.
+    Loaded {
+        now: Box<Instance>,
+        /// What is being started to take its place.
+        next: Option<Successor>,
+        /// What it goes back to if the share of its configuration does not come into force.
+        before: Option<Arc<Model>>,
+    },
+    /// It does not, and this is why; who ran it last may still answer what it accepted.
+    Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
+}
+
+/// Workers that start to take the place of others.
+#[derive(Debug)]
+struct Successor {
+    instance: Box<Instance>,
+    /// The share of those others, or the one that was coming, when these were made.
+    beside: Percent,
+}
+
+/// What is waited for, by its row in a report.
+pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
+
+impl Keeper {
+    /// Makes the models of a configuration, which was read from `file`.
+    pub async fn start(
+        file: &Path,
+        config: &Config,
+        workshop: Workshop,
+        shown: Shown,
+    ) -> Result<Self, MakeError> {
+        let shares = first_shares(&config.controller, &workshop.gpus, &config.models);
+        let (file, entries) = (file.to_owned(), Vec::new());
+        let mut keeper = Self { file, config: config.clone(), entries, workshop, shown };
+        for (model, share) in config.models.iter().zip(shares) {
+            let model = Arc::new(model.clone());
+            let now = Box::new(keeper.workshop.make(Arc::clone(&model), share, false).await?);
+            keeper.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
+        }
+        keeper.publish();
+        Ok(keeper)
+    }
+
+    /// Does what it is told, for ever.
+    pub async fn run(mut self, mut reloads: mpsc::Receiver<Reload>, mut wishes: mpsc::Receiver<Asked>) {
+        loop {
+            // Whoever asked may have gone away.
+            tokio::select! {
+                Some(Reload { reply }) = reloads.recv() => {
+                    let outcome = self.reload().await;
+                    reply.send(outcome).ok();
+                }
+                Some(Asked { wish, reply }) = wishes.recv() => {
+                    let outcome = self.grant(wish).await;
+                    reply.send(outcome).ok();
+                }
+                else => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> Config {
+        let models = self.entries.iter().map(|entry| (*entry.model).clone()).collect();
+        Config { models, ..self.config.clone() }
+    }
+
+    /// From now on another part of the requests is traced.
+    pub(super) fn sample(&mut self, sample: Sample) {
+        if let Some(tracing) = &mut self.config.tracing {
+            tracing.sample = sample;
+        }
+        if let Some(sampling) = &self.shown.sampling {
+            sampling.set(sample);
+        }
+    }
+
+    /// The configuration of that model.
+    pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {
+        self.entries.iter().find(|entry| entry.model.name == name).map(|entry| Arc::clone(&entry.model))
+    }
+
+    /// Whether it runs.
+    pub(super) fn is_loaded(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name);
+        entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
+    }
+
+    /// Whether it runs and has been given up.
+    pub(super) fn is_unready(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name);
+        entry.is_some_and(|entry| match &entry.state {
+            State::Loaded { now, .. } => matches!(now.standing.borrow().state, ModelState::Unready(_)),
+            State::Unloaded { .. } => false,
+        })
+    }
+
+    fn entry(&mut self, name: &str) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.model.name == name)
+    }
+
+    /// Shows which models there are now.
+    pub(super) fn publish(&self) {
+        let (mut roster, mut routes, mut sharers) = (Roster::default(), HashMap::new(), Vec::new());
+        for Entry { model, state } in &self.entries {
+            match state {
+                State::Loaded { now, next, .. } => {
+                    roster.served.push(now.served(next.as_ref().map(|next| &*next.instance)));
+                    routes.insert(model.name.clone(), now.route.clone());
+                    sharers.push(self.workshop.sharer(now));
+                }
+                State::Unloaded { why, last } => {
+                    let (model, why, last) = (Arc::clone(model), why.clone(), last.clone());
+                    roster.unloaded.push(Unloaded { model, why, last });
+                }
+            }
+        }
+        self.shown.router.set(routes);
+        self.shown.roster.send_replace(Arc::new(roster));
+        self.shown.sharers.send_replace(sharers);
+    }
+
+    /// Has the models stand in this order.
+    pub(super) fn order_by(&mut self, models: &[Model]) {
+        let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
+        self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
+    }
+
+    /// Takes a model away: nothing new reaches it once that is published.
+    pub(super) fn remove(&mut self, name: &str) {
+        let Some(place) = self.entries.iter().position(|entry| entry.model.name == name) else { return };
+        self.unload(name, "the model is removed");
+        self.entries.remove(place);
+    }
+
+    /// Has a model end that stays in the configuration.
+    pub(super) fn unload(&mut self, name: &str, why: &'static str) {
+        let Some(entry) = self.entry(name) else { return };
+        let State::Loaded { now, next, .. } = &mut entry.state else { return };
+        let state = State::Unloaded { why: why.to_owned(), last: Some(now.orders.clone()) };
+        if let Some(next) = next.take() {
+            next.instance.retire(why);
+        }
+        if let State::Loaded { now, .. } = std::mem::replace(&mut entry.state, state) {
+            // The router's copy of the way to it goes with the next publication.
+            now.retire(why);
+        }
+    }
+
+    /// Starts a model that does not run; row `row` of the report waits for it.
+    pub(super) async fn load(&mut self, model: Model, row: usize, waits: &mut Waits) -> Result<(), String> {
+        let (model, patience) = (Arc::new(model), self.workshop.patience());
+        let share = self.first_share(&model);
+        let made = self.workshop.make(Arc::clone(&model), share, false).await;
+        let (state, outcome) = match made {
+            Ok(now) => {
+                let standing = now.standing.clone();
+                waits.spawn(async move { (row, serving(standing, patience).await) });
+                (State::Loaded { now: Box::new(now), next: None, before: None }, Ok(()))
+            }
+            Err(error) => {
+                let why = errors::chain(&error);
+                (State::Unloaded { why: why.clone(), last: None }, Err(why))
+            }
+        };
+        match self.entry(&model.name) {
+            Some(entry) => *entry = Entry { model, state },
+            None => self.entries.push(Entry { model, state }),
+        }
+        outcome
+    }
+
+    /// The share that the first worker of a new model gets, among those that there are.
+    fn first_share(&self, model: &Model) -> Percent {
+        let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
+        let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
+        models.push(model.clone());
+        let shares = first_shares(&self.config.controller, &self.workshop.gpus, &models);
+        shares.last().copied().unwrap_or(model.share.initial)
+    }
+
+    /// Has a model go by another configuration, in place where that can be and there are workers that serve; row `row`
+    /// of the report waits until it is in force.
+    pub(super) async fn change(
+        &mut self,
+        change: &Change,
+        row: usize,
+        waits: &mut Waits,
+    ) -> (Kind, Result<(), String>) {
+        let acts = self.config.controller.acts().is_some();
+        let new = Arc::new(change.model.clone());
+        let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
+            return (Kind::Changed, Err("the configuration names no such model".to_owned()));
+        };
+        let Entry { model, state } = &mut self.entries[place];
+        let State::Loaded { now, before, .. } = state else {
+            *model = new;
+            return (Kind::Changed, Ok(()));
+        };
+        let standing = now.standing.borrow().clone();
+        // A hand-over that is under way is as good as done.
+        let soon = standing.coming.unwrap_or(standing.share);
+        let aim = match acts {
+            // What it is within the bounds is the policy's to say, or people's who hold it.
+            true => Aim::Within(new.share.min, new.share.max),
+            false => Aim::At(plan::share(soon, &model.share, &new.share)),
+        };
+        let wanted = aim.from(soon);
+        // Should that fail, bounds hold for what there is.
+        let fits = standing.share.clamp(new.share.min, new.share.max) == standing.share;
+        if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
+            let from = Was { share: wanted, held: standing.held, beside: soon };
+            return (Kind::Replaced, self.replace(place, new, from, row, waits).await);
+        }
+        if let Err(why) = now.configure(Arc::clone(&new)).await {
+            return (Kind::Changed, Err(why));
+        }
+        let old = std::mem::replace(model, new);
+        if wanted != soon || !fits {
+            *before = Some(old);
+            let (orders, standing, patience) =
+                (now.orders.clone(), now.standing.clone(), self.workshop.patience());
+            waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
+        }
+        (Kind::Changed, Ok(()))
+    }
+
+    /// Starts who is to take a model's place.
+    async fn replace(
+        &mut self,
+        place: usize,
+        model: Arc<Model>,
+        Was { share, held, beside }: Was,
+        row: usize,
+        waits: &mut Waits,
+    ) -> Result<(), String> {
+        let made = self.workshop.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
+        let (standing, patience) = (made.standing.clone(), self.workshop.patience());
+        if let State::Loaded { next, .. } = &mut self.entries[place].state {
+            *next = Some(Successor { instance: Box::new(made), beside });
+        }
+        waits.spawn(async move { (row, serving(standing, patience).await) });
+        Ok(())
+    }
+
+    /// What was waited for has happened, or will not: who was to take a model's place does, or goes.
+    pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
+        let acts = self.config.controller.acts().is_some();
+        let Some(entry) = self.entry(name) else { return };
+        let State::Loaded { now, next, .. } = &mut entry.state else { return };
+        let Some(Successor { instance: next, beside }) = next.take() else { return };
+        match outcome {
+            Ok(()) => {
+                tracing::info!(model = name, "new workers take over");
+                keep_share(&now.standing.borrow(), &next, beside, acts);
+                entry.model = Arc::clone(&next.model);
+                std::mem::replace(now, next).retire("the model's workers have been replaced");
+            }
+            Err(why) => {
+                tracing::error!(model = name, why, "the new workers do not serve; the old ones go on");
+                next.retire("the model's new workers do not serve");
+            }
+        }
+        self.publish();
+    }
+
+    /// Waits for all that is waited for, and has each model's new workers take over as soon as they are ready.
+    pub(super) async fn settle_all(&mut self, rows: &mut [ModelChange], mut waits: Waits) {
+        while let Some(ended) = waits.join_next().await {
+            let Ok((row, outcome)) = ended else { continue };
+            let row = &mut rows[row];
+            match row.change {
+                Kind::Replaced => self.settle(&row.name, &outcome),
+                Kind::Changed => self.settle_in_place(&row.name, &outcome).await,
+                Kind::Added | Kind::Removed => {}
+            }
+            row.why = outcome.err();
+        }
+    }
+
+    /// A change in place is in force, share and all; or it is not, and the model goes by what it went by before, so that
+    /// another reload tries again.
+    async fn settle_in_place(&mut self, name: &str, outcome: &Result<(), String>) {
+        let Some(Entry { model, state: State::Loaded { now, before, .. } }) = self.entry(name) else {
+            return;
+        };
+        let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
+        match now.configure(Arc::clone(&before)).await {
+            Ok(()) => *model = before,
+            Err(why) => tracing::error!(model = name, why, "the model cannot go back to what it went by"),
+        }
+        self.publish();
+    }
+
+    /// Has a model that is not loaded go by that configuration when it is.
+    pub(super) fn go_by(&mut self, name: &str, model: &Arc<Model>) {
+        if let Some(entry) = self.entry(name) {
+            entry.model = Arc::clone(model);
+        }
+    }
+}
+
+/// What people did to a share while its successor booted holds for that too; what a policy did, it will do again. A successor
+/// that is behind with its orders has just been made, and has room for them.
+fn keep_share(was: &Standing, next: &Instance, beside: Percent, policy_acts: bool) {
+    let (held, share) = {
+        let is = next.standing.borrow();
+        (is.held, is.share)
+    };
+    if was.held != held {
+        let (reply, _nobody) = oneshot::channel();
+        next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
+    }
+    let by_hand = was.held || !policy_acts && was.share != beside;
+    if by_hand && was.share != share {
+        let (reply, _nobody) = oneshot::channel();
+        let (share, hold) = (was.share, was.held);
+        let order = Order::Resize { share, cause: Cause::Hand, hold, onset: None, reply };
+        next.orders.try_send(order).ok();
+    }
+}
+
+/// What a successor starts from.
+struct Was {
+    /// The share that it gets.
+    share: Percent,
+    /// Whether people hold that.
+    held: bool,
+    /// The share of those whose place it takes.
+    beside: Percent,
+}
+
+/// Brings a share in force, for `patience` at most.
+async fn resized(
+    orders: mpsc::Sender<Order>,
+    standing: watch::Receiver<Standing>,
+    aim: Aim,
+    patience: Duration,
+) -> Result<(), String> {
+    let resized = tokio::time::timeout(patience, resize(orders, standing, aim)).await;
+    resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
+}

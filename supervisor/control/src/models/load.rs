@@ -1,0 +1,70 @@
+//! What clients want of one model: that it is loaded, or unloaded.
+
+use super::keeper::{Keeper, Waits};
+use super::plan::{self, Change};
+use super::{Kind, ModelChange};
+use shadowslice_config as config;
+use shadowslice_datapath::repository::{Wish, WishRefused};
+
+/// Why a model does not run that a client has unloaded.
+const UNLOADED: &str = "unloaded by a client";
+
+impl Keeper {
+    pub(super) async fn grant(&mut self, wish: Wish) -> Result<(), WishRefused> {
+        match wish {
+            Wish::Load { model, config } => self.load_again(&model, config.as_deref()).await,
+            Wish::Unload { model } => {
+                if self.model(&model).is_none() {
+                    return Err(WishRefused::Unknown("unload", model));
+                }
+                tracing::info!(model, "a client unloads it");
+                self.unload(&model, UNLOADED);
+                self.publish();
+                Ok(())
+            }
+        }
+    }
+
+    /// Loads a model, or loads it anew: its files are read again, and its configuration is changed by `json`.
+    async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
+        let Some(old) = self.model(name) else {
+            return Err(WishRefused::Unknown("load", name.to_owned()));
+        };
+        let failed = |why: String| WishRefused::Failed(name.to_owned(), why);
+        let whole = self.config();
+        let (model, changes) = (name.to_owned(), json.unwrap_or("{}").to_owned());
+        let read = tokio::task::spawn_blocking(move || config::changed_model(&whole, &model, &changes)).await;
+        let new = read.map_err(|error| failed(error.to_string()))?.map_err(WishRefused::Invalid)?;
+        if let Some(why) = new.broken {
+            return Err(failed(why));
+        }
+        tracing::info!(model = name, config = json, "a client loads it");
+        let (mut waits, loaded) = (Waits::new(), self.is_loaded(name));
+        let change = plan::change(&old, &new);
+        let (kind, begun) = if loaded {
+            // Without anything that differs it is still to read its files again.
+            self.change(&change.unwrap_or_else(|| Change::again(&new)), 0, &mut waits).await
+        } else {
+            (Kind::Added, self.load(new, 0, &mut waits).await)
+        };
+        if begun.is_err() && !loaded {
+            self.go_by(name, &old);
+            self.publish();
+        }
+        begun.map_err(failed)?;
+        self.publish();
+        let row = ModelChange { name: name.to_owned(), change: kind, keys: Vec::new(), why: None };
+        let mut rows = [row];
+        self.settle_all(&mut rows, waits).await;
+        let [ModelChange { why, .. }] = rows;
+        why.map_or(Ok(()), |why| {
+            // What was asked for did not do, so it is not what comes next time.
+            if !loaded {
+                self.unload(name, "it was loaded and does not serve");
+                self.go_by(name, &old);
+                self.publish();
+            }
+            Err(failed(why))
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! The models: which there are now, and how that changes while they serve.
+//!
+//! ```text
+//! SIGHUP, `reload` ──┐                        ┌─▶ router: what requests reach
+//! load, unload ──────┼─▶ Keeper ── publishes ─┼─▶ roster: what status, metrics and orders reach
+//! start ─────────────┘    │                   └─▶ sharers: what the planner decides about
+//!                         └─ hires controllers, tells them to stop when their last request is answered
+//! ```
+//!
+//! A model as it runs is an [`instance::Instance`]: pipeline, controller and the way to them. What cannot change in
+//! place takes a new one, which is started beside the old one and takes its place on the router when it is
+//! ready; the old one answers what it was given, and goes. So requests of the old form meet workers of the
+//! old form, and nothing that is queued moves.
+
+mod instance;
+mod keeper;
+mod load;
+mod plan;
+mod reload;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::controller::{ModelState, Order, Standing};
+use shadowslice_config::Model;
+use shadowslice_datapath::pipeline::Pipeline;
+use shadowslice_datapath::repository::Listed;
+
+pub use instance::{MakeError, Workshop};
+pub use keeper::{Keeper, Shown};
+
+/// Reloads, and wishes of clients, that may wait for the keeper, of each.
+pub const COMMANDS: usize = 16;
+
+/// An order to go by the configuration's file as it is when its turn comes.
+#[derive(Debug)]
+pub struct Reload {
+    /// Hears how it went.
+    pub reply: oneshot::Sender<Result<Report, ReloadRefused>>,
+}
+
+/// Why a configuration is not taken over. Then nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadRefused {
+    /// It has faults; each is a line.
+    #[error("{0}")]
+    Faulty(String),
+    /// It asks for what cannot be.
+    #[error("{0}")]
+    Impossible(String),
+}
+
+/// What became of a new configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// The file.
+    pub file: PathBuf,
+    /// Every model that it changed.
+    pub models: Vec<ModelChange>,
+    /// Models that were not touched.
+    pub unchanged: usize,
+    /// Keys besides the models' that changed.
+    #[serde(default)]
+    pub settings: Vec<String>,
+}
+
+/// What became of one model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelChange {
+    /// Its name.
+    pub name: String,
+    /// What was to be done.
+    pub change: Kind,
+    /// The keys that differ.
+    pub keys: Vec<String>,
+    /// Why that is not in force; then what was before is, and a model that was added is unready.
+    pub why: Option<String>,
+}
+
+/// What is done to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// It comes.
+    Added,
+    /// It goes, when it has answered what it accepted.
+    Removed,
+    /// It is configured otherwise; its worker stays, or hands over to one with another share.
+    Changed,
+    /// New workers with a queue of their own take over.
+    Replaced,
+}
+
+impl Kind {
+    /// Its name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+            Self::Replaced => "replaced",
+        }
+    }
+}
+
+/// The models that there are now.
+#[derive(Debug, Default)]
+pub struct Roster {
+    /// Those that run, as the configuration orders them.
+    pub served: Vec<Served>,
+    /// Those that somebody has unloaded.
+    pub unloaded: Vec<Unloaded>,
+}
+
+/// A model that runs.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Its configuration.
+    pub model: Arc<Model>,
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// How its controller sees it.
+    pub standing: watch::Receiver<Standing>,
+    /// Its controller.
+    pub orders: mpsc::Sender<Order>,
+    /// Who is being started to take its place.
+    pub successor: Option<watch::Receiver<Standing>>,
+}
+
+/// A model that is configured and does not run.
+#[derive(Debug)]
+pub struct Unloaded {
+    /// Its configuration.
+    pub model: Arc<Model>,
+    /// Why it does not run.
+    pub why: String,
+    /// Its last controller, which may still answer what it accepted.
+    last: Option<mpsc::Sender<Order>>,
+}
+
+impl Unloaded {
+    /// Whether it still answers what it accepted.
+    pub fn is_going(&self) -> bool {
+        self.last.as_ref().is_some_and(|orders| !orders.is_closed())
+    }
+}
+
+impl Roster {
+    /// The models that clients can load and unload, in Triton's words.
+    pub fn listed(&self) -> Vec<Listed> {
+        let served = self.served.iter().map(|served| {
+            let (state, reason) = match &served.standing.borrow().state {
+                ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
+                ModelState::Waiting(why) => ("READY", why.clone()),
+                ModelState::Loading => ("LOADING", String::new()),
+                ModelState::Unready(why) => ("UNAVAILABLE", why.clone()),
+                ModelState::Stopping => ("UNLOADING", String::new()),
+            };
+            Listed { name: served.model.name.clone(), state, reason }
+        });
+        let unloaded = self.unloaded.iter().map(|unloaded| {
+            let state = if unloaded.is_going() { "UNLOADING" } else { "UNAVAILABLE" };
+            Listed { name: unloaded.model.name.clone(), state, reason: unloaded.why.clone() }
+        });
+        served.chain(unloaded).collect()
+    }
+}

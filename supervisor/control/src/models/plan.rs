@@ -1,0 +1,206 @@
+//! What a new configuration changes. Pure.
+
+use std::collections::HashMap;
+
+use shadowslice_shared::units::Percent;
+
+use shadowslice_config::{Batch, Config, Engine, HandoverMode, Model, Queue, Sample, Share, Tracing};
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Plan {
+    /// Models that go.
+    pub(super) removed: Vec<String>,
+    /// Models that come.
+    pub(super) added: Vec<Model>,
+    /// Models that stay and differ.
+    pub(super) changed: Vec<Change>,
+    /// The part of the requests that are traced, if that differs.
+    pub(super) sample: Option<Sample>,
+}
+
+/// A model that stays and differs. Keys are named as the configuration has them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Change {
+    /// As it is to be.
+    pub(super) model: Model,
+    /// What its controller and its pipeline take over as they are.
+    pub(super) in_place: Vec<&'static str>,
+    /// What takes new workers, and a new queue.
+    pub(super) anew: Vec<&'static str>,
+}
+
+impl Change {
+    /// None in the configuration: the model's files are read again.
+    pub(super) fn again(model: &Model) -> Self {
+        Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
+    }
+
+    /// All keys that differ.
+    pub(super) fn keys(&self) -> Vec<&'static str> {
+        self.in_place.iter().chain(&self.anew).copied().collect()
+    }
+}
+
+/// What cannot change while the supervisor runs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} cannot change while the server runs; restart it, or undo that change and reload again", .0.join(", "))]
+pub(super) struct Fixed(pub(super) Vec<&'static str>);
+
+/// From the configuration in force to the new one. `start` says how to start, and may differ.
+pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
+    let fixed = fixed(old, new);
+    if !fixed.is_empty() {
+        return Err(Fixed(fixed));
+    }
+    let mut before: HashMap<&str, &Model> = names(&old.models);
+    let mut plan = Plan { sample: sample(old, new), ..Plan::default() };
+    for model in &new.models {
+        match before.remove(model.name.as_str()) {
+            None => plan.added.push(model.clone()),
+            Some(old) => plan.changed.extend(change(old, model)),
+        }
+    }
+    let gone = |model: &&Model| before.contains_key(model.name.as_str());
+    plan.removed = old.models.iter().filter(gone).map(|model| model.name.clone()).collect();
+    Ok(plan)
+}
+
+fn names(models: &[Model]) -> HashMap<&str, &Model> {
+    models.iter().map(|model| (model.name.as_str(), model)).collect()
+}
+
+/// The keys that differ and must not.
+fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
+    // Whoever adds a key has to say here whether it can change.
+    let Config {
+        run_dir,
+        listen,
+        gpus,
+        controller,
+        limits,
+        timeouts,
+        onnxruntime,
+        model_control,
+        tracing,
+        models: _,
+        start: _,
+        file_faults: _,
+        notes: _,
+    } = new;
+    let same = [
+        ("run_dir", *run_dir == old.run_dir),
+        // Its Unix sockets lie in the run directory.
+        ("listen", *listen == old.listen || *run_dir != old.run_dir),
+        ("gpus", *gpus == old.gpus),
+        ("controller", *controller == old.controller),
+        ("limits", *limits == old.limits),
+        ("timeouts", *timeouts == old.timeouts),
+        ("onnxruntime", *onnxruntime == old.onnxruntime),
+        ("model_control", *model_control == old.model_control),
+        ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
+    ];
+    same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// What of tracing cannot change.
+fn but_sample(tracing: Option<&Tracing>) -> Option<(&str, &str)> {
+    tracing.map(|Tracing { otlp, service, sample: _ }| (otlp.as_str(), service.as_str()))
+}
+
+/// The part of the requests that are traced from now on, if it was another.
+fn sample(old: &Config, new: &Config) -> Option<Sample> {
+    let of = |config: &Config| config.tracing.as_ref().map(|tracing| tracing.sample);
+    of(new).filter(|_| of(old) != of(new))
+}
+
+/// How a model differs, if it does.
+pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
+    if old == new {
+        return None;
+    }
+    let Model {
+        name: _,
+        engine: _,
+        gpu,
+        profile,
+        profile_path: _,
+        share,
+        slo,
+        batch: Batch { max, sizes, max_delay },
+        queue: Queue { max_requests, memory, on_late },
+        priority,
+        handover,
+        standby,
+        cpus,
+        memory_limit,
+        warmup,
+        broken,
+    } = new;
+    // A share that must change and may not be handed over takes other workers.
+    let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
+    // A worker is started with a partition or with a percentage, and keeps to that.
+    let same_means = handover.may_be_in_process() == old.handover.may_be_in_process();
+    let in_place = [
+        ("share.initial", (share.initial, share.given) == (old.share.initial, old.share.given) || !moves),
+        ("share.min", share.min == old.share.min),
+        ("share.max", share.max == old.share.max),
+        ("slo", *slo == old.slo),
+        ("batch.max_delay", *max_delay == old.batch.max_delay),
+        ("queue.on_late", *on_late == old.queue.on_late),
+        ("priority", *priority == old.priority),
+        ("handover", *handover == old.handover || !same_means),
+        ("standby", *standby == old.standby),
+    ];
+    let anew = [
+        ("share.initial", moves),
+        ("handover", same_means),
+        ("gpu", *gpu == old.gpu),
+        ("profile", *profile == old.profile),
+        ("batch.max", *max == old.batch.max),
+        ("batch.sizes", *sizes == old.batch.sizes),
+        ("queue.max_requests", *max_requests == old.queue.max_requests),
+        ("queue.memory", *memory == old.queue.memory),
+        ("cpus", *cpus == old.cpus),
+        ("memory", *memory_limit == old.memory_limit),
+        ("warmup", *warmup == old.warmup),
+        ("its files", *broken == old.broken),
+    ];
+    let differ = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
+        keys.iter().filter(|(_, same)| !same).map(|(key, _)| *key).collect()
+    };
+    let mut anew = differ(&anew);
+    anew.extend(engine(&old.engine, &new.engine));
+    Some(Change { model: new.clone(), in_place: differ(&in_place), anew })
+}
+
+/// The engine's keys that differ.
+fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
+    let same = match (old, new) {
+        (
+            Engine::OnnxRuntime { path: old_path, threads: old_threads, providers: old_providers },
+            Engine::OnnxRuntime { path, threads, providers },
+        ) => vec![
+            ("path", path == old_path),
+            ("threads", threads == old_threads),
+            ("providers", providers == old_providers),
+        ],
+        (Engine::Emulated { tensors: old }, Engine::Emulated { tensors }) => {
+            vec![("tensors", tensors == old)]
+        }
+        (Engine::OnnxRuntime { .. }, Engine::Emulated { .. })
+        | (Engine::Emulated { .. }, Engine::OnnxRuntime { .. }) => vec![("engine", false)],
+    };
+    same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// The share that a model has after its configuration changed, where no policy says it: what the new one asks for if
+/// it asks for another than the old one, else the one in force, within the new bounds.
+pub(super) fn share(in_force: Percent, old: &Share, new: &Share) -> Percent {
+    let wanted = if new.initial == old.initial { in_force } else { new.initial };
+    wanted.clamp(new.min, new.max)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,145 @@
+use std::path::Path;
+
+use super::*;
+
+const LINE: &str = "engine: emulated, slo: 20ms";
+const TENSORS: &str = "tensors: [{input: x, output: y, datatype: FP32, shape: [4]}]";
+
+/// A configuration of these models, each with more keys, and more keys for all.
+fn config(models: &[(&str, &str)], more: &str) -> Config {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |(name, keys): &(&str, &str)| {
+        let tensors = if keys.contains("tensors:") { "" } else { TENSORS };
+        let slo = if keys.contains("slo:") { "engine: emulated" } else { LINE };
+        let keys = [*keys, tensors].into_iter().filter(|keys| !keys.is_empty()).collect::<Vec<_>>();
+        format!("  - {{name: {name}, {slo}, {}}}\n", keys.join(", "))
+    };
+    let models: String = models.iter().map(line).collect();
+    let control = if more.contains("gpus:") { "" } else { "gpus: [{device: emulated, sms: 132}]\n" };
+    let run_dir = if more.contains("run_dir:") { "" } else { "run_dir: /tmp/x\n" };
+    let yaml = format!("{run_dir}{control}{more}\nmodels:\n{models}");
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, &yaml).unwrap();
+    shadowslice_config::load(Path::new(&file), &|_| None, false)
+        .unwrap_or_else(|error| panic!("{yaml}: {error}"))
+}
+
+fn one(keys: &str) -> Config {
+    config(&[("a", keys)], "")
+}
+
+/// How the keys of a model differ that had `old` and has `new`: in place, anew.
+fn differ(old: &str, new: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+    let plan = plan(&one(old), &one(new)).unwrap();
+    assert!(plan.added.is_empty() && plan.removed.is_empty());
+    plan.changed.into_iter().next().map(|change| (change.in_place, change.anew)).unwrap_or_default()
+}
+
+#[test]
+fn models_come_go_and_stay() {
+    let old = config(&[("a", "share: {initial: 30%}"), ("b", "share: {initial: 30%}")], "");
+    let new = config(&[("c", "share: {initial: 20%}"), ("a", "share: {initial: 30%}")], "");
+    let plan = plan(&old, &new).unwrap();
+    assert_eq!(plan.removed, ["b"]);
+    assert_eq!(plan.added.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(plan.changed, []);
+    assert_eq!(super::plan(&old, &old), Ok(Plan::default()));
+}
+
+#[test]
+fn what_takes_a_restart_is_refused_whole_with_every_key() {
+    let old = one("");
+    for (more, keys) in [
+        ("run_dir: /tmp/y", vec!["run_dir"]),
+        ("gpus: [{device: emulated, sms: 66}]", vec!["gpus"]),
+        ("listen: {http: [\"127.0.0.1:1234\"]}", vec!["listen"]),
+        ("limits: {in_flight: 7}\ntimeouts: {stop: 1s}", vec!["limits", "timeouts"]),
+        ("controller: {policy: static}", vec!["controller"]),
+        ("onnxruntime: {library: /x.so}", vec!["onnxruntime"]),
+        ("model_control: explicit", vec!["model_control"]),
+        ("tracing: {otlp: \"http://c:1\"}", vec!["tracing"]),
+    ] {
+        let refused = plan(&old, &config(&[("a", ""), ("b", "")], more)).unwrap_err();
+        assert_eq!(refused, Fixed(keys.clone()));
+        assert!(keys.iter().all(|key| refused.to_string().contains(key)), "{refused}");
+    }
+    assert_eq!(plan(&old, &config(&[("a", "")], "start: strict")), Ok(Plan::default()));
+}
+
+#[test]
+fn of_tracing_the_sample_changes_in_place() {
+    let of = |keys| config(&[("a", "")], &format!("tracing: {{{keys}}}"));
+    let old = of("otlp: \"http://c:1\"");
+    assert_eq!(plan(&old, &old), Ok(Plan::default()));
+    let sampled = plan(&old, &of("otlp: \"http://c:1\", sample: 100%")).unwrap();
+    assert_eq!(sampled, Plan { sample: Sample::new(Sample::ALL), ..Plan::default() });
+    for keys in ["otlp: \"http://c:2\"", "otlp: \"http://c:1\", service: s"] {
+        assert_eq!(plan(&old, &of(keys)), Err(Fixed(vec!["tracing"])), "{keys}");
+    }
+    assert_eq!(plan(&old, &one("")), Err(Fixed(vec!["tracing"])));
+}
+
+#[test]
+fn each_key_changes_in_place_or_takes_new_workers() {
+    let in_place = [
+        ("slo: 30ms", "slo"),
+        ("priority: 2", "priority"),
+        ("share: {min: 10%}", "share.min"),
+        ("share: {initial: 40%}", "share.initial"),
+        ("batch: {max_delay: 3ms}", "batch.max_delay"),
+        ("queue: {on_late: serve}", "queue.on_late"),
+        ("standby: always", "standby"),
+    ];
+    for (keys, named) in in_place {
+        assert_eq!(differ("", keys), (vec![named], vec![]), "{keys}");
+    }
+    let anew = [
+        ("batch: {max: 4}", "batch.max"),
+        ("queue: {max_requests: 7}", "queue.max_requests"),
+        ("queue: {memory: 128Mi}", "queue.memory"),
+        ("cpus: [0]", "cpus"),
+        ("tensors: [{input: x, output: y, datatype: FP32, shape: [8]}]", "tensors"),
+    ];
+    for (keys, named) in anew {
+        let (in_place, anew) = differ("", keys);
+        assert!(in_place.is_empty() && anew.contains(&named), "{keys}: {in_place:?} {anew:?}");
+    }
+}
+
+#[test]
+fn a_worker_with_partitions_is_another_than_one_without() {
+    let handover = |old: &str, new: &str| differ(&format!("handover: {old}"), &format!("handover: {new}"));
+    for (old, new) in [("shadow", "restart"), ("restart", "never"), ("auto", "in-process")] {
+        assert_eq!(handover(old, new), (vec!["handover"], vec![]), "{old} to {new}");
+    }
+    for (old, new) in [("auto", "shadow"), ("restart", "in-process"), ("in-process", "never")] {
+        assert_eq!(handover(old, new), (vec![], vec!["handover"]), "{old} to {new}");
+    }
+}
+
+#[test]
+fn a_share_that_may_not_be_handed_over_takes_new_workers() {
+    let old = "handover: never, share: {initial: 40%}";
+    assert_eq!(differ(old, "handover: never, share: {initial: 50%}"), (vec![], vec!["share.initial"]));
+    let free = differ(old, "handover: shadow, share: {initial: 50%}");
+    assert_eq!(free, (vec!["share.initial", "handover"], vec![]));
+}
+
+#[test]
+fn a_share_set_by_hand_stays_unless_the_file_says_another() {
+    let percent = |percent| Percent::new(percent).unwrap();
+    let share = |initial, min, max| {
+        let (initial, min, max) = (percent(initial), percent(min), percent(max));
+        Share { initial, given: true, min, max }
+    };
+    let old = share(30, 2, 100);
+    for (new, expected) in [
+        (share(30, 2, 100), 55),
+        (share(40, 2, 100), 40),
+        (share(30, 60, 100), 60),
+        (share(30, 2, 50), 50),
+        (share(40, 2, 45), 40),
+    ] {
+        assert_eq!(super::share(percent(55), &old, &new), percent(expected), "{new:?}");
+    }
+}

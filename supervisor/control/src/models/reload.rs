@@ -1,0 +1,109 @@
+//! A reload: the file is read and checked whole, compared with what is in force, and carried out.
+
+use std::collections::HashSet;
+
+use super::keeper::{Keeper, Waits};
+use super::plan::{self, Change, Plan};
+use super::{Kind, ModelChange, ReloadRefused, Report};
+use shadowslice_config as config;
+use shadowslice_config::{Config, ConfigError, Listing};
+use shadowslice_shared::errors;
+
+impl Keeper {
+    /// Goes by the configuration's file as it is now. A file with faults, or one that asks for what cannot be,
+    /// changes nothing.
+    pub(super) async fn reload(&mut self) -> Result<Report, ReloadRefused> {
+        let outcome = match self.read().await {
+            Ok((config, plan)) => Ok(self.carry_out(&config, plan).await),
+            Err(refused) => Err(refused),
+        };
+        tell(&outcome);
+        outcome
+    }
+
+    async fn read(&mut self) -> Result<(Config, Plan), ReloadRefused> {
+        let file = self.file.clone();
+        let read = tokio::task::spawn_blocking(move || config::load_here(&file)).await;
+        let read = read.map_err(|error| ReloadRefused::Impossible(errors::chain(&error)))?;
+        let config = read.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
+        if !config.file_faults.is_empty() {
+            return Err(ReloadRefused::Faulty(Listing(&config.file_faults).to_string()));
+        }
+        let mut plan = plan::plan(&self.config(), &config)
+            .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
+        // What keeps a model from serving need not stand in the file: it may be mended though nothing there differs.
+        let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
+        let unready = config.models.iter().filter(|model| self.is_unready(&model.name));
+        plan.changed.extend(unready.filter(|model| !differs.contains(&model.name)).map(Change::again));
+        self.workshop.learn_library(&config).map_err(ReloadRefused::Impossible)?;
+        Ok((config, plan))
+    }
+
+    async fn carry_out(&mut self, config: &Config, plan: Plan) -> Report {
+        for note in &config.notes {
+            tracing::warn!("{note}");
+        }
+        let sampled = plan.sample.map(|sample| self.sample(sample));
+        let settings = sampled.map(|()| "tracing.sample".to_owned()).into_iter().collect();
+        let (mut rows, mut waits) = (Vec::new(), Waits::new());
+        for name in plan.removed {
+            self.remove(&name);
+            rows.push(row(&name, Kind::Removed, &[], Ok(())));
+        }
+        for change in &plan.changed {
+            let (kind, begun) = self.change(change, rows.len(), &mut waits).await;
+            rows.push(row(&change.model.name, kind, &change.keys(), begun));
+        }
+        for model in plan.added {
+            let name = model.name.clone();
+            let begun = self.load(model, rows.len(), &mut waits).await;
+            rows.push(row(&name, Kind::Added, &[], begun));
+        }
+        self.order_by(&config.models);
+        self.publish();
+        self.settle_all(&mut rows, waits).await;
+        let touched = rows.iter().filter(|row| row.change != Kind::Removed).count();
+        let unchanged = config.models.len().saturating_sub(touched);
+        Report { file: self.file.clone(), models: rows, unchanged, settings }
+    }
+}
+
+fn row(name: &str, change: Kind, keys: &[&str], begun: Result<(), String>) -> ModelChange {
+    let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+    ModelChange { name: name.to_owned(), change, keys, why: begun.err() }
+}
+
+/// Every line is a fault, as `check` says it.
+fn faults(error: &ConfigError) -> String {
+    match error {
+        ConfigError::Faults(_) => error.to_string(),
+        ConfigError::Read { .. } => errors::chain(error),
+    }
+}
+
+fn tell(outcome: &Result<Report, ReloadRefused>) {
+    match outcome {
+        Ok(Report { models, unchanged, settings, .. }) => {
+            for key in settings {
+                tracing::info!(key, "reloaded");
+            }
+            for ModelChange { name, change, keys, why } in models {
+                let (change, keys) = (change.name(), keys.join(", "));
+                match why {
+                    None => tracing::info!(model = name, change, keys, "reloaded"),
+                    Some(why) => tracing::error!(model = name, change, keys, why, "not reloaded"),
+                }
+            }
+            tracing::info!(changed = models.len(), unchanged, "the configuration has been read again");
+        }
+        Err(ReloadRefused::Faulty(faults)) => {
+            for fault in faults.lines() {
+                tracing::error!("{fault}");
+            }
+            tracing::error!("the configuration has faults; nothing was changed");
+        }
+        Err(refused @ ReloadRefused::Impossible(_)) => {
+            tracing::error!(why = %refused, "the configuration cannot be taken over; nothing was changed");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What is known of a host's driver and GPUs, as plain data.
+
+use std::fmt;
+
+use shadowslice_config::CudaDevice;
+
+/// A driver and its GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Host {
+    /// The driver's version, such as `580.159.04`.
+    pub driver: String,
+    /// The newest CUDA that it supports.
+    pub cuda: CudaVersion,
+    /// Its GPUs by NVML's index; or why there is nothing to say of one, a GPU that was lost, say.
+    pub gpus: Vec<Result<Gpu, String>>,
+}
+
+/// A version of CUDA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion {
+    /// 13 of 13.0.
+    pub major: u32,
+    /// 0 of 13.0.
+    pub minor: u32,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gpu {
+    /// Which one it is.
+    pub identity: Identity,
+    /// The major and minor number of its compute capability.
+    pub capability: (i32, i32),
+    /// Who may use it.
+    pub compute_mode: ComputeMode,
+    /// Whether it is split into MIG instances.
+    pub mig: bool,
+    /// What is going on.
+    pub usage: Usage,
+}
+
+/// Which GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// NVML's index, which is that of `nvidia-smi`.
+    pub index: u32,
+    /// `GPU-...`.
+    pub uuid: String,
+    /// The product's name.
+    pub name: String,
+}
+
+/// How many processes may have contexts on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number.
+    Default,
+    /// One, which may be the MPS server.
+    ExclusiveProcess,
+    /// None.
+    Prohibited,
+    /// Something that this program does not know.
+    Unknown,
+}
+
+/// What is going on on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usage {
+    /// Its memory.
+    pub memory: Memory,
+    /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where the GPU
+    /// does not say.
+    pub utilisation_percent: Option<u32>,
+    /// What it draws.
+    pub power: Power,
+    /// Who computes on it, each process once.
+    pub processes: Vec<GpuProcess>,
+}
+
+/// A GPU's memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Taken by processes.
+    pub used: u64,
+    /// To be had. What the driver keeps for itself is neither.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
+/// What a GPU draws. Not every GPU says all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Power {
+    /// At present, in mW.
+    pub draw_mw: Option<u32>,
+    /// The most that it may, in mW.
+    pub limit_mw: Option<u32>,
+    /// Since its driver was loaded, in mJ.
+    pub energy_mj: Option<u64>,
+}
+
+/// A process on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// Its number.
+    pub pid: u32,
+    /// The memory that it has there, in bytes. `None` where the driver does not say.
+    pub bytes: Option<u64>,
+}
+
+impl CudaVersion {
+    /// From the number that CUDA writes: 13000 is 13.0.
+    pub fn of(number: i32) -> Self {
+        let number = number.unsigned_abs();
+        Self { major: number / 1000, minor: number % 1000 / 10 }
+    }
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Identity {
+    /// Whether the configuration means this GPU. A UUID may be cut short, as CUDA permits.
+    pub fn is(&self, device: &CudaDevice) -> bool {
+        match device {
+            CudaDevice::Index(index) => self.index == *index,
+            CudaDevice::Uuid(uuid) => {
+                let own = self.uuid.get(..uuid.len());
+                own.is_some_and(|own| own.eq_ignore_ascii_case(uuid))
+            }
+        }
+    }
+}
+
+impl Usage {
+    /// The bytes that a process has, if they are known.
+    pub fn bytes_of(&self, pid: i32) -> Option<u64> {
+        let process = self.processes.iter().find(|process| i32::try_from(process.pid) == Ok(pid));
+        process.and_then(|process| process.bytes)
+    }
+}
+
+/// Processes that were listed in several ways, each once: an MPS client may be on both of NVML's lists.
+pub(super) fn each_once(listed: impl IntoIterator<Item = GpuProcess>) -> Vec<GpuProcess> {
+    let mut found: Vec<GpuProcess> = Vec::new();
+    for process in listed {
+        match found.iter_mut().find(|known| known.pid == process.pid) {
+            Some(known) => known.bytes = known.bytes.max(process.bytes),
+            None => found.push(process),
+        }
+    }
+    found
+}

@@ -1,0 +1,223 @@
+//! NVML itself.
+
+use std::time::Duration;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::device::Device;
+use nvml_wrapper::enum_wrappers::device::ComputeMode as NvmlComputeMode;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+
+use super::facts::{
+    ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage, each_once,
+};
+use super::watch::{Driver, XidEvent, Xids};
+
+/// How often a list of processes is asked for: between NVML's counting and its listing more may have come.
+const LIST_ATTEMPTS: u32 = 4;
+
+/// What NVML does not do.
+#[derive(Debug, thiserror::Error)]
+pub enum NvmlFault {
+    /// The library is not there.
+    #[error(
+        "NVML, the library of NVIDIA's driver, cannot be loaded; install the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    )]
+    Load(#[source] NvmlError),
+    /// The library is there, and the driver is not.
+    #[error(
+        "NVIDIA's driver is not loaded; load it (`modprobe nvidia`), or restart the host if it was just installed"
+    )]
+    NoDriver(#[source] NvmlError),
+    /// The library is of another version than the driver.
+    #[error(
+        "NVIDIA's driver and its library are of different versions; restart the host after an update of the driver"
+    )]
+    Mismatch(#[source] NvmlError),
+    /// Anything else.
+    #[error("NVML does not start; `nvidia-smi` may say more")]
+    Start(#[source] NvmlError),
+    /// A question was not answered.
+    #[error("NVML does not say {what}; `nvidia-smi` may say more")]
+    Ask {
+        /// What was asked for.
+        what: &'static str,
+        /// NVML's reason.
+        #[source]
+        source: NvmlError,
+    },
+    /// Events of a GPU cannot be heard.
+    #[error("NVML does not tell the errors of GPU {uuid}; `dmesg` has them, as `Xid`")]
+    Register {
+        /// The GPU.
+        uuid: String,
+        /// NVML's reason.
+        #[source]
+        source: NvmlError,
+    },
+}
+
+/// NVML, loaded and started.
+#[derive(Debug)]
+pub struct Library {
+    nvml: Nvml,
+}
+
+impl Library {
+    /// Loads and starts it.
+    pub fn open() -> Result<Self, NvmlFault> {
+        let nvml = Nvml::init().map_err(|error| match error {
+            NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => NvmlFault::Load(error),
+            NvmlError::DriverNotLoaded => NvmlFault::NoDriver(error),
+            NvmlError::LibRmVersionMismatch => NvmlFault::Mismatch(error),
+            _ => NvmlFault::Start(error),
+        })?;
+        Ok(Self { nvml })
+    }
+
+    /// All that it says.
+    pub fn host(&self) -> Result<Host, NvmlFault> {
+        let driver = said("the driver's version", self.nvml.sys_driver_version())?;
+        let cuda = said("the version of CUDA", self.nvml.sys_cuda_driver_version())?;
+        let count = said("how many GPUs there are", self.nvml.device_count())?;
+        let gpu = |index| self.gpu(index).map_err(|error| shadowslice_shared::errors::chain(&error));
+        Ok(Host { driver, cuda: CudaVersion::of(cuda), gpus: (0..count).map(gpu).collect() })
+    }
+
+    fn gpu(&self, index: u32) -> Result<Gpu, NvmlFault> {
+        let device = said("anything of a GPU", self.nvml.device_by_index(index))?;
+        let capability = said("a GPU's compute capability", device.cuda_compute_capability())?;
+        Ok(Gpu {
+            identity: identity(&device)?,
+            capability: (capability.major, capability.minor),
+            compute_mode: compute_mode(&device),
+            mig: said("whether MIG is on", optional(device.mig_mode()))?
+                .is_some_and(|mode| mode.current != 0),
+            usage: usage(&device)?,
+        })
+    }
+
+    fn device(&self, uuid: &str) -> Result<Device<'_>, NvmlError> {
+        self.nvml.device_by_uuid(uuid)
+    }
+}
+
+impl Driver for Library {
+    fn identities(&self) -> Result<Vec<Identity>, NvmlFault> {
+        let count = said("how many GPUs there are", self.nvml.device_count())?;
+        let devices = (0..count).filter_map(|index| self.nvml.device_by_index(index).ok());
+        devices.map(|device| identity(&device)).collect()
+    }
+
+    fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault> {
+        usage(&said("anything of a GPU", self.device(uuid))?)
+    }
+
+    fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault> {
+        let mut set = said("errors of GPUs", self.nvml.create_event_set())?;
+        for uuid in uuids {
+            let failed = |source| NvmlFault::Register { uuid: uuid.clone(), source };
+            let device = self.device(uuid).map_err(failed)?;
+            set = device
+                .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+                .map_err(|error| failed(error.error))?;
+        }
+        Ok(Box::new(Heard(set)))
+    }
+}
+
+/// The events of some GPUs.
+struct Heard<'a>(EventSet<'a>);
+
+impl Xids for Heard<'_> {
+    fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault> {
+        let ms = u32::try_from(at_most.as_millis()).unwrap_or(u32::MAX);
+        let event = match self.0.wait(ms) {
+            Err(NvmlError::Timeout) => return Ok(None),
+            event => said("errors of GPUs", event)?,
+        };
+        let Some(xid) = event.event_data else { return Ok(None) };
+        let xid = match xid {
+            XidError::Value(xid) => xid,
+            XidError::Unknown => 0,
+        };
+        Ok(Some(XidEvent { uuid: said("which GPU an error is of", event.device.uuid())?, xid }))
+    }
+}
+
+/// An answer, or what was asked for.
+fn said<T>(what: &'static str, answer: Result<T, NvmlError>) -> Result<T, NvmlFault> {
+    answer.map_err(|source| NvmlFault::Ask { what, source })
+}
+
+/// An answer that not every GPU has.
+fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Err(NvmlError::NotSupported) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+fn identity(device: &Device<'_>) -> Result<Identity, NvmlFault> {
+    Ok(Identity {
+        index: said("a GPU's index", device.index())?,
+        uuid: said("a GPU's UUID", device.uuid())?,
+        name: said("a GPU's name", device.name())?,
+    })
+}
+
+fn compute_mode(device: &Device<'_>) -> ComputeMode {
+    match device.compute_mode() {
+        Ok(NvmlComputeMode::Default) => ComputeMode::Default,
+        Ok(NvmlComputeMode::ExclusiveProcess) => ComputeMode::ExclusiveProcess,
+        Ok(NvmlComputeMode::Prohibited) => ComputeMode::Prohibited,
+        _ => ComputeMode::Unknown,
+    }
+}
+
+fn usage(device: &Device<'_>) -> Result<Usage, NvmlFault> {
+    let memory = said("a GPU's memory", device.memory_info())?;
+    let utilisation = said("a GPU's utilisation", optional(device.utilization_rates()))?;
+    let computing = listed(|| device.running_compute_processes())?;
+    let clients = listed(|| device.mps_running_compute_processes())?;
+    Ok(Usage {
+        memory: Memory { used: memory.used, free: memory.free, total: memory.total },
+        utilisation_percent: utilisation.map(|rates| rates.gpu),
+        power: power(device),
+        processes: each_once(computing.into_iter().chain(clients)),
+    })
+}
+
+/// What is not said is not known, whatever the reason: nothing depends on it.
+fn power(device: &Device<'_>) -> Power {
+    Power {
+        draw_mw: device.power_usage().ok(),
+        limit_mw: device.power_management_limit().ok(),
+        energy_mj: device.total_energy_consumption().ok(),
+    }
+}
+
+/// Processes; none where the GPU cannot list them.
+fn listed(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<GpuProcess>, NvmlFault> {
+    let grew = |answer: &Result<_, _>| matches!(answer, Err(NvmlError::InsufficientSize(_)));
+    let mut answer = list();
+    for _ in 1..LIST_ATTEMPTS {
+        if !grew(&answer) {
+            break;
+        }
+        answer = list();
+    }
+    let processes = said("a GPU's processes", optional(answer))?.unwrap_or_default();
+    let process = |info: ProcessInfo| GpuProcess {
+        pid: info.pid,
+        bytes: match info.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        },
+    };
+    Ok(processes.into_iter().map(process).collect())
+}

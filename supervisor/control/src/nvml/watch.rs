@@ -1,0 +1,280 @@
+//! Watching the GPUs of a configuration while it is served.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::facts::{Identity, Usage};
+use super::library::{Library, NvmlFault};
+use super::xid;
+use shadowslice_config as config;
+use shadowslice_shared::errors;
+
+/// How often a GPU's usage is read.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The longest wait for an error, and so the longest time that the end of a watch takes while all is well.
+const WAIT: Duration = Duration::from_millis(250);
+
+/// How long the end of a watch waits for a driver that does not answer.
+const END: Duration = Duration::from_secs(1);
+
+/// What a watch asks of NVML, so that it can be tried without a GPU.
+pub trait Driver: Send + Sync + 'static {
+    /// Which GPUs there are.
+    fn identities(&self) -> Result<Vec<Identity>, NvmlFault>;
+    /// What is going on on the GPU of this UUID.
+    fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault>;
+    /// Hears the errors of these GPUs, from now on.
+    fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault>;
+}
+
+/// The errors of some GPUs, as the driver reports them.
+pub trait Xids {
+    /// Waits for the next one; `None` if none comes in this time.
+    fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault>;
+}
+
+/// An error that the driver reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XidEvent {
+    /// The GPU.
+    pub uuid: String,
+    /// NVIDIA's number of the error; 0 if it is not known.
+    pub xid: u64,
+}
+
+/// A GPU of the configuration, and what NVML last said of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Watched {
+    /// As it is configured.
+    pub gpu: config::Gpu,
+    /// `None` for an emulated one, and for one that NVML does not know.
+    pub reading: Option<Reading>,
+}
+
+/// What NVML last said of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading {
+    /// Which one it is.
+    pub identity: Identity,
+    /// What was going on a moment ago; `None` before the first answer, and while there is none.
+    pub usage: Option<Usage>,
+    /// The errors that the driver reported since the start.
+    pub xid_errors: u64,
+}
+
+/// The GPUs of a configuration, each with what was last found out about it.
+#[derive(Debug)]
+pub struct Readings(Vec<(config::Gpu, Option<Slot>)>);
+
+/// Where the threads leave what they find.
+#[derive(Debug)]
+struct Slot {
+    identity: Identity,
+    usage: Mutex<Option<Usage>>,
+    xid_errors: AtomicU64,
+}
+
+/// Reads the usage of GPUs from time to time, and hears their errors, on threads of its own: NVML may take its
+/// time, and nobody else waits for it. They end when this is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    readings: Arc<Readings>,
+    _threads: Vec<Thread>,
+}
+
+impl Readings {
+    /// In the configuration's order.
+    pub fn look(&self) -> Vec<Watched> {
+        let reading = |slot: &Slot| Reading {
+            identity: slot.identity.clone(),
+            usage: slot.usage.lock().clone(),
+            xid_errors: slot.xid_errors.load(Ordering::Relaxed),
+        };
+        let watched = |(gpu, slot): &(config::Gpu, Option<Slot>)| Watched {
+            gpu: gpu.clone(),
+            reading: slot.as_ref().map(reading),
+        };
+        self.0.iter().map(watched).collect()
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.0.iter().filter_map(|(_, slot)| slot.as_ref())
+    }
+}
+
+impl Watch {
+    /// Watches the real ones among these GPUs. What is not to be had is logged, and missing from the readings.
+    pub fn start(gpus: &[config::Gpu]) -> Self {
+        if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda { .. })) {
+            return Self::of_nothing(gpus);
+        }
+        match Library::open() {
+            Ok(library) => Self::over(Arc::new(library), gpus),
+            Err(error) => {
+                let error = errors::chain(&error);
+                tracing::warn!(error, "memory, load and errors of the GPUs are not shown");
+                Self::of_nothing(gpus)
+            }
+        }
+    }
+
+    fn of_nothing(gpus: &[config::Gpu]) -> Self {
+        let readings = gpus.iter().map(|gpu| (gpu.clone(), None)).collect();
+        Self { readings: Arc::new(Readings(readings)), _threads: Vec::new() }
+    }
+
+    /// Watches through this driver.
+    pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::Gpu]) -> Self {
+        let known = driver.identities().unwrap_or_else(|error| {
+            tracing::warn!(error = errors::chain(&error), "no GPU can be watched");
+            Vec::new()
+        });
+        let readings = gpus.iter().map(|gpu| (gpu.clone(), slot(gpu, &known))).collect();
+        let readings = Arc::new(Readings(readings));
+        let mut threads = Vec::new();
+        if readings.slots().next().is_some() {
+            for (name, work) in [("nvml-usage", read as Work), ("nvml-errors", hear)] {
+                match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => tracing::warn!(%error, "no thread to watch the GPUs with"),
+                }
+            }
+        }
+        Self { readings, _threads: threads }
+    }
+
+    /// What it finds out.
+    pub fn readings(&self) -> Arc<Readings> {
+        Arc::clone(&self.readings)
+    }
+}
+
+/// A place for what is found out about a configured GPU.
+fn slot(gpu: &config::Gpu, known: &[Identity]) -> Option<Slot> {
+    let config::Gpu::Cuda { device, .. } = gpu else { return None };
+    let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
+        tracing::warn!(?device, "NVML knows no such GPU; `nvidia-smi -L` lists those that it knows");
+        return None;
+    };
+    Some(Slot { identity: identity.clone(), usage: Mutex::default(), xid_errors: AtomicU64::default() })
+}
+
+/// What a thread does until it is told to stop.
+type Work = fn(&dyn Driver, &Readings, &Stop);
+
+/// Reads the usage of GPUs until it is told to stop.
+fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+    loop {
+        for slot in readings.slots() {
+            let usage = driver.usage(&slot.identity.uuid);
+            let mut last = slot.usage.lock();
+            if let (Err(error), true) = (&usage, last.is_some()) {
+                let error = errors::chain(error);
+                tracing::warn!(
+                    gpu = slot.identity.index,
+                    error,
+                    "the GPU's memory and load are not known now"
+                );
+            }
+            *last = usage.ok();
+        }
+        if stop.within(PERIOD) {
+            return;
+        }
+    }
+}
+
+/// Hears the errors of GPUs until it is told to stop.
+fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+    let uuids: Vec<_> = readings.slots().map(|slot| slot.identity.uuid.clone()).collect();
+    let mut xids = match driver.xids(&uuids) {
+        Ok(xids) => xids,
+        Err(error) => {
+            tracing::warn!(error = errors::chain(&error), "errors of the GPUs are not counted");
+            return;
+        }
+    };
+    let mut silent = false;
+    while !stop.now() {
+        match xids.wait(WAIT) {
+            Ok(event) => {
+                silent = false;
+                event.iter().for_each(|event| count(event, readings));
+            }
+            Err(error) => {
+                if !silent {
+                    let error = errors::chain(&error);
+                    tracing::error!(error, "errors of the GPUs are not heard now; a GPU may be lost");
+                }
+                silent = true;
+                if stop.within(PERIOD) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn count(event: &XidEvent, readings: &Readings) {
+    let XidEvent { uuid, xid } = event;
+    let slot = readings.slots().find(|slot| slot.identity.uuid == *uuid);
+    let gpu = slot.map(|slot| slot.identity.index);
+    tracing::error!(gpu, uuid, xid, "the GPU's driver reports an error: {}", xid::meaning(*xid));
+    if let Some(slot) = slot {
+        slot.xid_errors.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A thread that ends when this is dropped.
+#[derive(Debug)]
+struct Thread {
+    /// Taken to tell it to stop.
+    stop: Option<SyncSender<Infallible>>,
+    /// Closed by its end.
+    ended: Receiver<Infallible>,
+}
+
+/// How a thread learns that it should end.
+struct Stop(Receiver<Infallible>);
+
+impl Thread {
+    fn start(name: &str, work: Work, driver: Arc<dyn Driver>, readings: Arc<Readings>) -> io::Result<Self> {
+        let (stop, stopped) = sync_channel(0);
+        let (end, ended) = sync_channel::<Infallible>(0);
+        let body = move || {
+            work(&*driver, &readings, &Stop(stopped));
+            // Whoever waits for the end finds the driver free.
+            drop(driver);
+            drop(end);
+        };
+        std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        Ok(Self { stop: Some(stop), ended })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.stop = None;
+        if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the GPU's driver does not answer; a thread that waits for it is left behind");
+        }
+    }
+}
+
+impl Stop {
+    fn now(&self) -> bool {
+        self.0.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Waits this long for it.
+    fn within(&self, time: Duration) -> bool {
+        self.0.recv_timeout(time) == Err(RecvTimeoutError::Disconnected)
+    }
+}

@@ -1,0 +1,209 @@
+//! Partitioning: from a share to what a new worker's surroundings must say.
+//!
+//! One trait, [`Partition`], and three backends: [`EmulatedGpu`], whose workers share its SMs through
+//! a [pool](shadowslice_shared::pool) in memory; [`MpsGpu`], a CUDA GPU under NVIDIA MPS; and
+//! [`WholeGpu`], a CUDA GPU without, on which no share is enforced.
+
+mod command;
+mod emulated;
+mod grant;
+mod mps;
+mod probe;
+mod whole;
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use shadowslice_shared::boot::DeviceSpec;
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::pool::SEATS;
+use shadowslice_shared::units::{Percent, Sms};
+
+use shadowslice_datapath::pipeline::Crowding;
+
+pub use emulated::EmulatedGpu;
+pub use grant::{Admission, Grant};
+pub use mps::{Control, ControlError, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
+pub use probe::{Isolation, ProbeError, Probed, isolation, probe};
+pub use whole::WholeGpu;
+
+/// Variables that a worker's environment must have.
+pub type Environment = Vec<(&'static str, String)>;
+
+/// Something to wait for; bounded by who gives it.
+pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Which GPUs a CUDA process sees.
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Where a CUDA process looks for MPS.
+pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// What a worker wants of its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its share.
+    pub share: Percent,
+    /// Its model's priority; 1 is the highest.
+    pub priority: u32,
+    /// The most GPU memory that it may take, in bytes.
+    pub memory_limit: Option<u64>,
+    /// Whether there is memory for it, as far as that is known.
+    pub room: Option<Room>,
+}
+
+/// The memory that a worker will take, and what there is of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// What it will take, in bytes.
+    pub needed: u64,
+    /// What nobody had a moment ago, in bytes.
+    pub free: u64,
+}
+
+/// What the workers of a GPU claim together.
+#[derive(Debug, Default)]
+pub struct Tally {
+    crowding: Crowding,
+    /// Bytes of memory for workers that have not come to take them.
+    reserved: Arc<AtomicU64>,
+}
+
+impl Tally {
+    /// What is left of so many free bytes when all have come who were promised some.
+    pub fn unreserved(&self, free: u64) -> u64 {
+        free.saturating_sub(self.reserved.load(Ordering::Relaxed))
+    }
+}
+
+/// Why a GPU takes no worker now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// Every seat of an emulated GPU is taken.
+    #[error("the emulated GPU has {SEATS} workers already; stop some models")]
+    NoSeat,
+    /// It recovers from something, and will take one later.
+    #[error("{0}")]
+    Recovering(String),
+    /// There is no memory for another one.
+    #[error(
+        "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
+        gib(*needed), gib(*free)
+    )]
+    NoMemory {
+        /// Bytes that the worker will take.
+        needed: u64,
+        /// Bytes that there are.
+        free: u64,
+    },
+}
+
+/// What a backend remembers of a worker that it let in: a seat, or the life of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(pub(crate) u64);
+
+/// How a GPU stands, for `status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuStanding {
+    /// As the configuration names it.
+    pub device: String,
+    /// Its UUID, if it is real.
+    pub uuid: Option<String>,
+    /// `emulated`, `mps` or `none`.
+    pub backend: &'static str,
+    /// Its SMs.
+    pub sms: Sms,
+    /// The MPS server's process, while there is one.
+    pub mps_server_pid: Option<i32>,
+    /// Why it takes no workers, if it takes none.
+    pub why: Option<String>,
+}
+
+/// A GPU, and how it is shared out.
+pub trait Partition: fmt::Debug + Send + Sync {
+    /// How it stands.
+    fn standing(&self) -> GpuStanding;
+
+    /// The SMs that a worker with this share gets.
+    fn sms(&self, share: Percent) -> Sms;
+
+    /// How its SMs divide into groups, where processes can have partitions of their own; else why they cannot.
+    fn division(&self) -> Result<&Arc<Division>, &str>;
+
+    /// The part of the GPU that a worker with this share can take for itself.
+    fn claim(&self, share: Percent) -> Percent {
+        share
+    }
+
+    /// What its workers claim together.
+    fn tally(&self) -> &Tally;
+
+    /// The claims of all its workers on SMs, added up.
+    fn crowding(&self) -> Crowding {
+        Arc::clone(&self.tally().crowding)
+    }
+
+    /// Lets a worker in. Never waits.
+    fn enter(&self) -> Result<Ticket, GrantError>;
+
+    /// Takes back what a worker had; it is dead.
+    fn leave(&self, _ticket: Ticket) {}
+
+    /// What the worker's environment must say.
+    fn environment(&self, wanted: &Wanted) -> Environment;
+
+    /// What the worker is told about its device.
+    fn device(&self, ticket: Ticket) -> DeviceSpec;
+
+    /// The memory that the workers of an emulated GPU share.
+    fn pool(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whether a worker that has found `found` SMs is where it belongs; else why not. May block, for
+    /// as long as a conversation with the MPS daemon takes.
+    fn admit(&self, wanted: &Wanted, pid: i32, found: Sms) -> Result<(), String>;
+
+    /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.
+    fn terminate(&self, _pid: i32) -> Option<Wait> {
+        None
+    }
+
+    /// After the exit: waits until the GPU has noticed.
+    fn departed(&self, _pid: i32) -> Option<Wait> {
+        None
+    }
+
+    /// Ends when a worker that was let in then has surely lost its context, even if it does not know.
+    fn lost(&self, _ticket: Ticket) -> Option<Wait> {
+        None
+    }
+
+    /// Ends what the backend runs, at once if need be. The workers are gone.
+    fn stop(&self, _at_once: bool) {}
+}
+
+/// The GPUs, as the configuration orders them.
+pub type Gpus = Vec<Arc<dyn Partition>>;
+
+/// The variables of this process that are MPS's, and must not reach a worker by chance.
+pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
+    let is_mps = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("CUDA_MPS_");
+    std::env::vars_os().map(|(name, _)| name).filter(move |name| is_mps(name))
+}
+
+/// Bytes, for people.
+pub fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+/// How a child ended, in words.
+fn shown(status: &std::io::Result<std::process::ExitStatus>) -> String {
+    match status {
+        Ok(status) => status.to_string(),
+        Err(error) => format!("unknown: {error}"),
+    }
+}

@@ -1,0 +1,102 @@
+//! The control daemon as a child, from its start to its end.
+
+use std::io;
+use std::process::{ExitStatus, Stdio};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::process::{Child, ChildStdin};
+
+use super::control::Control;
+use super::place::Place;
+use crate::partition::command;
+
+/// Ends the daemon if this process dies without a word: its input then ends. The daemon itself goes
+/// on without an input, and a signal could cut a client's kernel, which `quit` does not.
+const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
+
+/// A control daemon that runs as our child.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    child: Child,
+    group: Option<Pid>,
+    _input: Option<ChildStdin>,
+    guardian: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one. It takes commands some time later.
+    pub(super) fn start(control: &Control) -> io::Result<Self> {
+        let mut command = command::command(control.program(), control.environment())?;
+        // What it has to say is in its log.
+        let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
+        let input = child.stdin.take();
+        Ok(Self { child, group, _input: input, guardian: guardian(control) })
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> Option<i32> {
+        self.group.map(Pid::as_raw)
+    }
+
+    /// Waits for its end. Cancel-safe.
+    pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
+        self.child.wait().await
+    }
+
+    /// Ends it: by asking it, unless at once; then by killing what is left.
+    pub(super) async fn end(mut self, control: &Control, place: &Place, at_once: bool) {
+        if !at_once {
+            match control.quit().await {
+                Ok(()) => {
+                    if tokio::time::timeout(control.limits().quit, self.child.wait()).await.is_err() {
+                        tracing::warn!(
+                            "the MPS control daemon said that it quits and does not; it is killed"
+                        );
+                    }
+                }
+                Err(error) => {
+                    let error = shadowslice_shared::errors::chain(&error);
+                    tracing::warn!(error, "the MPS control daemon does not quit and is killed");
+                }
+            }
+        }
+        self.kill(control, place).await;
+    }
+
+    /// Kills it and its servers.
+    pub(super) async fn kill(mut self, control: &Control, place: &Place) {
+        if let (Some(group), Ok(None)) = (self.group, self.child.try_wait()) {
+            // An error means that nobody is left.
+            killpg(group, Signal::SIGKILL).ok();
+        }
+        // An error means that it has ended.
+        self.child.wait().await.ok();
+        // A server has a process group of its own, for all we know.
+        place.evict(control.program()).await;
+        if let Some(mut guardian) = self.guardian {
+            // An error means that it has ended.
+            guardian.kill().await.ok();
+        }
+    }
+}
+
+fn guardian(control: &Control) -> Option<Child> {
+    let command = command::command(std::path::Path::new("/bin/sh"), control.environment());
+    let started = command.and_then(|mut command| {
+        command
+            .args(["-c", GUARDIAN])
+            .arg(control.program())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+    });
+    match started {
+        Ok(guardian) => Some(guardian),
+        Err(error) => {
+            tracing::warn!(%error, "if this process is killed, the MPS control daemon stays until the next start");
+            None
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Keeps one daemon and its server alive, and speaks for them: one task, so that no two commands meet.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::MpsError;
+use super::answers::{ServerStatus, Termination};
+use super::control::{Control, ControlError};
+use super::daemon::Daemon;
+use super::place::Place;
+use shadowslice_shared::errors;
+
+/// How often something is looked at that nobody tells.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether a worker has become a client.
+const ADMISSION_LOOKS: u32 = 5;
+
+/// The first pause before a dead daemon is started again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A daemon that lived as long as this starts anew with the first pause.
+const LIVED: Duration = Duration::from_secs(60);
+
+/// How a server stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Condition {
+    /// Counts the lives of servers: contexts made in an earlier one are lost.
+    pub(super) life: u64,
+    /// The server, or why there is none for new clients.
+    pub(super) server: Result<i32, String>,
+}
+
+/// What is asked of a keeper.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Whether a process whose context is made is a client.
+    IsClient(i32, oneshot::Sender<Result<bool, ControlError>>),
+    /// The clients of all servers.
+    Clients(oneshot::Sender<Result<Vec<i32>, ControlError>>),
+    /// A client's work is to leave the GPU.
+    Terminate(i32, oneshot::Sender<Result<Termination, ControlError>>),
+    /// A client has died: is the server well?
+    Examine,
+}
+
+/// The end of everything.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stop {
+    pub(super) at_once: bool,
+}
+
+/// What comes to a keeper: its end apart from the rest, so that it waits behind no queue.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) requests: mpsc::Receiver<Request>,
+    pub(super) stop: oneshot::Receiver<Stop>,
+}
+
+/// Keeps a daemon.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) control: Control,
+    pub(super) place: Place,
+    pub(super) uid: u32,
+    pub(super) condition: watch::Sender<Condition>,
+    /// Since when the server is at fault.
+    pub(super) fault: Option<Instant>,
+}
+
+/// Why a daemon is not kept any longer.
+enum Over {
+    Asked(Stop),
+    Dead(String),
+}
+
+impl Keeper {
+    /// Starts a daemon and its server, and waits until that takes clients.
+    pub(super) async fn start(&self) -> Result<(Daemon, i32), MpsError> {
+        self.place.make().map_err(|source| MpsError::Place { path: self.place.pipe.clone(), source })?;
+        let mut daemon = Daemon::start(&self.control)
+            .map_err(|source| MpsError::Program { program: self.control.program().to_owned(), source })?;
+        let ready = tokio::select! {
+            status = daemon.ended() => Err(format!("it ended at once ({})", crate::partition::shown(&status))),
+            ready = timeout(self.control.limits().start, self.await_server()) => match ready {
+                Ok(ready) => ready.map_err(|error| errors::chain(&error)),
+                Err(_) => Err(format!("no server took clients within {:?}", self.control.limits().start)),
+            },
+        };
+        match ready {
+            Ok(server) => Ok((daemon, server)),
+            Err(why) => {
+                let log = self.place.logs();
+                daemon.kill(&self.control, &self.place).await;
+                Err(MpsError::Start { why, log })
+            }
+        }
+    }
+
+    /// Waits until the daemon answers, and until its server takes clients.
+    async fn await_server(&self) -> Result<i32, ControlError> {
+        while self.control.servers().await.is_err() {
+            sleep(LOOK_EVERY).await;
+        }
+        self.control.start_server(self.uid).await?;
+        loop {
+            if let Some(server) = self.control.servers().await?.first()
+                && self.control.server_status(*server).await? == ServerStatus::Active
+            {
+                return Ok(*server);
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Keeps a daemon, and its successors, until asked to stop.
+    pub(super) async fn run(mut self, daemon: Daemon, mut inbox: Inbox) {
+        let mut next = Some(daemon);
+        let mut pause = FIRST_PAUSE;
+        while let Some(mut daemon) = next.take() {
+            let begun = Instant::now();
+            match self.attend(&mut daemon, &mut inbox).await {
+                Over::Asked(Stop { at_once }) => {
+                    daemon.end(&self.control, &self.place, at_once).await;
+                    break;
+                }
+                Over::Dead(why) => {
+                    let why = format!("the MPS control daemon is down: {why}");
+                    tracing::error!(
+                        why,
+                        log = self.place.logs(),
+                        "MPS is restarted, and all its workers with it"
+                    );
+                    self.fault = None;
+                    self.lost(why);
+                    daemon.kill(&self.control, &self.place).await;
+                }
+            }
+            if begun.elapsed() >= LIVED {
+                pause = FIRST_PAUSE;
+            }
+            next = self.restart(&mut inbox, &mut pause).await;
+        }
+        self.place.remove();
+    }
+
+    /// Starts a daemon after a pause, as often as it takes; `None` if asked to stop meanwhile.
+    async fn restart(&self, inbox: &mut Inbox, pause: &mut Duration) -> Option<Daemon> {
+        loop {
+            let attempt = async {
+                sleep(*pause).await;
+                self.start().await
+            };
+            let Some(started) = unless_stopped(inbox, attempt).await else {
+                self.place.evict(self.control.program()).await;
+                return None;
+            };
+            *pause = (*pause * 2).min(LAST_PAUSE);
+            match started {
+                Ok((daemon, server)) => {
+                    tracing::info!(server, "MPS is back");
+                    self.take_clients(server);
+                    return Some(daemon);
+                }
+                Err(error) => {
+                    tracing::error!(error = errors::chain(&error), ?pause, "MPS cannot be restarted");
+                }
+            }
+        }
+    }
+
+    /// Serves requests until the daemon ends or has to.
+    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> Over {
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                stop = &mut inbox.stop => return Over::Asked(stop.unwrap_or(Stop { at_once: true })),
+                status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::partition::shown(&status))),
+                _ = look.tick(), if self.fault.is_some() => {
+                    if let Some(why) = self.recovering().await {
+                        return Over::Dead(why);
+                    }
+                }
+                Some(request) = inbox.requests.recv() => self.serve(request).await,
+            }
+        }
+    }
+
+    /// Answers; whoever asked may have gone away.
+    async fn serve(&mut self, request: Request) {
+        match request {
+            Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
+            Request::Clients(reply) => drop(reply.send(self.clients().await)),
+            Request::Terminate(client, reply) => drop(reply.send(self.terminate(client).await)),
+            Request::Examine => {
+                if let Err(error) = self.examine().await {
+                    tracing::warn!(error = errors::chain(&error), "the MPS server cannot be examined");
+                }
+            }
+        }
+    }
+
+    /// The clients of the server that is known, or else of all.
+    async fn clients(&self) -> Result<Vec<i32>, ControlError> {
+        let known = self.condition.borrow().server.clone();
+        if let Ok(known) = known
+            && let Ok(clients) = self.control.clients(known).await
+        {
+            return Ok(clients);
+        }
+        let mut clients = Vec::new();
+        for server in self.control.servers().await? {
+            clients.extend(self.control.clients(server).await?);
+        }
+        Ok(clients)
+    }
+
+    /// A client may be listed a moment after its context is made.
+    async fn is_client(&self, pid: i32) -> Result<bool, ControlError> {
+        for _ in 0..ADMISSION_LOOKS {
+            if self.clients().await?.contains(&pid) {
+                return Ok(true);
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(false)
+    }
+
+    async fn terminate(&self, client: i32) -> Result<Termination, ControlError> {
+        for server in self.control.servers().await? {
+            if self.control.clients(server).await?.contains(&client) {
+                return self.control.terminate(server, client).await;
+            }
+        }
+        Ok(Termination::NoClient)
+    }
+
+    /// Looks whether there is a server, and how it is.
+    async fn examine(&mut self) -> Result<(), ControlError> {
+        if self.fault.is_some() {
+            return Ok(());
+        }
+        let Some(server) = self.control.servers().await?.first().copied() else {
+            tracing::error!(log = self.place.server_log(), "the MPS server is gone; another one is started");
+            self.lost("the MPS server is gone".to_owned());
+            self.fault = Some(Instant::now());
+            return self.control.start_server(self.uid).await;
+        };
+        match self.control.server_status(server).await? {
+            ServerStatus::Fault => {
+                tracing::error!(
+                    server,
+                    log = self.place.server_log(),
+                    "the MPS server is at fault: a worker's error on the GPU has broken the context of every worker there; all are restarted"
+                );
+                self.lost(
+                    "the MPS server is at fault, and recovers when all workers on its GPU have gone"
+                        .to_owned(),
+                );
+                self.fault = Some(Instant::now());
+            }
+            ServerStatus::Active => {
+                let before = self.condition.borrow().server.clone();
+                if before.is_ok_and(|before| before != server) {
+                    tracing::error!(
+                        server,
+                        log = self.place.server_log(),
+                        "another MPS server has taken the place of the one before"
+                    );
+                    self.lost("the MPS server is gone".to_owned());
+                }
+                self.take_clients(server);
+            }
+            status @ (ServerStatus::Initializing | ServerStatus::Gone | ServerStatus::Unknown(_)) => {
+                tracing::warn!(server, ?status, "the MPS server is in a state of its own");
+            }
+        }
+        Ok(())
+    }
+
+    /// While the server is at fault: whether it has come back; or why the daemon must be restarted.
+    async fn recovering(&mut self) -> Option<String> {
+        let since = self.fault?;
+        if let Ok(servers) = self.control.servers().await
+            && let Some(server) = servers.first()
+            && matches!(self.control.server_status(*server).await, Ok(ServerStatus::Active))
+        {
+            tracing::info!(server, took = ?since.elapsed(), "the MPS server takes clients again");
+            self.fault = None;
+            self.take_clients(*server);
+            return None;
+        }
+        let limit = self.control.limits().fault;
+        (since.elapsed() > limit).then(|| format!("its server did not recover within {limit:?}"))
+    }
+
+    fn take_clients(&self, server: i32) {
+        self.condition.send_if_modified(|condition| {
+            let changed = condition.server != Ok(server);
+            condition.server = Ok(server);
+            changed
+        });
+    }
+
+    /// Every context is lost, and there will be no new ones for now.
+    fn lost(&self, why: String) {
+        self.condition.send_modify(|condition| {
+            condition.life += 1;
+            condition.server = Err(why);
+        });
+    }
+}
+
+/// Works to the end, unless asked to stop. Who asks anything else hears at once that nobody answers.
+async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut inbox.stop => return None,
+            done = &mut work => return Some(done),
+            Some(_) = inbox.requests.recv() => {}
+        }
+    }
+}

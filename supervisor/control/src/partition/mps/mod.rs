@@ -1,0 +1,477 @@
+//! A CUDA GPU under NVIDIA MPS: a private control daemon, kept alive by a thread of its own, and
+//! workers that say their share in their environment.
+//!
+//! A share is never set at the server: it is the worker's own variable, read when its context is made.
+//! Nothing that the control thread calls here waits for the daemon.
+
+mod answers;
+mod control;
+mod daemon;
+mod generation;
+mod keeper;
+mod limits;
+mod place;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::units::{Percent, Sms};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::probe::{Isolation, ProbeError, isolation, probe};
+use super::{
+    Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wait, Wanted,
+};
+use answers::Termination;
+pub use control::{Control, ControlError, control_program};
+pub use generation::Generation;
+use keeper::{Condition, Inbox, Keeper, Request, Stop};
+pub use limits::Limits;
+use place::Place;
+use shadowslice_shared::errors;
+
+/// Requests that may wait for a daemon's keeper; each worker has at most three.
+const REQUESTS: usize = 256;
+
+/// How often it is measured at most whether partitions keep apart, before it counts that they do not.
+const ISOLATION_TRIES: u32 = 3;
+
+/// How often the list of clients is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Why a GPU cannot be had under MPS.
+#[derive(Debug, thiserror::Error)]
+pub enum MpsError {
+    /// The control program.
+    #[error(
+        "{program} cannot be started; it comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
+         name another as SHADOWSLICE_MPS_CONTROL, or do without shares: `gpus: [{{device: 0, partition: none}}]`"
+    )]
+    Program {
+        /// What was tried.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The control program again.
+    #[error(
+        "the MPS control program does not work; to do without shares, say `gpus: [{{device: 0, partition: none}}]`"
+    )]
+    Control(#[source] ControlError),
+    /// Its directories.
+    #[error("{path} cannot be made")]
+    Place {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The daemon or its server.
+    #[error(
+        "the MPS control daemon does not come up: {why}; is another MPS or a process in exclusive mode on this GPU? \
+         To do without shares, say `gpus: [{{device: 0, partition: none}}]`. Its log:\n{log}"
+    )]
+    Start {
+        /// What happened.
+        why: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// The probe.
+    #[error("under MPS")]
+    Probe(#[source] ProbeError),
+    /// The probe again.
+    #[error(
+        "the probe was to see GPU {expected} and found {found}; is another CUDA_VISIBLE_DEVICES in force?"
+    )]
+    OtherGpu {
+        /// The UUID that was meant.
+        expected: String,
+        /// The UUID that was found.
+        found: String,
+    },
+    /// And again.
+    #[error(
+        "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
+    )]
+    Outside(Sms),
+    /// The thread.
+    #[error("no thread can be started; raise the limit on processes")]
+    Thread(#[source] io::Error),
+}
+
+/// What a GPU under MPS is started from.
+#[derive(Debug, Clone)]
+pub struct MpsSetup {
+    /// The GPU, as the configuration names it.
+    pub device: String,
+    /// Its place in the configuration.
+    pub index: usize,
+    /// Its UUID.
+    pub uuid: String,
+    /// The control program.
+    pub program: PathBuf,
+    /// The program whose `--probe` tells what a CUDA process finds.
+    pub probe: PathBuf,
+    /// A folder of this user's alone.
+    pub private: PathBuf,
+    /// How long MPS is waited for.
+    pub limits: Limits,
+}
+
+/// A GPU under MPS. Its tickets are lives of the server.
+#[derive(Debug)]
+pub struct MpsGpu {
+    device: String,
+    uuid: String,
+    environment: Environment,
+    total: Sms,
+    least: Sms,
+    division: Result<Arc<Division>, String>,
+    tally: Tally,
+    requests: mpsc::Sender<Request>,
+    condition: watch::Receiver<Condition>,
+    running: Mutex<Option<Running>>,
+    limits: Limits,
+}
+
+/// The keeper's thread, and what ends it.
+#[derive(Debug)]
+struct Running {
+    stop: oneshot::Sender<Stop>,
+    thread: JoinHandle<()>,
+}
+
+/// What is known of a GPU once its daemon runs.
+struct Found {
+    total: Sms,
+    least: Sms,
+    division: Result<Arc<Division>, String>,
+}
+
+impl MpsGpu {
+    /// Starts a daemon and a server for a GPU, and asks what a share comes to. Blocks until clients
+    /// are taken, for a minute or two at most.
+    pub fn start(setup: MpsSetup) -> Result<Self, MpsError> {
+        let place = Place::of(&setup.private, setup.index);
+        let surroundings = vec![
+            (VISIBLE, setup.uuid.clone()),
+            (PIPE_DIRECTORY, place.pipe.display().to_string()),
+            ("CUDA_MPS_LOG_DIRECTORY", place.log.display().to_string()),
+            // Later control programs could speak another by default.
+            ("CUDA_MPS_PROTOCOL_VERSION", "2".to_owned()),
+        ];
+        let control = Control::new(setup.program.clone(), surroundings.clone(), setup.limits);
+        let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()) };
+        let (condition, seen) = watch::channel(unknown);
+        let keeper = Keeper { control, place, uid: nix::unistd::geteuid().as_raw(), condition, fault: None };
+        let (requests, asked) = mpsc::channel(REQUESTS);
+        let (stop, stopped) = oneshot::channel();
+        let (begun, beginning) = oneshot::channel();
+        let (device, uuid, limits) = (setup.device.clone(), setup.uuid.clone(), setup.limits);
+        let thread = spawn(keeper, setup, Inbox { requests: asked, stop: stopped }, begun)?;
+        let ended = || MpsError::Thread(io::Error::other("it ended at once"));
+        let found = beginning.blocking_recv().map_err(|_| ended())??;
+        Ok(Self {
+            device,
+            uuid,
+            environment: surroundings,
+            total: found.total,
+            least: found.least,
+            division: found.division,
+            tally: Tally::default(),
+            requests,
+            condition: seen,
+            running: Mutex::new(Some(Running { stop, thread })),
+            limits,
+        })
+    }
+
+    fn server(&self) -> Result<i32, String> {
+        self.condition.borrow().server.clone()
+    }
+
+    /// Asks whether a process is a client. Blocks.
+    fn is_client(&self, pid: i32) -> Result<bool, String> {
+        let (reply, answer) = oneshot::channel();
+        let ended = "the MPS control daemon is down".to_owned();
+        self.requests.blocking_send(Request::IsClient(pid, reply)).map_err(|_| ended.clone())?;
+        answer.blocking_recv().map_err(|_| ended)?.map_err(|error| errors::chain(&error))
+    }
+}
+
+/// The thread that keeps the daemon. It says how the start went, and then serves requests.
+fn spawn(
+    keeper: Keeper,
+    setup: MpsSetup,
+    inbox: Inbox,
+    begun: oneshot::Sender<Result<Found, MpsError>>,
+) -> Result<JoinHandle<()>, MpsError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MpsError::Thread)?;
+    let work = async move {
+        match begin(&keeper, &setup).await {
+            Ok((daemon, found)) => {
+                // Nobody is there to hear it only when all ends.
+                begun.send(Ok(found)).ok();
+                keeper.run(daemon, inbox).await;
+            }
+            Err(error) => {
+                keeper.place.remove();
+                begun.send(Err(error)).ok();
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("mps-control".to_owned())
+        .spawn(move || runtime.block_on(work))
+        .map_err(MpsError::Thread)
+}
+
+async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Found), MpsError> {
+    let program = &setup.program;
+    let named = std::env::var_os(PIPE_DIRECTORY).map(PathBuf::from);
+    if let Some((place, pid)) = place::foreign_daemon(named, program) {
+        tracing::warn!(
+            pid,
+            place = %place.display(),
+            "an MPS control daemon that is not ours runs on this host; it is left alone, and its clients share the GPU with ours"
+        );
+    }
+    clear(keeper).await;
+    keeper.control.version().await.map_err(|error| missing(program, error))?;
+    let (daemon, server) = keeper.start().await?;
+    let found = async {
+        let generation = Generation::of(&keeper.control).await.map_err(MpsError::Control)?;
+        if generation == Generation::Unknown {
+            tracing::warn!("the MPS control program does not say its version; it is driven as the second");
+        }
+        let found = measure(keeper, setup).await?;
+        tracing::info!(
+            device = setup.device,
+            uuid = setup.uuid,
+            %generation,
+            daemon = daemon.pid(),
+            server,
+            sms = found.total.0,
+            least_sms = found.least.0,
+            groups = found.division.as_ref().ok().map(|division| division.count()),
+            no_partitions = found.division.as_ref().err(),
+            "MPS is up"
+        );
+        Ok(found)
+    };
+    match found.await {
+        Ok(found) => {
+            keeper.condition.send_replace(Condition { life: 0, server: Ok(server) });
+            Ok((daemon, found))
+        }
+        Err(error) => {
+            daemon.end(&keeper.control, &keeper.place, true).await;
+            Err(error)
+        }
+    }
+}
+
+fn missing(program: &Path, error: ControlError) -> MpsError {
+    match error {
+        ControlError::Command { source: super::command::CommandError::Start { source, .. }, .. } => {
+            MpsError::Program { program: program.to_owned(), source }
+        }
+        other => MpsError::Control(other),
+    }
+}
+
+/// Ends a daemon that a supervisor left which was killed here.
+async fn clear(keeper: &Keeper) {
+    let left = keeper.place.inhabitants(keeper.control.program());
+    if left.is_empty() {
+        return;
+    }
+    tracing::warn!(pids = ?left, "an earlier supervisor left its MPS daemon, which is ended now");
+    if let Err(error) = keeper.control.quit().await {
+        tracing::debug!(error = errors::chain(&error), "it does not quit");
+    }
+    keeper.place.evict(keeper.control.program()).await;
+    keeper.place.remove();
+}
+
+/// The SMs at the whole share, and at the smallest.
+async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
+    let at = async |share: Percent| {
+        let mut environment = keeper.control.environment().clone();
+        environment.push((SHARE_VARIABLE, share.get().to_string()));
+        let found = probe(&setup.probe, &environment).await.map_err(MpsError::Probe)?;
+        if !found.uuid.eq_ignore_ascii_case(&setup.uuid) {
+            return Err(MpsError::OtherGpu { expected: setup.uuid.clone(), found: found.uuid });
+        }
+        Ok(Sms(found.sms))
+    };
+    let smallest = Percent::new(1).expect("1 is a percentage");
+    let (total, least) = (at(Percent::WHOLE).await?, at(smallest).await?);
+    let found = Found { total, least, division: division(keeper, setup).await.map(Arc::new) };
+    if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
+}
+
+/// How the GPU divides, if partitions keep apart. What a busy host disturbs is measured again.
+async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let isolation = isolation(&setup.probe, keeper.control.environment()).await;
+        match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
+            Err(why) if tries < ISOLATION_TRIES => {
+                tracing::debug!(device = setup.device, why, "partitions are measured again");
+            }
+            proven => return proven,
+        }
+    }
+}
+
+impl Partition for MpsGpu {
+    fn standing(&self) -> GpuStanding {
+        let server = self.server();
+        GpuStanding {
+            device: self.device.clone(),
+            uuid: Some(self.uuid.clone()),
+            backend: "mps",
+            sms: self.total,
+            mps_server_pid: server.as_ref().ok().copied(),
+            why: server.err(),
+        }
+    }
+
+    fn sms(&self, share: Percent) -> Sms {
+        share.sms_of(self.total).max(self.least)
+    }
+
+    fn division(&self) -> Result<&Arc<Division>, &str> {
+        self.division.as_ref().map_err(String::as_str)
+    }
+
+    fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    fn enter(&self) -> Result<Ticket, GrantError> {
+        let condition = self.condition.borrow();
+        match &condition.server {
+            Ok(_) => Ok(Ticket(condition.life)),
+            Err(why) => Err(GrantError::Recovering(why.clone())),
+        }
+    }
+
+    fn environment(&self, wanted: &Wanted) -> Environment {
+        let mut environment = self.environment.clone();
+        environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
+        // Normal, or below normal: MPS knows no more, and takes it as a hint.
+        environment.push(("CUDA_MPS_CLIENT_PRIORITY", u32::from(wanted.priority > 1).to_string()));
+        if let Some(bytes) = wanted.memory_limit {
+            let limit = format!("{}={}M", self.uuid, (bytes >> 20).max(1));
+            environment.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit));
+        }
+        environment
+    }
+
+    fn device(&self, _ticket: Ticket) -> DeviceSpec {
+        DeviceSpec::Cuda
+    }
+
+    fn admit(&self, wanted: &Wanted, pid: i32, found: Sms) -> Result<(), String> {
+        let expected = self.sms(wanted.share);
+        if !self.is_client(pid)? {
+            return Err(format!(
+                "the worker runs outside of MPS, with the whole GPU: it found {found}, and process {pid} is no client of the MPS server"
+            ));
+        }
+        if found != expected {
+            let share = wanted.share;
+            return Err(format!("under MPS, at {share}, it was to have {expected} and found {found}"));
+        }
+        Ok(())
+    }
+
+    fn terminate(&self, pid: i32) -> Option<Wait> {
+        let (requests, limit) = (self.requests.clone(), self.limits.terminate);
+        let asked = async move {
+            let (reply, answer) = oneshot::channel();
+            requests.send(Request::Terminate(pid, reply)).await.ok()?;
+            Some(answer.await.ok()?.map_err(|error| errors::chain(&error)))
+        };
+        Some(Box::pin(async move {
+            match tokio::time::timeout(limit, asked).await {
+                Ok(Some(Ok(Termination::Done | Termination::NoClient))) => {}
+                Ok(Some(Ok(Termination::Unknown(said)))) => {
+                    tracing::warn!(pid, said, "MPS did not say that the worker's work is off the GPU");
+                }
+                Ok(Some(Err(error))) => {
+                    tracing::warn!(pid, error, "a worker's work was not taken off the GPU")
+                }
+                Ok(None) => {}
+                Err(_) => {
+                    tracing::warn!(pid, ?limit, "a worker's work does not leave the GPU")
+                }
+            }
+        }))
+    }
+
+    fn departed(&self, pid: i32) -> Option<Wait> {
+        let (requests, limit) = (self.requests.clone(), self.limits.departure);
+        let gone = async move {
+            // Closed: all ends.
+            requests.send(Request::Examine).await.ok()?;
+            loop {
+                let (reply, answer) = oneshot::channel();
+                requests.send(Request::Clients(reply)).await.ok()?;
+                // Without a daemon there are no clients.
+                if !answer.await.ok()?.ok()?.contains(&pid) {
+                    return Some(());
+                }
+                // The daemon announces nothing that could be waited for.
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        Some(Box::pin(async move {
+            if tokio::time::timeout(limit, gone).await.is_err() {
+                tracing::error!(
+                    pid,
+                    "MPS still lists a worker that has exited; what it held may not be free"
+                );
+            }
+        }))
+    }
+
+    fn lost(&self, ticket: Ticket) -> Option<Wait> {
+        let (mut condition, grace) = (self.condition.clone(), self.limits.lost);
+        Some(Box::pin(async move {
+            let over = condition.wait_for(|condition| condition.life != ticket.0).await.is_ok();
+            if !over {
+                // The keeper has ended, and so will everything.
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(grace).await;
+        }))
+    }
+
+    fn stop(&self, at_once: bool) {
+        if let Some(Running { stop, thread }) = self.running.lock().take() {
+            // Neither can fail but for a keeper that has panicked, which it has told.
+            stop.send(Stop { at_once }).ok();
+            thread.join().ok();
+        }
+    }
+}
+
+impl Drop for MpsGpu {
+    fn drop(&mut self) {
+        self.stop(true);
+    }
+}

@@ -1,0 +1,19 @@
+//! Worker processes: spawning, booting, watching, ending.
+
+mod boot;
+mod priority;
+mod reference;
+mod rendezvous;
+mod spawn;
+mod worker;
+
+pub use boot::plan_warm_up;
+pub use priority::may_raise_priority;
+pub use reference::{ReferenceError, ReferenceFile};
+pub use rendezvous::temporary_folder;
+
+pub use spawn::Inherited;
+pub(crate) use spawn::close_on_exec;
+#[cfg(test)]
+pub(crate) use spawn::forks;
+pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

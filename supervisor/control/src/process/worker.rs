@@ -1,0 +1,402 @@
+//! A worker process, from its spawn to its exit.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::unistd::Pid;
+use shadowslice_shared::batch::IN_FLIGHT;
+use shadowslice_shared::boot::{Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, descriptors};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::slab::{AnswerSlab, SlabError};
+use shadowslice_shared::units::{Percent, Sms};
+use tokio::sync::{mpsc, oneshot};
+
+use super::boot::{self, Boot};
+use super::priority;
+use super::reference::ReferenceFile;
+use super::rendezvous;
+use super::spawn::{Child, Inherited, spawn};
+use crate::partition::{Grant, inherited_settings};
+use shadowslice_datapath::pipeline::BatchSocket;
+use shadowslice_datapath::pipeline::WorkerId;
+
+/// What failed about starting a worker.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// Where the boot channel begins.
+    #[error(
+        "nothing can be made in the temporary directory {folder}; make room there, or set TMPDIR to another and restart"
+    )]
+    Temporary {
+        /// The directory.
+        folder: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The same.
+    #[error(
+        "the temporary directory's path, {folder}, is {excess} bytes too long for a socket in it; set TMPDIR to a shorter one and restart"
+    )]
+    TemporaryTooLong {
+        /// The directory.
+        folder: PathBuf,
+        /// How much too long.
+        excess: usize,
+    },
+    /// The boot channel.
+    #[error("no boot channel can be made; raise the limit on open files")]
+    Channel(#[source] io::Error),
+    /// The socket of the data path.
+    #[error("no socket pair can be made; raise the limit on open files")]
+    Socket(#[source] io::Error),
+    /// The response slab.
+    #[error("no response slab can be made")]
+    Slab(#[source] SlabError),
+    /// The process.
+    #[error("{program} cannot be started; it belongs beside the supervisor's binary")]
+    Process {
+        /// What was tried.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The thread that talks to it while it boots.
+    #[error("no thread can be started; raise the limit on processes")]
+    Thread(#[source] io::Error),
+}
+
+/// What happened to a worker, and to which.
+#[derive(Debug)]
+pub struct WorkerEvent {
+    /// The worker.
+    pub worker: WorkerId,
+    /// What happened.
+    pub said: WorkerSaid,
+}
+
+/// What happened to a worker.
+#[derive(Debug)]
+pub enum WorkerSaid {
+    /// It runs, and speaks our protocol.
+    Connected,
+    /// The model is in its memory.
+    Loaded(Loaded),
+    /// It can serve (or, a reference worker, has written its answers).
+    Warmed(Warmed),
+    /// It cannot go on.
+    Refused(Refusal),
+    /// Its boot channel broke before it was warm.
+    Lost(String),
+    /// It is dead, and what it held is free.
+    Exited(io::Result<ExitStatus>),
+}
+
+/// All that a worker is started with.
+#[derive(Debug)]
+pub struct Launch<'l> {
+    /// Its name.
+    pub id: WorkerId,
+    /// The worker's binary.
+    pub program: &'l std::path::Path,
+    /// What it is told to load.
+    pub assignment: Assignment,
+    /// Its part of the GPU.
+    pub grant: Grant,
+    /// Its share.
+    pub share: Percent,
+    /// The slab in which its requests will lie.
+    pub requests: BorrowedFd<'l>,
+    /// The model's reference answers.
+    pub reference: &'l ReferenceFile,
+    /// Cores it is pinned to; empty: all.
+    pub cpus: &'l [usize],
+    /// Whether it starts at the lowest priority.
+    pub low_priority: bool,
+    /// The reactor that will read its answers.
+    pub data_path: &'l tokio::runtime::Handle,
+    /// Where its events go.
+    pub events: mpsc::Sender<WorkerEvent>,
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its name.
+    pub id: WorkerId,
+    /// Its process.
+    pub pid: i32,
+    /// Its share.
+    pub share: Percent,
+    /// The SMs that come with that.
+    pub sms: Sms,
+    /// Where its share is a partition inside it: the one that it begins with.
+    pub groups: Option<Groups>,
+    socket: Arc<BatchSocket>,
+    slab: Option<AnswerSlab>,
+    boot: SyncSender<Option<Box<Assignment>>>,
+    assignment: Option<Box<Assignment>>,
+    kill: mpsc::Sender<()>,
+    lowered: bool,
+    spawned: Instant,
+    times: BootTimes,
+    answer_error: Option<f64>,
+}
+
+/// How long the parts of a worker's start took; zero for those that it has not come to.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BootTimes {
+    /// From its spawn to its hello.
+    pub spawn: Duration,
+    /// The parts of loading.
+    pub load: LoadTimes,
+    /// Running every batch size for the first time.
+    pub warmup: Duration,
+    /// Running them again, and comparing the answers.
+    pub proof: Duration,
+}
+
+impl Worker {
+    /// Spawns a worker. It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm
+    /// up once it is known what the model is. Events follow until [`WorkerSaid::Exited`].
+    pub fn spawn(
+        mut launch: Launch<'_>,
+        plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal> + Send + 'static,
+    ) -> Result<Self, SpawnError> {
+        let (server, name) = rendezvous::open()?;
+        let (socket, theirs) = {
+            let _reactor = launch.data_path.enter();
+            BatchSocket::pair().map_err(SpawnError::Socket)?
+        };
+        let slab_bytes = launch.assignment.response_slot_bytes * IN_FLIGHT as u64;
+        let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
+        let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
+        let mut files = vec![
+            Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
+            Inherited { number: descriptors::REQUESTS, file: launch.requests },
+            Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
+            Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
+        ];
+        files.extend(launch.grant.inherited());
+        let spawned = Instant::now();
+        let child = start(&launch, &name, &files)?;
+        drop(theirs);
+        let pid = child.pid();
+        settle(&launch, pid);
+
+        let (kill, killed) = mpsc::channel(1);
+        let sms = launch.grant.sms();
+        let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
+        let events = launch.events.clone();
+        // Room for the order to load, and for the end.
+        let (go, orders) = sync_channel(2);
+        let (done, boot_done) = oneshot::channel();
+        let booting = Booting { server: name, orders: go.clone(), done: boot_done };
+        let admission = launch.grant.admission(pid);
+        let process = Process { child, pid, grant: launch.grant };
+        tokio::spawn(watch(process, killed, booting, (launch.id, events)));
+        let boot = Boot { server, worker: launch.id, orders, done, admission, events: launch.events };
+        std::thread::Builder::new()
+            .name(format!("boot-{pid}"))
+            .spawn(move || boot::run(boot, plan))
+            .map_err(SpawnError::Thread)?;
+        Ok(Self {
+            id: launch.id,
+            pid,
+            share: launch.share,
+            sms,
+            groups,
+            socket: Arc::new(socket),
+            slab: Some(slab),
+            boot: go,
+            assignment: Some(Box::new(launch.assignment)),
+            kill,
+            lowered: launch.low_priority,
+            spawned,
+            times: BootTimes::default(),
+            answer_error: None,
+        })
+    }
+
+    /// Takes note of how long its start took so far, as it says.
+    pub fn note(&mut self, said: &WorkerSaid) {
+        match said {
+            WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),
+            WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
+            WorkerSaid::Warmed(warmed) => {
+                (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+                self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
+            }
+            WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
+        }
+    }
+
+    /// How far its answers lay from the reference at most, once it is warm: the largest difference relative to the
+    /// largest value.
+    pub fn answer_error(&self) -> Option<f64> {
+        self.answer_error
+    }
+
+    /// How long the parts of its start took.
+    pub fn times(&self) -> BootTimes {
+        self.times
+    }
+
+    /// After its hello: lets it load and warm up.
+    pub fn warm(&mut self) {
+        if let Some(assignment) = self.assignment.take() {
+            // The receiver is gone only if the worker is, which its exit will tell.
+            self.boot.try_send(Some(assignment)).ok();
+        }
+    }
+
+    /// What its lane needs; `None` the second time.
+    pub fn lane(&mut self) -> Option<(Arc<BatchSocket>, AnswerSlab)> {
+        Some((Arc::clone(&self.socket), self.slab.take()?))
+    }
+
+    /// Raises its CPU priority to that of workers that serve.
+    pub fn serve(&mut self) {
+        if std::mem::take(&mut self.lowered) {
+            priority::raise(self.pid);
+        }
+    }
+
+    /// Tells it that there is no more work: it finishes its batch, synchronises and exits. One that
+    /// still waits to be told what to load exits at once.
+    pub fn stop(&mut self) {
+        // Full or closed: it has gone beyond that.
+        self.boot.try_send(None).ok();
+        self.socket.close();
+    }
+
+    /// Kills it. On a GPU this comes last: a kernel that is under way would be cut.
+    pub fn kill(&self) {
+        // Full means that it is being killed already.
+        self.kill.try_send(()).ok();
+    }
+}
+
+fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
+    spawn(launch.program, &["--boot", server], &environment(&launch.grant), files)
+        .map_err(|source| SpawnError::Process { program: launch.program.to_owned(), source })
+}
+
+/// Ours, but for what is MPS's in it, and what the worker's part of the GPU demands.
+fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
+    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    for name in inherited_settings() {
+        environment.remove(&name);
+    }
+    let granted = grant.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
+    environment.extend(granted);
+    // ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
+    environment.insert("ORT_DISABLE_TELEMETRY".into(), "1".into());
+    environment.into_iter().collect()
+}
+
+/// Priority and cores, which the worker's later threads inherit.
+fn settle(launch: &Launch<'_>, pid: i32) {
+    if launch.low_priority {
+        priority::lower(pid);
+    }
+    if launch.cpus.is_empty() {
+        return;
+    }
+    let mut set = CpuSet::new();
+    let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
+    if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
+        tracing::warn!(pid, cpus = ?launch.cpus, %error, "a worker cannot be pinned to its cores");
+    }
+}
+
+/// How long the boot thread may take to notice that its worker is dead.
+const BOOT_ENDS: Duration = Duration::from_secs(1);
+
+/// How a boot thread is reached.
+struct Booting {
+    server: String,
+    orders: SyncSender<Option<Box<Assignment>>>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Booting {
+    /// Ends the thread's waits and waits for its last word, so that the exit comes after it.
+    async fn end(self) {
+        // One whose worker never called waits until somebody does; in the other cases nobody listens.
+        call_and_hang_up(&self.server);
+        // Full or closed: it has what it waits for.
+        self.orders.try_send(None).ok();
+        if tokio::time::timeout(BOOT_ENDS, self.done).await.is_err() {
+            tracing::warn!("a boot thread does not notice that its worker is dead");
+        }
+    }
+}
+
+/// Connects to a boot channel without a word. `ipc-channel`'s own connect leaks its descriptor when
+/// nobody listens.
+fn call_and_hang_up(server: &str) {
+    let caller = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
+    if let (Ok(caller), Ok(address)) = (caller, UnixAddr::new(server)) {
+        // An error means that nobody listens.
+        connect(caller.as_raw_fd(), &address).ok();
+    }
+}
+
+/// A process, and what it holds of a GPU.
+struct Process {
+    child: Child,
+    pid: i32,
+    grant: Grant,
+}
+
+impl Process {
+    /// Waits for its exit, or kills it: when told to, or when it cannot serve any more.
+    async fn ended(&mut self, killed: &mut mpsc::Receiver<()>) -> io::Result<ExitStatus> {
+        tokio::select! {
+            status = self.child.wait() => return status,
+            Some(()) = killed.recv() => {}
+            () = self.grant.lost() => {
+                tracing::warn!(pid = self.pid, "a worker's context on the GPU is lost; it is killed");
+                return self.kill().await;
+            }
+        }
+        // A kernel that were cut could take all other workers of the GPU with it.
+        if let Some(terminated) = self.grant.terminate(self.pid) {
+            tokio::select! {
+                status = self.child.wait() => return status,
+                () = terminated => {}
+            }
+        }
+        self.kill().await
+    }
+
+    async fn kill(&mut self) -> io::Result<ExitStatus> {
+        self.child.kill()?;
+        self.child.wait().await
+    }
+}
+
+/// Waits for a worker's exit, or kills it; then gives back what it held.
+async fn watch(
+    mut process: Process,
+    mut killed: mpsc::Receiver<()>,
+    booting: Booting,
+    (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
+) {
+    let status = process.ended(&mut killed).await;
+    process.grant.give_back(process.pid);
+    booting.end().await;
+    // The controller is gone only when the supervisor ends.
+    events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
+}

@@ -1,0 +1,7 @@
+//! The data path: a request's way from a queue to a worker and back.
+
+pub mod clock;
+pub mod pipeline;
+pub mod repository;
+pub mod router;
+pub mod trace;

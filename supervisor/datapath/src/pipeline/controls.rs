@@ -1,0 +1,208 @@
+//! The controller's side of a pipeline: what is set on it, and how it stands.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_policy::scheduler::WorkerId;
+use shadowslice_policy::sharing::{Door, Seen};
+use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Moment;
+
+use super::counts::Counts;
+use super::link::Slice;
+use super::request::Metadata;
+use super::stall::Stall;
+use super::state::Gate;
+use super::stats::Latencies;
+use super::timings::Timings;
+use super::totals::Totals;
+use super::{Pipeline, Rules};
+
+/// How a pipeline's requests fare.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    /// What became of them since the start.
+    pub counts: Counts,
+    /// Batches answered since the start.
+    pub batches: u64,
+    /// Over the last minute or two.
+    pub latencies: Latencies,
+    /// Accepted, and not answered yet: queued, in flight.
+    pub pending: (usize, usize),
+}
+
+impl Pipeline {
+    /// The request slab, for workers to inherit.
+    pub fn requests(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Bytes of the request slab.
+    pub fn request_bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Says what the model is. The first word stands; a worker that finds another model is faulty.
+    pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
+        let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
+        if **known != found {
+            return Err(
+                "the model's file has other inputs or outputs than before; restart to serve it".to_owned()
+            );
+        }
+        let per_request = 16 + 24 * found.inputs.len();
+        let mut state = self.state.lock();
+        let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
+        state.scheduler.found(found.max_batch, max_requests);
+        Ok(Arc::clone(known))
+    }
+
+    /// From now on these rules hold for requests that come, and for what waits where they say when it is sent.
+    pub fn set_rules(&self, rules: Rules) {
+        let now = self.clock.now();
+        self.change(|state| state.set_rules(rules, now));
+    }
+
+    /// Takes requests from now on.
+    pub fn open(&self) {
+        let mut state = self.state.lock();
+        state.gate = Gate::Open;
+        // Under the lock, so that it never disagrees with the gate for long.
+        self.readiness.send_replace(true);
+    }
+
+    /// Refuses requests from now on, and those that wait.
+    pub fn shut(&self, why: &str) {
+        let now = self.clock.now();
+        self.change(|state| {
+            state.shut(why, now);
+            self.readiness.send_replace(false);
+        });
+    }
+
+    /// Routes batches to `worker`'s lane, or to none.
+    pub fn route(&self, worker: Option<WorkerId>) {
+        let now = self.clock.now();
+        self.change(|state| state.route(worker, now));
+    }
+
+    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] says what came of it.
+    pub fn prepare(&self, worker: WorkerId, groups: Groups) {
+        self.command(worker, Command::Prepare(groups));
+    }
+
+    /// Has `worker` let go of a partition that no further batch names.
+    pub fn forget(&self, worker: WorkerId, groups: Groups) {
+        self.command(worker, Command::Forget(groups));
+    }
+
+    fn command(&self, worker: WorkerId, command: Command) {
+        if let Some(link) = self.state.lock().link_mut(worker) {
+            link.command(command);
+        }
+    }
+
+    /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
+    pub fn move_to(&self, worker: WorkerId, slice: Slice) {
+        self.change(|state| state.move_to(worker, &slice));
+    }
+
+    /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
+    pub fn drain(&self, worker: WorkerId) {
+        self.change(|state| state.drain(worker));
+    }
+
+    /// Serves elsewhere what `worker` has, without blame.
+    pub fn requeue(&self, worker: WorkerId) {
+        let now = self.clock.now();
+        self.change(|state| state.requeue(worker, now));
+    }
+
+    /// Serves elsewhere what `worker` has, which is as good as dead: what it executes is blamed.
+    pub fn condemn(&self, worker: WorkerId) {
+        let now = self.clock.now();
+        self.change(|state| state.condemn(worker, now));
+    }
+
+    /// Whether `worker` has nothing to do, or had not when it went.
+    pub fn is_idle(&self, worker: WorkerId) -> bool {
+        self.state.lock().is_idle(worker)
+    }
+
+    /// Begins to measure a hand-over's stall.
+    pub fn begin_stall(&self) {
+        self.state.lock().stall.begin(self.clock.now());
+    }
+
+    /// Begins to measure what a death stalls, from when it did.
+    pub fn begin_stall_with_outage(&self) {
+        self.state.lock().stall.begin_with_outage();
+    }
+
+    /// The stall since it began to be measured.
+    pub fn stall(&self) -> Stall {
+        self.state.lock().stall.read(self.clock.now())
+    }
+
+    /// Begins to measure when the objective is kept again after the load changed at `onset`.
+    pub fn begin_settling(&self, onset: Moment) {
+        self.state.lock().stats.settle.begin(onset);
+    }
+
+    /// From the last onset to the beginning of the first second in which all was answered in time; nothing
+    /// before that is over.
+    pub fn settled(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        self.state.lock().stats.settle.read(now)
+    }
+
+    /// Batches and lets requests in as `door` says from now on, within what the configuration allows. Where
+    /// that serves the late (`queue.on_late: serve`), nobody is turned away.
+    pub fn set_door(&self, door: Door) {
+        let now = self.clock.now();
+        self.change(|state| state.set_door(door, now));
+    }
+
+    /// Whether its door refuses what would be late.
+    pub fn refuses_late(&self) -> bool {
+        self.state.lock().scheduler.refuses_late()
+    }
+
+    /// What was seen since the last call, or since the start.
+    pub fn observe(&self) -> Seen {
+        let now = self.clock.now();
+        self.state.lock().scheduler.observe(now)
+    }
+
+    /// How it goes.
+    pub fn report(&self) -> Report {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        Report {
+            counts: state.stats.counts,
+            batches: state.stats.totals.batch_rows.count(),
+            latencies: state.stats.latencies(now),
+            pending: state.pending(),
+        }
+    }
+
+    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    pub fn execution_times(&self) -> Vec<(u32, Duration)> {
+        let state = self.state.lock();
+        let serving = state.scheduler.serving_lane();
+        serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect())
+    }
+
+    /// What was measured since the start.
+    pub fn totals(&self) -> Totals {
+        self.state.lock().stats.totals.clone()
+    }
+
+    /// The same, with what Triton's statistics tell besides.
+    pub fn timings(&self) -> (Totals, Timings) {
+        let state = self.state.lock();
+        (state.stats.totals.clone(), state.stats.timings.clone())
+    }
+}

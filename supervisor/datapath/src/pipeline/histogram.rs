@@ -1,0 +1,117 @@
+//! Histograms since the start: of latencies, and of batch sizes.
+
+use std::time::Duration;
+
+/// The upper bounds of the buckets, in µs. The same for every model, so that models can be added up.
+const BOUNDS_US: [u64; 25] = [
+    50, 100, 250, 500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 50_000, 75_000,
+    100_000, 150_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000,
+];
+
+/// The upper bounds of the buckets, in rows.
+const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// How many latencies fell into each bucket, and their sum. It only grows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LatencyHistogram {
+    within: [u64; BOUNDS_US.len()],
+    beyond: u64,
+    sum: Duration,
+}
+
+impl LatencyHistogram {
+    /// Adds one.
+    pub fn record(&mut self, latency: Duration) {
+        self.sum += latency;
+        let bucket = BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < latency);
+        *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
+    }
+
+    /// For each bound the latencies that do not exceed it.
+    pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let bounds = BOUNDS_US.iter().map(|bound| Duration::from_micros(*bound));
+        bounds.zip(cumulative(&self.within))
+    }
+
+    /// All latencies.
+    pub fn count(&self) -> u64 {
+        self.within.iter().sum::<u64>() + self.beyond
+    }
+
+    /// Their sum.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+}
+
+/// How many batches fell into each bucket by their rows, and their sum. It only grows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RowsHistogram {
+    within: [u64; BOUNDS_ROWS.len()],
+    beyond: u64,
+    sum: u64,
+}
+
+impl RowsHistogram {
+    /// Adds one.
+    pub fn record(&mut self, rows: u32) {
+        self.sum += u64::from(rows);
+        let bucket = BOUNDS_ROWS.partition_point(|bound| *bound < rows);
+        *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
+    }
+
+    /// For each bound the batches that do not exceed it.
+    pub fn cumulative(&self) -> impl Iterator<Item = (u32, u64)> {
+        BOUNDS_ROWS.into_iter().zip(cumulative(&self.within))
+    }
+
+    /// All batches.
+    pub fn count(&self) -> u64 {
+        self.within.iter().sum::<u64>() + self.beyond
+    }
+
+    /// The rows of all of them.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+}
+
+fn cumulative(counts: &[u64]) -> impl Iterator<Item = u64> {
+    counts.iter().scan(0, |total, count| {
+        *total += count;
+        Some(*total)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_belongs_to_its_bucket_and_what_is_beyond_all_still_counts() {
+        let mut histogram = LatencyHistogram::default();
+        for us in [0, 500, 501, 20_000, 10_000_000, 10_000_001, 60_000_000] {
+            histogram.record(Duration::from_micros(us));
+        }
+        let cumulative: Vec<u64> = histogram.cumulative().map(|(_, count)| count).collect();
+        assert_eq!(cumulative[..6], [1, 1, 1, 2, 3, 3]);
+        let at = |bound| BOUNDS_US.iter().position(|us| *us == bound).unwrap();
+        assert_eq!((cumulative[at(15_000)], cumulative[at(20_000)], cumulative[at(10_000_000)]), (3, 4, 5));
+        assert_eq!(histogram.count(), 7);
+        assert_eq!(histogram.sum(), Duration::from_micros(80_021_002));
+        assert!(BOUNDS_US.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn batches_are_told_apart_by_powers_of_two() {
+        let mut histogram = RowsHistogram::default();
+        for rows in [1, 2, 3, 4, 5, 1024, 1025] {
+            histogram.record(rows);
+        }
+        let cumulative: Vec<_> = histogram.cumulative().collect();
+        assert_eq!(cumulative[..4], [(1, 1), (2, 2), (4, 4), (8, 5)]);
+        assert_eq!(cumulative.last(), Some(&(1024, 6)));
+        assert_eq!((histogram.count(), histogram.sum()), (7, 2064));
+        assert!(BOUNDS_ROWS.iter().zip(0..).all(|(bound, power)| *bound == 1 << power));
+    }
+}

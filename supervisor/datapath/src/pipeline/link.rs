@@ -1,0 +1,225 @@
+//! The link to one worker: its socket, what waits to be sent on it, and where the worker runs.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+use shadowslice_policy::latency::Predictor;
+use shadowslice_policy::scheduler::{self, WorkerId};
+use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES};
+use shadowslice_shared::boot::WarmTime;
+use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+use super::memory::Reservation;
+use super::request::Metadata;
+use super::shapes::ShapeTimes;
+use super::ticket::{InFlight, Shapes, Ticket, Waiting};
+use crate::clock::monotonic_ns;
+use crate::pipeline::BatchSocket;
+use crate::trace::Place;
+use shadowslice_shared::errors;
+
+/// What the scheduler knows of the way to a worker.
+pub(crate) type Lane = scheduler::Lane<Shapes, Ticket>;
+
+/// A batch to send.
+pub(crate) type Sending = scheduler::Sending<Shapes, Ticket>;
+
+/// A warm worker that comes to a pipeline.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Its name.
+    pub worker: WorkerId,
+    /// The part of the GPU that it begins with.
+    pub slice: Slice,
+    /// The GPU, as traces name it.
+    pub device: Arc<str>,
+    /// The batch sizes that were warmed up.
+    pub sizes: Vec<u32>,
+    /// Whether it pads batches to the next size that was warmed up.
+    pub pads: bool,
+    /// How crowded its GPU is.
+    pub crowding: Crowding,
+}
+
+/// The part of a GPU on which a worker's batches run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slice {
+    /// Its groups of SMs, which the worker has ready; the whole for all that its process has.
+    pub groups: Groups,
+    /// The share that it is.
+    pub share: Percent,
+    /// Its SMs.
+    pub sms: Sms,
+    /// How long batches executed there when they were tried; nothing where that is not known.
+    pub times: Vec<WarmTime>,
+}
+
+impl Slice {
+    /// What the scheduler needs of it.
+    pub(crate) fn scheduled(&self) -> scheduler::Slice {
+        let times = self.times.iter().map(|time| (time.rows, time.took)).collect();
+        scheduler::Slice { groups: self.groups, sms: self.sms, times }
+    }
+}
+
+/// Commands that may wait for room in a worker's socket.
+const OUTBOX: usize = 4 * READY_PARTITIONS;
+
+/// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
+pub type Crowding = Arc<AtomicU32>;
+
+/// The link to a worker.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) worker: WorkerId,
+    /// The same, with where it runs, for traces.
+    pub(crate) place: Arc<Place>,
+    crowding: Crowding,
+    /// How long its batches take by shape, where requests differ in it.
+    pub(crate) shapes: Option<ShapeTimes>,
+    /// When its worker, which seems to hang, is looked at again.
+    pub(crate) second_look: Option<Moment>,
+    /// What the worker may still read of requests that were taken away from it, by their batch.
+    held: BTreeMap<u64, Vec<Arc<Reservation>>>,
+    socket: Arc<BatchSocket>,
+    message: Vec<u8>,
+    /// What could not be sent yet, before any further batch.
+    outbox: VecDeque<Command>,
+}
+
+/// Why a batch could not be sent.
+#[derive(Debug)]
+pub(crate) enum SendFailure {
+    /// The worker takes nothing now. If it is gone, its reader will find out.
+    Blocked,
+    /// No message can hold this batch.
+    TooLarge(String),
+}
+
+impl Link {
+    /// To a worker that comes, with its lane.
+    pub(crate) fn new(
+        arrival: Arrival,
+        metadata: &Metadata,
+        profile: Option<&Profile>,
+        socket: Arc<BatchSocket>,
+    ) -> (Self, Lane) {
+        let Arrival { worker, slice, device, sizes, pads, crowding } = arrival;
+        let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
+        let slots = u8::try_from(IN_FLIGHT).expect("two slots");
+        let lane = Lane::new(worker, &slice.scheduled(), blank, slots);
+        let link = Self {
+            worker,
+            place: Arc::new(Place { worker: worker.0, share: slice.share, sms: slice.sms, device }),
+            crowding,
+            shapes: ShapeTimes::of(metadata, slice.sms),
+            second_look: None,
+            held: BTreeMap::new(),
+            socket,
+            message: vec![0; MAX_MESSAGE_BYTES],
+            outbox: VecDeque::new(),
+        };
+        (link, lane)
+    }
+
+    /// Its next batch runs on this part of the GPU.
+    pub(crate) fn move_to(&mut self, slice: &Slice) {
+        let Place { worker, device, .. } = &*self.place;
+        let (worker, device) = (*worker, Arc::clone(device));
+        self.place = Arc::new(Place { worker, share: slice.share, sms: slice.sms, device });
+    }
+
+    /// Keeps the memory of what the worker has, whose requests are taken away, until it is through with it.
+    pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlight>) {
+        for batch in in_flight {
+            let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
+            self.held.entry(batch.id).or_default().extend(memory);
+        }
+    }
+
+    /// The worker reads nothing of a batch any more.
+    pub(crate) fn release(&mut self, batch: u64) {
+        self.held.remove(&batch);
+    }
+
+    /// Has a command wait its turn, and sends what can be sent. What nobody can take is not sent: its worker is gone, or
+    /// will be found to hang.
+    pub(crate) fn command(&mut self, command: Command) {
+        if self.outbox.len() < OUTBOX {
+            self.outbox.push_back(command);
+        }
+        self.flush();
+    }
+
+    /// Sends the commands that wait, as far as the worker takes them; whether it took all.
+    pub(crate) fn flush(&mut self) -> bool {
+        while let Some(command) = self.outbox.front() {
+            let bytes =
+                batch::encode(command, &mut self.message).expect("a set of groups fits into a message");
+            if send_bytes(&self.socket, bytes).is_err() {
+                return false;
+            }
+            self.outbox.pop_front();
+        }
+        true
+    }
+
+    /// When its worker, which executes the first of what `lane` has, counts as hung: later on a crowded GPU, and later for requests that
+    /// seemed to hang before.
+    pub(crate) fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
+        let front = lane.in_flight().next()?;
+        let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);
+        let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
+        let patience = crowded.saturating_mul(1 << deaths.min(8));
+        let shape = front.requests.first().map(|request| &request.shape);
+        let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
+        let limit = lane.predictor().hang_limit(front.rows).max(own.unwrap_or_default());
+        Some(front.executing_since? + limit.saturating_mul(patience))
+    }
+
+    /// Sends a batch.
+    pub(crate) fn send(&mut self, sending: &Sending) -> Result<(), SendFailure> {
+        if !self.flush() {
+            return Err(SendFailure::Blocked);
+        }
+        let &Sending { id, slot, groups, ref requests, .. } = sending;
+        let batch = Batch {
+            id,
+            slot,
+            sent_ns: monotonic_ns(),
+            groups,
+            shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
+            requests: requests.iter().map(wire_request).collect(),
+        };
+        let bytes = batch::encode(&Command::Run(batch), &mut self.message)
+            .map_err(|error| SendFailure::TooLarge(errors::chain(&error)))?;
+        send_bytes(&self.socket, bytes).map_err(|error| match error {
+            Errno::EMSGSIZE => {
+                let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
+                SendFailure::TooLarge(why.to_owned())
+            }
+            _ => SendFailure::Blocked,
+        })
+    }
+}
+
+/// Sends a message without waiting.
+fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    loop {
+        match send(socket.as_raw_fd(), bytes, flags) {
+            Err(Errno::EINTR) => {}
+            sent => return sent.map(drop),
+        }
+    }
+}
+
+fn wire_request(request: &Waiting) -> BatchRequest {
+    BatchRequest { rows: request.rows, inputs: request.item.memory.tensors().to_vec() }
+}

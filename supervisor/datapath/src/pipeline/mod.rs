@@ -1,0 +1,320 @@
+//! One model's way from its requests to its workers.
+//!
+//! ```text
+//! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
+//!    ▲                                                │
+//!    └───────── outputs, copied from its slab ◀─ reader ┘
+//! ```
+//!
+//! What waits, is refused, or runs together is decided by [`shadowslice_policy::scheduler`]; here is what moves bytes. The controller
+//! attaches workers, routes to one of them and hears facts of them; the data path never waits for it.
+
+mod alarm;
+mod answer;
+mod claim;
+mod controls;
+mod counts;
+mod durations;
+mod facts;
+mod hangs;
+mod histogram;
+mod link;
+mod memory;
+mod note;
+mod pieces;
+mod reader;
+mod request;
+mod routing;
+mod settle;
+mod shapes;
+mod socket;
+mod stall;
+mod state;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod ticket;
+mod timings;
+mod totals;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_policy::scheduler::{self, Entry, Scheduler};
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::slab::SlabError;
+use shadowslice_shared::units::Moment;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+pub use controls::Report;
+pub use counts::{Counts, Refusal, Refused};
+pub use durations::Durations;
+pub use facts::{FACTS, LaneFact};
+pub use histogram::{LatencyHistogram, RowsHistogram};
+pub use link::{Arrival, Crowding, Slice};
+pub use pieces::Pieces;
+pub use reader::LaneReader;
+pub use request::{Coming, Failure, Input, Metadata, Output, Terms};
+pub use shadowslice_policy::scheduler::WorkerId;
+pub use socket::BatchSocket;
+pub use stall::Stall;
+pub use stats::{Latencies, Slo};
+pub use timings::{Steps, Timings, Total};
+pub use totals::Totals;
+
+use crate::clock::Clock;
+use crate::trace::Journal;
+use alarm::Alarm;
+use claim::{Claim, Wait};
+use facts::Reporter;
+use memory::{RequestMemory, Reservation};
+use stall::StallMeter;
+use state::{Gate, State};
+use stats::Stats;
+use ticket::Ticket;
+
+/// What a pipeline is made from.
+#[derive(Debug)]
+pub struct Settings {
+    /// The model's name.
+    pub name: String,
+    /// Its SLO, whose latency is every request's deadline.
+    pub slo: Slo,
+    /// Requests that may wait.
+    pub max_requests: usize,
+    /// Bytes of the request slab.
+    pub memory: u64,
+    /// How long an incomplete batch waits for company.
+    pub max_delay: Duration,
+    /// Whether late requests are refused under overload.
+    pub reject_late: bool,
+    /// Where the predictions of execution times start from.
+    pub profile: Option<Profile>,
+}
+
+/// What of a pipeline can change while it serves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rules {
+    /// The model's SLO; its latency is every request's deadline.
+    pub slo: Slo,
+    /// How long an incomplete batch waits for company.
+    pub max_delay: Duration,
+    /// Whether late requests are refused under overload.
+    pub reject_late: bool,
+}
+
+impl Rules {
+    /// What the scheduler needs of them.
+    fn scheduled(&self) -> scheduler::Rules {
+        let &Self { slo, max_delay, reject_late } = self;
+        scheduler::Rules { slo: slo.latency, max_delay, reject_late }
+    }
+}
+
+/// The pipeline of one model.
+#[derive(Debug)]
+pub struct Pipeline {
+    name: Arc<str>,
+    profile: Option<Profile>,
+    clock: Clock,
+    memory: Arc<RequestMemory>,
+    metadata: OnceLock<Arc<Metadata>>,
+    state: Mutex<State>,
+    alarm_moved: Notify,
+    readiness: watch::Sender<bool>,
+}
+
+impl Pipeline {
+    /// A pipeline that takes no requests until a worker serves.
+    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
+        let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
+        let name: Arc<str> = settings.name.into();
+        let Settings { slo, max_delay, reject_late, .. } = settings;
+        let rules = Rules { slo, max_delay, reject_late };
+        let state = State {
+            name: Arc::clone(&name),
+            gate: Gate::Shut("the model is being loaded".to_owned()),
+            scheduler: Scheduler::new(rules.scheduled(), settings.max_requests, clock.now()),
+            links: Vec::new(),
+            stall: StallMeter::default(),
+            stats: Stats::new(rules.slo, clock.now()),
+            reporter: Reporter::new(facts),
+            alarm: None,
+            armed: None,
+            routed: None,
+            went_idle: VecDeque::new(),
+        };
+        Ok(Self {
+            name,
+            profile: settings.profile,
+            clock,
+            memory,
+            metadata: OnceLock::new(),
+            state: Mutex::new(state),
+            alarm_moved: Notify::new(),
+            readiness: watch::Sender::new(false),
+        })
+    }
+
+    /// What the model is, once a worker has loaded it.
+    pub fn metadata(&self) -> Option<Arc<Metadata>> {
+        self.metadata.get().cloned()
+    }
+
+    /// Whether requests are accepted; otherwise why not.
+    pub fn ready(&self) -> Result<(), String> {
+        match &self.state.lock().gate {
+            Gate::Open => Ok(()),
+            Gate::Shut(why) => Err(why.clone()),
+        }
+    }
+
+    /// Whether requests are accepted, to be waited on.
+    pub fn readiness(&self) -> watch::Receiver<bool> {
+        self.readiness.subscribe()
+    }
+
+    /// Queues one request and waits for its answer. `inputs` are checked against the model's
+    /// metadata and stand in its order; the outputs come in its order too.
+    ///
+    /// Dropping the future gives the request up: it is not run if it still waits. So does the end of its
+    /// timeout. It is due at its SLO or its timeout, whichever is sooner. What happens to it is noted in
+    /// `journal`, if it is traced.
+    pub async fn infer(
+        &self,
+        inputs: Vec<Input>,
+        terms: Terms,
+        Coming { began, journal }: Coming,
+    ) -> Result<Vec<Output>, Failure> {
+        let (received, took) = (self.clock.now(), began.elapsed());
+        let metadata =
+            self.metadata.get().ok_or_else(|| Failure::not_ready(&self.name, "the model is being loaded"))?;
+        let rows = metadata.rows(&inputs);
+        let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
+        let stored = self.clock.now();
+        if let Some(journal) = &journal {
+            journal.stored(rows, stored.since(received));
+        }
+        let (reply, answer) = oneshot::channel();
+        let claim = Claim::default();
+        let mut entry = Entry {
+            shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
+            rows,
+            arrived: received,
+            deadline: received,
+            level: terms.level(),
+            alone: false,
+            item: Ticket {
+                memory: Arc::new(memory),
+                reply,
+                claim: claim.clone(),
+                received,
+                copy_in: stored.since(received),
+                deaths: 0,
+                journal,
+            },
+        };
+        drop(inputs);
+        let arrived = self.change(|state| {
+            // The objective may change.
+            let slo = state.scheduler.slo();
+            let within = terms.timeout.map_or(slo, |timeout| timeout.min(slo));
+            let arrived = received - Coming::counted(took, within);
+            (entry.arrived, entry.deadline) = (arrived, arrived + within);
+            state.stats.totals.coming.record(took);
+            state.accept(entry, stored).map(|()| arrived)
+        })?;
+        Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
+    }
+
+    fn store(
+        &self,
+        inputs: &[Input],
+        rows: u32,
+        journal: Option<&Journal>,
+        now: Moment,
+    ) -> Result<Reservation, Failure> {
+        let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
+        let limit = self.memory.bytes();
+        if needed > limit {
+            let why = format!(
+                "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
+                self.name
+            );
+            note::refused(journal, Refusal::TooLarge);
+            self.state.lock().turn_away(Refusal::TooLarge, rows, now);
+            return Err(Failure::Invalid(why));
+        }
+        let Some(memory) = self.reserve(inputs) else {
+            let why =
+                format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
+            note::refused(journal, Refusal::MemoryFull);
+            self.state.lock().turn_away(Refusal::MemoryFull, rows, now);
+            return Err(Failure::Unavailable(why));
+        };
+        for (index, input) in inputs.iter().enumerate() {
+            memory.fill(index, &input.data).map_err(|error| Failure::Internal(error.to_string()))?;
+        }
+        Ok(memory)
+    }
+
+    /// Room for these inputs, if need be in the place of requests that are settled.
+    fn reserve(&self, inputs: &[Input]) -> Option<Reservation> {
+        let lengths = || inputs.iter().map(|input| input.data.len() as u64);
+        self.memory.reserve(lengths()).or_else(|| {
+            self.state.lock().scheduler.forget_settled();
+            self.memory.reserve(lengths())
+        })
+    }
+
+    /// Changes the state, and moves the alarm if it must ring earlier now. One that may ring later rings in vain, which
+    /// costs less than setting it with each request.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let earlier = state.alarm.is_some_and(|alarm| state.armed.is_none_or(|armed| alarm < armed));
+        if earlier {
+            state.armed = state.alarm;
+        }
+        drop(state);
+        if earlier {
+            self.alarm_moved.notify_one();
+        }
+        result
+    }
+
+    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang; runs for ever.
+    pub async fn watch(&self) {
+        let alarm = Alarm::new(self.clock);
+        loop {
+            let due = {
+                let mut state = self.state.lock();
+                state.armed = state.alarm;
+                state.armed
+            };
+            let moved = self.alarm_moved.notified();
+            let Some(due) = due else {
+                moved.await;
+                continue;
+            };
+            tokio::select! {
+                () = moved => continue,
+                () = alarm.wait(due) => {}
+            }
+            self.look();
+        }
+    }
+
+    fn look(&self) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.report_hangs(now);
+        state.dispatch(now);
+    }
+
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+}

@@ -1,0 +1,202 @@
+//! A lane's reader: takes a worker's answers, and notices its death.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use shadowslice_policy::scheduler::WorkerId;
+use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, Report, RunFailure};
+use shadowslice_shared::slab::AnswerSlab;
+use shadowslice_shared::units::Moment;
+
+use super::Pipeline;
+use super::answer;
+use super::durations::Spent;
+use super::facts::LaneFact;
+use super::link::{Arrival, Link};
+use super::note;
+use super::request::{Failure, Metadata, Output};
+use super::state;
+use super::ticket::InFlight;
+use super::timings::Took;
+use crate::pipeline::BatchSocket;
+use crate::trace::Lost;
+use shadowslice_shared::errors;
+
+/// Attaches a worker to a pipeline and reads what it answers.
+#[derive(Debug)]
+pub struct LaneReader {
+    pipeline: Arc<Pipeline>,
+    metadata: Arc<Metadata>,
+    worker: WorkerId,
+    socket: Arc<BatchSocket>,
+    slab: AnswerSlab,
+}
+
+impl LaneReader {
+    /// Attaches a warm worker, to which nothing is routed yet.
+    pub fn attach(
+        pipeline: Arc<Pipeline>,
+        metadata: Arc<Metadata>,
+        arrival: Arrival,
+        (socket, slab): (Arc<BatchSocket>, AnswerSlab),
+    ) -> Self {
+        let worker = arrival.worker;
+        let way = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        pipeline.state.lock().attach(way);
+        Self { pipeline, metadata, worker, socket, slab }
+    }
+
+    /// Reads until the worker is gone, and then takes its lane away.
+    pub async fn run(self) {
+        let mut message = vec![0; MAX_MESSAGE_BYTES];
+        loop {
+            match self.socket.receive(&mut message).await {
+                Ok(0) => break,
+                Ok(length) => {
+                    if let Err(why) = self.reported(&message[..length]) {
+                        self.broken(why);
+                        return self.gone(&mut message).await;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a worker's socket is gone");
+                    break;
+                }
+            }
+        }
+        self.died();
+    }
+
+    fn died(&self) {
+        let now = self.pipeline.now();
+        self.pipeline.change(|state| state.died(self.worker, now));
+    }
+
+    /// The worker talks nonsense: it gets no more work, and what it has is served elsewhere.
+    fn broken(&self, why: String) {
+        let now = self.pipeline.now();
+        self.pipeline.change(|state| {
+            state.reporter.report(LaneFact::Broken(self.worker, why));
+            state.condemn(self.worker, now);
+        });
+    }
+
+    /// Waits for the end of a worker that is not listened to any more. Until then it may still read its
+    /// requests, so their memory stays taken.
+    async fn gone(&self, message: &mut [u8]) {
+        while self.socket.receive(message).await.is_ok_and(|length| length > 0) {}
+        self.died();
+    }
+
+    /// Takes one message; an error says what was wrong with it.
+    fn reported(&self, message: &[u8]) -> Result<(), String> {
+        match batch::decode(message).map_err(|error| errors::chain(&error))? {
+            Report::Answer(answer) => self.answered(answer),
+            Report::Prepared(prepared) => {
+                let fact = LaneFact::Prepared(self.worker, prepared);
+                self.pipeline.state.lock().reporter.report(fact);
+                Ok(())
+            }
+        }
+    }
+
+    fn answered(&self, answer: Answer) -> Result<(), String> {
+        let now = self.pipeline.now();
+        let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
+        let batch =
+            taken.ok_or_else(|| format!("it answered batch {}, which it does not have", answer.id))?;
+        if batch.requests.is_empty() {
+            self.pipeline.change(|state| state.recycle(self.worker, batch.slot, now));
+            return Ok(());
+        }
+        match answer.result {
+            Ok(outputs) => {
+                let execution = Duration::from_micros(answer.execution_us);
+                self.completed(batch, &outputs, execution, now)
+            }
+            Err(failure) => {
+                self.failed(batch, &failure);
+                Ok(())
+            }
+        }
+    }
+
+    fn completed(
+        &self,
+        batch: InFlight,
+        outputs: &[WireOutput],
+        reported: Duration,
+        received: Moment,
+    ) -> Result<(), String> {
+        // A worker's word on its own speed is believed as far as our clock bears it out. It may have begun a
+        // batch before we heard that the one before it was through; predictions are not made of that.
+        let reported = reported.min(received.since(batch.sent));
+        let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
+        let execution = reported.min(longest);
+        let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
+            Ok(answers) => answers,
+            Err(error) => {
+                let now = self.pipeline.now();
+                note::lost(&batch.requests, Lost::Nonsense, now);
+                self.pipeline.change(|state| {
+                    let again = state.blamed(batch.requests, now);
+                    state.try_alone(again, now);
+                });
+                return Err(errors::chain(&error));
+            }
+        };
+        let now = self.pipeline.now();
+        let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
+        let took = Took { input, infer: reported, output: now.since(received) };
+        let mut rows = 0;
+        let at = SystemTime::now();
+        let routed = self.pipeline.change(|state| {
+            // Others were given up while they ran, and are counted as that.
+            for request in batch.requests.iter().filter(|request| request.item.claim.take()) {
+                rows += request.rows;
+                let spent = Spent {
+                    latency: now.since(request.arrived),
+                    coming: request.item.received.since(request.arrived),
+                    until_sent: batch.sent.since(request.item.received),
+                    copy_in: request.item.copy_in,
+                    execution: reported,
+                    copy_out: took.output,
+                };
+                state.scheduler.answered(spent.latency);
+                state.stats.succeeded(&spent, now);
+            }
+            state.stats.totals.executed(batch.rows, reported);
+            state.stats.timings.batch(batch.rows, rows, took, at);
+            state.completed(self.worker, &batch, execution, now);
+            state.routed
+        });
+        note::answered(&batch, (received, reported, now), routed);
+        deliver(batch, answers);
+        Ok(())
+    }
+
+    /// The engine refused the batch: alone, a request has its reason; with others, each is tried alone.
+    fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
+        let now = self.pipeline.now();
+        let mut requests = std::mem::take(&mut batch.requests);
+        note::lost(&requests, Lost::Failed, now);
+        self.pipeline.change(|state| {
+            match requests.pop() {
+                Some(only) if requests.is_empty() => {
+                    state.fail(only, Failure::Internal(failure.to_string()), now)
+                }
+                last => {
+                    requests.extend(last);
+                    state.try_alone(requests, now);
+                }
+            }
+            state.recycle(self.worker, batch.slot, now);
+        });
+    }
+}
+
+fn deliver(batch: InFlight, answers: Vec<Vec<Output>>) {
+    for (request, outputs) in batch.requests.into_iter().zip(answers) {
+        state::reply(request, Ok(outputs));
+    }
+}

@@ -1,0 +1,42 @@
+//! What Triton may have and this server has not. Clients are answered as by a Triton that was built without it. Pure.
+
+use super::refusal::Refusal;
+use super::tensors::Clipped;
+use shadowslice_datapath::pipeline::Failure;
+
+/// Extensions of the protocol of which every call is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extension {
+    Tracing,
+    Logging,
+}
+
+impl From<Extension> for Refusal {
+    fn from(extension: Extension) -> Self {
+        let what = match extension {
+            Extension::Tracing => "tracing",
+            Extension::Logging => "dynamic logging",
+        };
+        Failure::Unavailable(format!("the server does not support {what}")).into()
+    }
+}
+
+/// No region of CUDA memory is registered,
+pub(super) fn register_cuda(name: &str) -> Refusal {
+    let name = Clipped(name);
+    let why = "CUDA shared memory is not supported here; use system shared memory";
+    Failure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
+}
+
+/// so none is there to be told of by its name. Of all of them, which an empty name stands for, there is nothing to tell.
+pub(super) fn cuda_status(name: &str) -> Result<(), Refusal> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::NotFound(format!("Unable to find cuda shared memory region: '{}'", Clipped(name))))
+}
+
+/// A gRPC call that is not served.
+pub(super) fn call(path: &str) -> Refusal {
+    Refusal::Unsupported(format!("the server does not support {}", Clipped(path)))
+}

@@ -1,0 +1,173 @@
+//! What the server and its models say of themselves. Pure.
+
+use serde_json::{Value, json};
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
+
+use super::model::VERSION;
+use super::proto;
+use super::tensors::public_shape;
+use shadowslice_datapath::pipeline::Metadata;
+
+/// The server's name.
+pub(super) const SERVER: &str = "shadowslice";
+/// The server's version.
+pub(super) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The protocol's extensions that are always served.
+const EXTENSIONS: [&str; 5] =
+    ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
+
+/// The protocol's extensions that are served.
+pub(super) fn extensions(shared_memory: bool) -> impl Iterator<Item = &'static str> {
+    EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"))
+}
+
+/// The server's metadata, for HTTP.
+pub(super) fn server(shared_memory: bool) -> Value {
+    let extensions: Vec<_> = extensions(shared_memory).collect();
+    json!({"name": SERVER, "version": SERVER_VERSION, "extensions": extensions})
+}
+
+/// A model's metadata, for gRPC.
+pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
+    let tensor = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
+        name: spec.name.clone(),
+        datatype: spec.datatype.name().to_owned(),
+        shape: public_shape(metadata, spec),
+    };
+    proto::ModelMetadataResponse {
+        name: metadata.name.clone(),
+        versions: vec![VERSION.to_owned()],
+        platform: metadata.platform.to_owned(),
+        inputs: metadata.inputs.iter().map(tensor).collect(),
+        outputs: metadata.outputs.iter().map(tensor).collect(),
+    }
+}
+
+/// The same for HTTP.
+pub(super) fn model_json(metadata: &Metadata) -> Value {
+    let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype, "shape": public_shape(metadata, spec)});
+    json!({
+        "name": metadata.name,
+        "versions": [VERSION],
+        "platform": metadata.platform,
+        "inputs": metadata.inputs.iter().map(tensor).collect::<Vec<_>>(),
+        "outputs": metadata.outputs.iter().map(tensor).collect::<Vec<_>>(),
+    })
+}
+
+/// A model's configuration as Triton's clients read it, for gRPC. Shapes are without the batch axis.
+pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
+    let input = |spec: &TensorSpec| proto::ModelInput {
+        name: spec.name.clone(),
+        data_type: data_type(spec.datatype).into(),
+        dims: dims(metadata, spec),
+    };
+    let output = |spec: &TensorSpec| proto::ModelOutput {
+        name: spec.name.clone(),
+        data_type: data_type(spec.datatype).into(),
+        dims: dims(metadata, spec),
+    };
+    proto::ModelConfig {
+        name: metadata.name.clone(),
+        platform: metadata.platform.to_owned(),
+        max_batch_size: i32::try_from(metadata.max_batch).unwrap_or(i32::MAX),
+        input: metadata.inputs.iter().map(input).collect(),
+        output: metadata.outputs.iter().map(output).collect(),
+        dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
+        backend: backend(metadata).to_owned(),
+    }
+}
+
+/// The same for HTTP.
+pub(super) fn config_json(metadata: &Metadata) -> Value {
+    let tensor = |spec: &TensorSpec| json!({"name": spec.name, "data_type": data_type(spec.datatype).as_str_name(), "dims": dims(metadata, spec)});
+    let mut config = json!({
+        "name": metadata.name,
+        "platform": metadata.platform,
+        "backend": backend(metadata),
+        "max_batch_size": metadata.max_batch,
+        "input": metadata.inputs.iter().map(tensor).collect::<Vec<_>>(),
+        "output": metadata.outputs.iter().map(tensor).collect::<Vec<_>>(),
+    });
+    if batches(metadata) {
+        config["dynamic_batching"] = json!({"preferred_batch_size": [], "max_queue_delay_microseconds": 0});
+    }
+    config
+}
+
+fn batches(metadata: &Metadata) -> bool {
+    metadata.max_batch > 0
+}
+
+fn dims(metadata: &Metadata, spec: &TensorSpec) -> Vec<i64> {
+    spec.shape.iter().skip(usize::from(batches(metadata))).copied().collect()
+}
+
+/// Triton's platforms are a backend's name and a file kind's.
+fn backend(metadata: &Metadata) -> &str {
+    metadata.platform.split_once('_').map_or(metadata.platform, |(backend, _)| backend)
+}
+
+fn data_type(datatype: Datatype) -> proto::DataType {
+    match datatype {
+        Datatype::Bool => proto::DataType::TypeBool,
+        Datatype::Uint8 => proto::DataType::TypeUint8,
+        Datatype::Uint16 => proto::DataType::TypeUint16,
+        Datatype::Uint32 => proto::DataType::TypeUint32,
+        Datatype::Uint64 => proto::DataType::TypeUint64,
+        Datatype::Int8 => proto::DataType::TypeInt8,
+        Datatype::Int16 => proto::DataType::TypeInt16,
+        Datatype::Int32 => proto::DataType::TypeInt32,
+        Datatype::Int64 => proto::DataType::TypeInt64,
+        Datatype::Fp16 => proto::DataType::TypeFp16,
+        Datatype::Bf16 => proto::DataType::TypeBf16,
+        Datatype::Fp32 => proto::DataType::TypeFp32,
+        Datatype::Fp64 => proto::DataType::TypeFp64,
+        Datatype::Bytes => proto::DataType::TypeString,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(max_batch: u32) -> Metadata {
+        let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: vec![-1, 16] };
+        Metadata {
+            name: "m".into(),
+            platform: "onnxruntime_onnx",
+            max_batch,
+            inputs: vec![spec("x", Datatype::Fp32)],
+            outputs: vec![spec("y", Datatype::Bytes)],
+        }
+    }
+
+    #[test]
+    fn a_batching_model_shows_its_batch_axis_in_metadata_only() {
+        let batching = metadata(8);
+        assert_eq!(
+            model_json(&batching),
+            json!({"name": "m", "versions": ["1"], "platform": "onnxruntime_onnx",
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 16]}],
+                "outputs": [{"name": "y", "datatype": "BYTES", "shape": [-1, 16]}]})
+        );
+        assert_eq!(
+            config_json(&batching),
+            json!({"name": "m", "platform": "onnxruntime_onnx", "backend": "onnxruntime", "max_batch_size": 8,
+                "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}],
+                "output": [{"name": "y", "data_type": "TYPE_STRING", "dims": [16]}],
+                "dynamic_batching": {"preferred_batch_size": [], "max_queue_delay_microseconds": 0}})
+        );
+        assert_eq!(config(&batching).input[0].dims, [16]);
+        assert!(config(&batching).dynamic_batching.is_some());
+    }
+
+    #[test]
+    fn a_model_without_a_batch_axis_shows_whole_shapes() {
+        let whole = metadata(0);
+        assert_eq!(config_json(&whole)["input"][0]["dims"], json!([-1, 16]));
+        assert_eq!(config_json(&whole)["dynamic_batching"], Value::Null);
+        assert_eq!(config(&whole).max_batch_size, 0);
+        assert_eq!(model(&whole).outputs[0].datatype, "BYTES");
+    }
+}

@@ -1,0 +1,203 @@
+//! gRPC's standard health service: for load balancers, `grpc_health_probe`, and Kubernetes.
+//!
+//! The server serves when all its models are ready, as `ServerReady` says.
+
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::select_all;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::Frontend;
+use super::proto::health::health_check_response::ServingStatus;
+use super::proto::health::health_server::Health as HealthService;
+use super::proto::health::{HealthCheckRequest, HealthCheckResponse};
+use super::stop::Stop;
+use super::tensors::Clipped;
+
+/// Who may watch at a time, over all connections.
+pub(super) const WATCHERS: usize = 256;
+
+/// What may be asked for: the whole server, by its empty name, and its one service.
+const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct Health {
+    front: Arc<Frontend>,
+    stop: Stop,
+}
+
+impl Health {
+    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
+        Self { front, stop }
+    }
+}
+
+#[tonic::async_trait]
+impl HealthService for Health {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = request.into_inner().service;
+        if !SERVICES.contains(&service.as_str()) {
+            return Err(Status::not_found(format!("there is no service '{}'", Clipped(&service))));
+        }
+        Ok(Response::new(said(status(self.front.router.ready()))))
+    }
+
+    type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let room = Arc::clone(&self.front.watchers).try_acquire_owned();
+        let room =
+            room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} others watch already")))?;
+        let known = SERVICES.contains(&request.into_inner().service.as_str());
+        let (tell, told) = mpsc::channel(1);
+        tokio::spawn(follow(Arc::clone(&self.front), known, tell, self.stop.clone(), room));
+        Ok(Response::new(ReceiverStream::new(told)))
+    }
+}
+
+/// Tells how things are, and again whenever that changes, until the watcher is gone or serving ends.
+async fn follow(
+    front: Arc<Frontend>,
+    known: bool,
+    tell: mpsc::Sender<Result<HealthCheckResponse, Status>>,
+    stop: Stop,
+    _room: OwnedSemaphorePermit,
+) {
+    let mut stop = std::pin::pin!(stop.begun());
+    let mut last = None;
+    let mut others = front.router.changes();
+    let mut readiness = readinesses(&front);
+    loop {
+        // All are looked at, for who is not would be new again at once.
+        let mut ready = true;
+        for model in &mut readiness {
+            ready &= *model.borrow_and_update();
+        }
+        // One that is taken off the router stops after that, and is nobody's concern any more.
+        if others.has_changed().is_ok_and(|other| other) {
+            others.mark_unchanged();
+            readiness = readinesses(&front);
+            continue;
+        }
+        let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
+        if last != Some(now) {
+            last = Some(now);
+            if tell.send(Ok(said(now))).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            () = changed(&mut readiness) => {}
+            Ok(()) = others.changed() => readiness = readinesses(&front),
+            () = tell.closed() => return,
+            () = &mut stop => break,
+        }
+    }
+    if known {
+        // It fails when the watcher is gone, who then need not know.
+        let _ = tell.send(Ok(said(ServingStatus::NotServing))).await;
+    }
+}
+
+/// Whether each of the models that there are now is ready. No model is kept by being watched.
+fn readinesses(front: &Frontend) -> Vec<watch::Receiver<bool>> {
+    front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
+}
+
+/// Waits until one of the models became ready, or ceased to be.
+async fn changed(readiness: &mut [watch::Receiver<bool>]) {
+    let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        Box::pin(async { model.changed().await.is_ok() })
+    });
+    let changes: Vec<_> = changes.collect();
+    // Without any there is no change; one that is gone is news of the router.
+    if changes.is_empty() || !select_all(changes).await.0 {
+        pending::<()>().await;
+    }
+}
+
+fn status(ready: bool) -> ServingStatus {
+    if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn said(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use tokio::sync::Semaphore;
+    use tokio::task::yield_now;
+
+    use super::super::shared_memory::Regions;
+    use super::*;
+    use shadowslice_datapath::clock::Clock;
+    use shadowslice_datapath::pipeline::{Pipeline, Settings, Slo};
+    use shadowslice_datapath::repository::Repository;
+    use shadowslice_datapath::router::Route;
+
+    fn front() -> Arc<Frontend> {
+        Arc::new(Frontend {
+            router: Arc::default(),
+            repository: Arc::new(Repository::new(Vec::new, None)),
+            tracer: None,
+            in_flight: Semaphore::new(1),
+            watchers: Arc::new(Semaphore::new(1)),
+            regions: Regions::new(false),
+            request_bytes: 1,
+        })
+    }
+
+    /// The only model from now on, ready.
+    fn serve(front: &Frontend) -> Arc<Pipeline> {
+        let settings = Settings {
+            name: "m".to_owned(),
+            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            max_requests: 1,
+            memory: 4096,
+            max_delay: Duration::ZERO,
+            reject_late: false,
+            profile: None,
+        };
+        let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());
+        pipeline.open();
+        front.router.set(HashMap::from([("m".to_owned(), Route::to(Arc::clone(&pipeline)).0)]));
+        pipeline
+    }
+
+    #[tokio::test]
+    async fn that_a_replaced_model_stops_is_no_news() {
+        let front = front();
+        let (stop, stopped) = watch::channel(false);
+        let (tell, mut told) = mpsc::channel(1);
+        let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
+        let mut serving = serve(&front);
+        tokio::spawn(follow(Arc::clone(&front), true, tell, Stop::new(stopped, Duration::ZERO), room));
+        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
+        for round in 0..64 {
+            let before = std::mem::replace(&mut serving, serve(&front));
+            before.shut("it is replaced");
+            // The watcher's turn, twice: it may look at either first.
+            yield_now().await;
+            yield_now().await;
+            assert!(told.try_recv().is_err(), "in round {round}");
+        }
+        serving.shut("it is broken");
+        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::NotServing));
+        stop.send_replace(true);
+    }
+}

@@ -1,0 +1,297 @@
+//! Inference requests as HTTP carries them: a JSON header, and after it the binary tensors.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
+
+use super::shared_memory::Place;
+use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
+use super::values;
+use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, Terms};
+
+/// A request, and the form its answer is to have.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct HttpRequest {
+    /// What is asked.
+    pub(super) request: InferRequest,
+    /// Which outputs are to be binary.
+    pub(super) form: Form,
+}
+
+/// Which outputs of an answer are binary; the others are JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Form {
+    /// All of them, or none.
+    All(bool),
+    /// One by one, in the order in which they were requested.
+    Each(Vec<bool>),
+}
+
+impl Form {
+    /// Whether the output at that place of the answer is binary.
+    pub(super) fn binary(&self, place: usize) -> bool {
+        match self {
+            Self::All(binary) => *binary,
+            Self::Each(each) => each.get(place).copied().unwrap_or_default(),
+        }
+    }
+}
+
+/// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
+const MAX_TENSORS: usize = 8192;
+
+/// The most axes of a shape, which may be one byte of text each. Few models have more than six.
+const MAX_AXES: usize = 64;
+
+#[derive(serde::Deserialize)]
+struct Header<'a> {
+    id: Option<String>,
+    #[serde(borrow)]
+    parameters: Option<RequestParameters<'a>>,
+    #[serde(borrow)]
+    inputs: Few<InputHeader<'a>, MAX_TENSORS>,
+    outputs: Option<Few<OutputHeader, MAX_TENSORS>>,
+}
+
+/// A list that is not read any further than `MAX`.
+struct Few<T, const MAX: usize>(Vec<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Few<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(OneByOne(PhantomData))
+    }
+}
+
+struct OneByOne<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MAX> {
+    type Value = Few<T, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX} entries")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self::Value, A::Error> {
+        let mut few = Vec::new();
+        while let Some(value) = values.next_element()? {
+            if few.len() == MAX {
+                return Err(A::Error::custom(format_args!("a list of more than {MAX} entries")));
+            }
+            few.push(value);
+        }
+        Ok(Few(few))
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct InputHeader<'a> {
+    name: String,
+    datatype: String,
+    shape: Few<i64, MAX_AXES>,
+    parameters: Option<InputParameters>,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+}
+
+#[derive(serde::Deserialize)]
+struct OutputHeader {
+    name: String,
+    parameters: Option<OutputParameters>,
+}
+
+/// Parameters that ask for what is not served here are named, to be refused; others are hints. What should be a number is
+/// not read as anything else: a list would take many times its text.
+#[derive(serde::Deserialize, Default)]
+struct RequestParameters<'a> {
+    binary_data_output: Option<bool>,
+    #[serde(borrow)]
+    priority: Option<&'a RawValue>,
+    #[serde(borrow)]
+    timeout: Option<&'a RawValue>,
+}
+
+impl RequestParameters<'_> {
+    fn terms(&self) -> Result<Terms, Failure> {
+        let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
+            None => Ok(0),
+            Some(text) => text.parse().map_err(|_| tensors::no_number(name, text)),
+        };
+        let (priority, timeout) = (number("priority", self.priority)?, number("timeout", self.timeout)?);
+        Ok(tensors::terms(priority, timeout))
+    }
+}
+
+#[derive(serde::Deserialize, Default)]
+struct InputParameters {
+    binary_data_size: Option<u64>,
+    shared_memory_region: Option<String>,
+    shared_memory_byte_size: Option<u64>,
+    shared_memory_offset: Option<u64>,
+}
+
+#[derive(serde::Deserialize, Default)]
+struct OutputParameters {
+    binary_data: Option<bool>,
+    classification: Option<u64>,
+    shared_memory_region: Option<String>,
+    shared_memory_byte_size: Option<u64>,
+    shared_memory_offset: Option<u64>,
+}
+
+/// Reads a whole body. `header_length` is what the header `Inference-Header-Content-Length` says;
+/// without it everything is JSON, and with 0 everything is the model's only input.
+pub(super) fn parse(
+    mut body: Pieces,
+    header_length: Option<usize>,
+    model: &Metadata,
+) -> Result<HttpRequest, Failure> {
+    let header_length = match header_length {
+        None => body.len(),
+        Some(0) => return raw(body, model),
+        Some(length) if length <= body.len() => length,
+        Some(length) => {
+            return invalid(format!(
+                "Inference-Header-Content-Length is {length}, but the body has only {} bytes",
+                body.len()
+            ));
+        }
+    };
+    let header = body.split_to(header_length).into_bytes();
+    let mut binary = body;
+    let header: Header<'_> = serde_json::from_slice(&header)
+        .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+    let mut inputs = Vec::new();
+    for input in header.inputs.0 {
+        inputs.push(tensor(input, &mut binary)?);
+    }
+    if !binary.is_empty() {
+        return invalid(format!(
+            "{} bytes are left after the last tensor: the sizes in binary_data_size do not add up to the body",
+            binary.len()
+        ));
+    }
+    let parameters = header.parameters.unwrap_or_default();
+    let default = parameters.binary_data_output.unwrap_or_default();
+    let terms = parameters.terms()?;
+    let (outputs, form) = outputs(header.outputs.map_or_else(Vec::new, |Few(outputs)| outputs), default)?;
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
+    Ok(HttpRequest { request, form })
+}
+
+/// One input, its bytes cut off the binary part of the body or encoded from its JSON values.
+fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Failure> {
+    let Few(shape) = input.shape;
+    let parameters = input.parameters.unwrap_or_default();
+    let name = Clipped(&input.name);
+    let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
+        parameters;
+    let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+        .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
+    let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
+        Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
+    })?;
+    let data = match (parameters.binary_data_size, input.data) {
+        (None, None) if place.is_some() => Pieces::default(),
+        (Some(_), _) | (_, Some(_)) if place.is_some() => {
+            return invalid(format!("input '{name}' has both data and a shared memory region"));
+        }
+        (Some(size), None) => {
+            let left = binary.len();
+            match usize::try_from(size) {
+                Ok(size) if size <= left => binary.split_to(size),
+                _ => {
+                    return invalid(format!(
+                        "input '{name}': binary_data_size is {size}, but only {left} bytes are left in the body"
+                    ));
+                }
+            }
+        }
+        (None, Some(data)) => tensors::count(&shape)
+            .and_then(|elements| values::encode(datatype, data, elements))
+            .map(Pieces::from)
+            .map_err(|why| Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape))))?,
+        (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
+        (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
+    };
+    Ok(NamedTensor { name: input.name, datatype, shape, data, place })
+}
+
+fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {
+    if headers.is_empty() {
+        return Ok((Vec::new(), Form::All(default)));
+    }
+    let mut wanted = Vec::new();
+    let mut each = Vec::new();
+    for OutputHeader { name, parameters } in headers {
+        let parameters = parameters.unwrap_or_default();
+        if parameters.classification.is_some_and(|classes| classes > 0) {
+            return invalid(format!("output '{}': classification is not supported", Clipped(&name)));
+        }
+        let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
+            parameters;
+        let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+            .map_err(|why| Failure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
+        wanted.push(WantedOutput { name, place });
+        each.push(parameters.binary_data.unwrap_or(default));
+    }
+    Ok((wanted, Form::Each(each)))
+}
+
+/// A body that is the only input of the model: one row, as large as the body where the model leaves
+/// one axis open; a BYTES tensor of one element. The outputs are binary.
+fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
+    let [spec] = &model.inputs[..] else {
+        return invalid(format!(
+            "a raw binary request is for models with one input, but model '{}' has {}",
+            model.name,
+            model.inputs.len()
+        ));
+    };
+    let mut shape = spec.shape.clone();
+    if let (true, Some(batch)) = (model.max_batch > 0, shape.first_mut()) {
+        *batch = 1;
+    }
+    let open: Vec<usize> = (0..shape.len()).filter(|&axis| shape[axis] < 0).collect();
+    let data = match spec.datatype.size() {
+        Some(size) => {
+            if let [axis] = open[..] {
+                shape[axis] = 1;
+                let row = tensors::count(&shape).map_err(Failure::Invalid)?.saturating_mul(size).max(1);
+                shape[axis] = i64::try_from(body.len() / row).unwrap_or(i64::MAX);
+            }
+            body
+        }
+        None => {
+            open.iter().for_each(|&axis| shape[axis] = 1);
+            byte_string(&body.into_bytes())?
+        }
+    };
+    if open.len() > 1 && spec.datatype.size().is_some() {
+        return invalid(format!(
+            "a raw binary request is for inputs with at most one open dimension, but input '{}' has shape {}",
+            spec.name,
+            Shape(&spec.shape)
+        ));
+    }
+    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, place: None };
+    let request =
+        InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new(), terms: Terms::default() };
+    Ok(HttpRequest { request, form: Form::All(true) })
+}
+
+fn byte_string(body: &[u8]) -> Result<Pieces, Failure> {
+    let length = u32::try_from(body.len())
+        .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
+    Ok([&length.to_le_bytes()[..], body].concat().into())
+}
+
+fn invalid<T>(message: String) -> Result<T, Failure> {
+    Err(Failure::Invalid(message))
+}
+
+#[cfg(test)]
+#[path = "json_tests.rs"]
+mod tests;

@@ -1,0 +1,189 @@
+//! Binding the addresses.
+
+use std::fs::Permissions;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Group;
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
+
+use shadowslice_config::{Address, Listener};
+
+/// Connections that the kernel keeps until they are accepted; more than `net.core.somaxconn`, usually as many, it does not. Where they are
+/// too many, it turns a client of a Unix socket away at once unless that blocks.
+const BACKLOG: u32 = 4096;
+
+/// The mode of a Unix socket that has none configured: its owner and its group may connect.
+const MODE: u32 = 0o660;
+
+/// Why an address could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody listens there.
+    #[error("another process serves on {}; stop it, or listen elsewhere", .0.display())]
+    InUse(PathBuf),
+    /// Something that is no socket lies there.
+    #[error("{} is there and no socket; remove it, or listen elsewhere", .0.display())]
+    NoSocket(PathBuf),
+    /// A socket lies there and one cannot tell whether it is in use, or not remove it.
+    #[error("a socket that is in the way at {} could not be removed", .path.display())]
+    Stale {
+        /// The socket's path.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such group.
+    #[error("the group {group:?} of the socket {} is not known here", .path.display())]
+    Group {
+        /// The socket's path.
+        path: PathBuf,
+        /// The group's name.
+        group: String,
+        /// Why it could not be looked up, if that failed.
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// The Unix socket could not be made.
+    #[error("cannot listen on {}; its folder must be there, and this user's to write to", .path.display())]
+    Unix {
+        /// The socket's path.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The TCP address could not be taken.
+    #[error("cannot listen on {address}; stop what serves there, or give another address in `listen`")]
+    Tcp {
+        /// The address.
+        address: SocketAddr,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) enum Bound {
+    /// With its file, which goes when the listener does.
+    Unix {
+        listener: UnixListener,
+        _file: SocketFile,
+    },
+    Tcp {
+        listener: TcpListener,
+    },
+}
+
+/// Takes all the addresses, or none. `what` is served there.
+pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
+    let mut bound = Vec::with_capacity(listeners.len());
+    for listener in listeners {
+        let taken = bind(listener).await?;
+        // Port 0 is any that is free, which nobody else says.
+        if let Bound::Tcp { listener } = &taken
+            && let Ok(address) = listener.local_addr()
+        {
+            tracing::info!(%address, "listening for {what}");
+        }
+        bound.push(taken);
+    }
+    Ok(bound)
+}
+
+/// Takes one address.
+pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
+    match &listener.address {
+        Address::Tcp(address) => {
+            bind_tcp(*address).map_err(|source| BindError::Tcp { address: *address, source })
+        }
+        Address::Unix(path) => {
+            let group = listener.group.as_deref().map(|group| group_id(path, group)).transpose()?;
+            make_way(path).await?;
+            bind_unix(path, listener.mode.unwrap_or(MODE), group)
+                .map_err(|source| BindError::Unix { path: path.clone(), source })
+        }
+    }
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<Bound> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(Bound::Tcp { listener: socket.listen(BACKLOG)? })
+}
+
+/// Nobody can connect before `listen`, when mode and group are as they should be.
+fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Bound> {
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
+    let file = SocketFile::new(path)?;
+    chown(path, None, group)?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+    Ok(Bound::Unix { listener: socket.listen(BACKLOG)?, _file: file })
+}
+
+fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
+    let unknown = |source| BindError::Group { path: path.to_owned(), group: group.to_owned(), source };
+    match Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        Ok(None) => Err(unknown(None)),
+        Err(errno) => Err(unknown(Some(errno.into()))),
+    }
+}
+
+/// Removes a socket on which nobody listens.
+async fn make_way(path: &Path) -> Result<(), BindError> {
+    let stale = |source| BindError::Stale { path: path.to_owned(), source };
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(stale(error)),
+        Ok(found) if !found.file_type().is_socket() => return Err(BindError::NoSocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(stale)
+        }
+        // A server that is too busy to take another connection.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(BindError::InUse(path.to_owned())),
+        Err(error) => Err(stale(error)),
+        Ok(_) => Err(BindError::InUse(path.to_owned())),
+    }
+}
+
+/// A Unix socket's file, removed when dropped if it is still the one that was made here.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: identity(path)? })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    path.symlink_metadata().map(|file| (file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+#[path = "listen_tests.rs"]
+mod tests;

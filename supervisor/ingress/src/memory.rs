@@ -1,0 +1,58 @@
+//! What HTTP's paths of shared memory do.
+
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::absent;
+use super::http::{Answer, document, empty};
+use super::refusal::Refusal;
+use super::routes::OfMemory;
+use super::shared_memory::{Regions, Registered};
+use shadowslice_datapath::pipeline::Failure;
+
+#[derive(Deserialize)]
+struct Register {
+    key: String,
+    #[serde(default)]
+    offset: u64,
+    byte_size: u64,
+}
+
+/// Answers one request about the region of that name, or about all of them.
+pub(super) fn answer(
+    regions: &Regions,
+    name: String,
+    what: OfMemory,
+    body: &[u8],
+) -> Result<Answer, Refusal> {
+    match what {
+        OfMemory::Status => {
+            let told = regions.status(&name)?.into_iter().map(|region| {
+                let Registered { name, key, offset, byte_size } = region;
+                json!({"name": name, "key": key, "offset": offset, "byte_size": byte_size})
+            });
+            return Ok(document(StatusCode::OK, &Value::Array(told.collect())));
+        }
+        OfMemory::Register => {
+            let Register { key, offset, byte_size } = serde_json::from_slice(body)
+                .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+            regions.register(Registered { name, key, offset, byte_size })?;
+        }
+        OfMemory::Unregister if name.is_empty() => regions.unregister_all()?,
+        OfMemory::Unregister => regions.unregister(&name)?,
+    }
+    Ok(empty(StatusCode::OK))
+}
+
+/// The same of CUDA memory, of which there is none.
+pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, Refusal> {
+    match what {
+        OfMemory::Status => {
+            absent::cuda_status(name)?;
+            Ok(document(StatusCode::OK, &json!([])))
+        }
+        OfMemory::Register => Err(absent::register_cuda(name)),
+        OfMemory::Unregister => Ok(empty(StatusCode::OK)),
+    }
+}

@@ -1,0 +1,84 @@
+//! The metrics' listeners: one text at one path, over HTTP.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+
+use super::http::{self, Answer};
+use super::listen::{self, Bound};
+use super::stop::Stop;
+use super::{BindError, accept};
+use shadowslice_config::Listener;
+
+/// Connections at a time; a scraper needs one.
+const CONNECTIONS: usize = 64;
+
+/// How long connections may take to end once serving is to end.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// The text format of Prometheus.
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+/// Writes the metrics of this moment. Called on a thread that serves clients: must not wait.
+pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The metrics' addresses, bound.
+#[derive(Debug)]
+pub struct MetricsListeners(Vec<Bound>);
+
+impl MetricsListeners {
+    /// Takes all the addresses, or none. Must be called on a Tokio runtime.
+    pub async fn bind(listeners: &[Listener]) -> Result<Self, BindError> {
+        listen::bind_all("metrics", listeners).await.map(Self)
+    }
+
+    /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix sockets
+    /// are removed.
+    pub async fn run(self, render: Render, stop: watch::Receiver<bool>) {
+        let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(render.clone()), bound));
+        accept::run(bound, CONNECTIONS, Stop::new(stop, DRAIN)).await;
+    }
+}
+
+/// Serves one connection to its end.
+pub(super) async fn serve<I>(io: I, render: Render, stop: Stop)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request))));
+    // It only fails when the peer is gone.
+    let _ = http::speak(io, service, stop).await.shutdown().await;
+}
+
+fn answer(render: &Render, request: &Request<Incoming>) -> Answer {
+    if request.uri().path() != "/metrics" {
+        return plain(
+            StatusCode::NOT_FOUND,
+            "there is nothing here; the metrics are at /metrics\n".to_owned(),
+        );
+    }
+    if request.method() != Method::GET {
+        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return refusal;
+    }
+    let mut metrics = plain(StatusCode::OK, render());
+    metrics.headers_mut().insert(CONTENT_TYPE, TEXT);
+    metrics
+}
+
+fn plain(status: StatusCode, text: String) -> Answer {
+    let mut response = http::empty(status);
+    *response.body_mut() = Full::new(text.into());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}

@@ -1,0 +1,108 @@
+//! A model as a request finds it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use shadowslice_shared::tensor::Datatype;
+
+use super::Frontend;
+use super::refusal::Refusal;
+use super::shared_memory::Found;
+use super::tensors::{self, Clipped, InferRequest, NamedTensor};
+use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
+use shadowslice_datapath::router::{Guest, Router};
+
+/// The one version that every model has.
+pub(super) const VERSION: &str = "1";
+
+/// One output of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answered {
+    /// The model's name for it.
+    pub(super) name: String,
+    /// Its element type.
+    pub(super) datatype: Datatype,
+    /// Its whole shape.
+    pub(super) shape: Vec<i64>,
+    /// Its elements, as in [`shadowslice_datapath::pipeline::Output::data`].
+    pub(super) data: Bytes,
+    /// Whether it was put into shared memory instead.
+    pub(super) placed: bool,
+}
+
+/// The model of that name and version; an empty version is the one there is.
+pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Guest, Refusal> {
+    let pipeline = router.model(name).ok_or_else(|| {
+        Refusal::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
+    })?;
+    if version.is_empty() || version == VERSION {
+        Ok(pipeline)
+    } else {
+        Err(Refusal::NotFound(format!(
+            "Request for unknown model: '{}' version {} is not found; its version is {VERSION}",
+            Clipped(name),
+            Clipped(version)
+        )))
+    }
+}
+
+/// What the model is, or why that is not known yet.
+pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, Refusal> {
+    pipeline.metadata().ok_or_else(|| {
+        let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
+        Failure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
+    })
+}
+
+/// Checks the request, runs it, and picks the outputs it wants. What happens to it is noted if it is traced.
+pub(super) async fn infer(
+    front: &Frontend,
+    pipeline: &Pipeline,
+    metadata: &Metadata,
+    mut request: InferRequest,
+    coming: Coming,
+) -> Result<Vec<Answered>, Refusal> {
+    let wanted = tensors::requested(metadata, &request.outputs)?;
+    let places = request.outputs.iter().map(|output| &output.place);
+    let places = places.map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
+    let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
+    fetch(front, &mut request.inputs)?;
+    let inputs = tensors::check(metadata, request.inputs)?;
+    let mut outputs: Vec<_> =
+        pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
+    if outputs.len() != metadata.outputs.len() {
+        let (expected, got) = (metadata.outputs.len(), outputs.len());
+        return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());
+    }
+    let mut answered = Vec::new();
+    for (order, index) in wanted.into_iter().enumerate() {
+        let (spec, output) = (&metadata.outputs[index], outputs[index].take());
+        let Some(Output { shape, data }) = output else { continue };
+        let found = places.get_mut(order).and_then(Option::take);
+        let placed = found.is_some();
+        let data = match found {
+            Some(found) => {
+                found.write(&spec.name, &data)?;
+                Bytes::new()
+            }
+            None => data,
+        };
+        answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, placed });
+    }
+    Ok(answered)
+}
+
+/// Reads the inputs that lie in shared memory. All of them together are bounded as if they had been sent, for
+/// a short request may name the same region many times.
+fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), Refusal> {
+    let mut left = front.request_bytes as u64;
+    for input in inputs {
+        let Some(place) = &input.place else { continue };
+        left = left.checked_sub(place.byte_size).ok_or_else(|| {
+            let limit = front.request_bytes;
+            Refusal::TooLarge(format!("the request names more than {limit} bytes (limits.request_bytes)"))
+        })?;
+        input.data = front.regions.find(place)?.read()?.into();
+    }
+    Ok(())
+}

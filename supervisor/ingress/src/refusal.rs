@@ -1,0 +1,80 @@
+//! Why a request is not answered, in both protocols' terms.
+
+use hyper::StatusCode;
+use tonic::Status;
+
+use super::compression::Undone;
+use shadowslice_datapath::pipeline::Failure;
+
+/// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// Why a request is not answered.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    /// Nothing of that name is here.
+    #[error("{0}")]
+    NotFound(String),
+    /// Something of that name is here already.
+    #[error("{0}")]
+    AlreadyExists(String),
+    /// What it asks for is not served here.
+    #[error("{0}")]
+    Unsupported(String),
+    /// It has more bytes than are taken.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The pipeline's failure, or one found before it.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+impl Refusal {
+    /// Its HTTP status.
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
+            Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
+            Self::Failed(Failure::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Its text, cut where it is too long for a header.
+    pub(super) fn message(&self) -> String {
+        let mut message = self.to_string();
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message
+    }
+}
+
+impl From<Undone> for Refusal {
+    fn from(undone: Undone) -> Self {
+        let message = undone.to_string();
+        match undone {
+            Undone::TooLarge { .. } => Self::TooLarge(message),
+            Undone::Corrupt { .. } => Failure::Invalid(message).into(),
+            Undone::Failed(_) => Failure::Internal(message).into(),
+        }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.message();
+        match refusal {
+            Refusal::NotFound(_) => Self::not_found(message),
+            Refusal::AlreadyExists(_) => Self::already_exists(message),
+            Refusal::Unsupported(_) => Self::unimplemented(message),
+            Refusal::TooLarge(_) => Self::out_of_range(message),
+            Refusal::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
+            Refusal::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
+            Refusal::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
+            Refusal::Failed(Failure::Internal(_)) => Self::internal(message),
+        }
+    }
+}

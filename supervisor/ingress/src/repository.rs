@@ -1,0 +1,162 @@
+//! The model repository, in both protocols: which models there are, load, unload.
+
+use std::collections::HashMap;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::http::{Answer, document, empty};
+use super::model::VERSION;
+use super::proto::model_repository_parameter::ParameterChoice;
+use super::proto::repository_index_response::ModelIndex;
+use super::proto::{
+    ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest,
+};
+use super::refusal::Refusal;
+use super::tensors::Clipped;
+use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
+
+/// What a path below `/v2/repository` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Route {
+    /// Which models there are.
+    Index,
+    /// Have this one loaded.
+    Load(String),
+    /// Have it unloaded.
+    Unload(String),
+}
+
+/// What HTTP clients send with an index.
+#[derive(Debug, Default, Deserialize)]
+struct IndexBody {
+    #[serde(default)]
+    ready: bool,
+}
+
+/// What they send with the others.
+#[derive(Debug, Default, Deserialize)]
+struct Body {
+    #[serde(default)]
+    parameters: HashMap<String, Value>,
+}
+
+impl From<WishRefused> for Refusal {
+    fn from(refused: WishRefused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            WishRefused::Unknown(..) => Self::NotFound(message),
+            WishRefused::Invalid(_) => Failure::Invalid(message).into(),
+            WishRefused::Failed(..) => Failure::Internal(message).into(),
+            WishRefused::NotAllowed | WishRefused::Busy => Failure::Unavailable(message).into(),
+        }
+    }
+}
+
+/// Answers one HTTP request.
+pub(super) async fn answer(repository: &Repository, route: Route, body: &[u8]) -> Result<Answer, Refusal> {
+    let wish = match route {
+        Route::Index => {
+            let IndexBody { ready } = read(body)?;
+            let listed = of_state(repository, ready);
+            let listed = listed.map(|Listed { name, state, reason }| {
+                json!({"name": name, "version": VERSION, "state": state, "reason": reason})
+            });
+            return Ok(document(StatusCode::OK, &Value::Array(listed.collect())));
+        }
+        Route::Load(model) => {
+            let Body { parameters } = read(body)?;
+            let text = |(name, value): (String, Value)| (name, value.as_str().map(str::to_owned));
+            Wish::Load { model, config: config(parameters.into_iter().map(text))? }
+        }
+        Route::Unload(model) => {
+            let Body { .. } = read(body)?;
+            Wish::Unload { model }
+        }
+    };
+    repository.wish(wish).await?;
+    Ok(empty(StatusCode::OK))
+}
+
+/// An empty body says nothing.
+fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure> {
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(body)
+        .map_err(|error| Failure::Invalid(format!("the request's JSON is not understood: {error}")))
+}
+
+/// Answers which models there are, over gRPC.
+pub(super) fn index(
+    repository: &Repository,
+    request: &RepositoryIndexRequest,
+) -> Result<RepositoryIndexResponse, Refusal> {
+    only_one(&request.repository_name)?;
+    let model = |Listed { name, state, reason }| ModelIndex {
+        name,
+        version: VERSION.to_owned(),
+        state: state.to_owned(),
+        reason,
+    };
+    Ok(RepositoryIndexResponse { models: of_state(repository, request.ready).map(model).collect() })
+}
+
+/// Loads a model, over gRPC.
+pub(super) async fn load(
+    repository: &Repository,
+    request: RepositoryModelLoadRequest,
+) -> Result<(), Refusal> {
+    only_one(&request.repository_name)?;
+    let text = |(name, parameter): (String, ModelRepositoryParameter)| match parameter.parameter_choice {
+        Some(ParameterChoice::StringParam(text)) => (name, Some(text)),
+        _ => (name, None),
+    };
+    let config = config(request.parameters.into_iter().map(text))?;
+    Ok(repository.wish(Wish::Load { model: request.model_name, config }).await?)
+}
+
+/// Unloads a model, over gRPC. No model depends on another.
+pub(super) async fn unload(
+    repository: &Repository,
+    request: RepositoryModelUnloadRequest,
+) -> Result<(), Refusal> {
+    only_one(&request.repository_name)?;
+    Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
+}
+
+fn of_state(repository: &Repository, ready: bool) -> impl Iterator<Item = Listed> {
+    repository.list().into_iter().filter(move |model| !ready || model.state == "READY")
+}
+
+fn only_one(name: &str) -> Result<(), Failure> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Invalid(
+        "'repository_name' is not supported; leave it empty: there is one repository".to_owned(),
+    ))
+}
+
+/// What is to differ in a model's configuration; whatever else is asked for is refused rather than ignored.
+fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<Option<String>, Failure> {
+    let mut config = None;
+    for (name, text) in parameters {
+        match (name.as_str(), text) {
+            ("config", Some(text)) => config = Some(text),
+            ("config", None) => {
+                return Err(Failure::Invalid("parameter 'config' must be a text that holds JSON".to_owned()));
+            }
+            _ => {
+                let name = Clipped(&name);
+                return Err(Failure::Invalid(format!(
+                    "parameter '{name}' is not supported: a model's files are the operator's; only 'config' is"
+                )));
+            }
+        }
+    }
+    Ok(config)
+}

@@ -1,0 +1,397 @@
+//! HTTP's requests, from their paths to their answers.
+
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Method, Response, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use super::absent::Extension;
+use super::compression::{self, Encoding};
+use super::http::{Answer, document, empty, error};
+use super::json::{self, Form, HttpRequest};
+use super::model::Answered;
+use super::refusal::Refusal;
+use super::tensors::{self, Clipped};
+use super::{Frontend, answer, describe, memory, model, repository, statistics, traced};
+use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
+use shadowslice_datapath::router::Guest;
+
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// JSON longer than this, in bytes, is parsed away from the threads that serve connections, as tensors
+/// longer than this are written as JSON.
+const LONG_JSON_BYTES: usize = 256 * 1024;
+
+/// No path that means something has more segments behind `/v2`.
+const MAX_SEGMENTS: usize = 5;
+
+/// Answers shorter than this, in bytes, are not compressed.
+const WORTH_COMPRESSING_BYTES: usize = 256;
+
+/// What a path names.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Live,
+    Ready,
+    Server,
+    /// The statistics of all models.
+    Statistics,
+    Repository(repository::Route),
+    Model {
+        name: String,
+        version: String,
+        what: What,
+    },
+    /// Shared memory: a region's name, or none for all of them.
+    Memory {
+        kind: Kind,
+        name: String,
+        what: OfMemory,
+    },
+    Absent(Extension),
+}
+
+/// Whose memory it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    System,
+    Cuda,
+}
+
+/// What of shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfMemory {
+    Status,
+    Register,
+    Unregister,
+}
+
+/// What of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    Metadata,
+    Ready,
+    Config,
+    Statistics,
+    Infer,
+}
+
+impl Route {
+    /// Names are percent-decoded after the path is split, so that they may hold slashes.
+    pub(super) fn parse(path: &str) -> Option<Self> {
+        let mut segments = [""; MAX_SEGMENTS];
+        let mut count = 0;
+        for segment in path.strip_prefix("/v2")?.split('/').skip(1) {
+            *segments.get_mut(count)? = segment;
+            count += 1;
+        }
+        let (model, version, what) = match segments[..count] {
+            [] if path == "/v2" => return Some(Self::Server),
+            [""] => return Some(Self::Server),
+            ["health", "live"] => return Some(Self::Live),
+            ["health", "ready"] => return Some(Self::Ready),
+            ["systemsharedmemory", what] => return Self::memory(Kind::System, "", what),
+            ["systemsharedmemory", "region", name, what] => return Self::memory(Kind::System, name, what),
+            ["cudasharedmemory", what] => return Self::memory(Kind::Cuda, "", what),
+            ["cudasharedmemory", "region", name, what] => return Self::memory(Kind::Cuda, name, what),
+            ["trace", "setting"] | ["models", _, "trace", "setting"] => {
+                return Some(Self::Absent(Extension::Tracing));
+            }
+            ["logging"] => return Some(Self::Absent(Extension::Logging)),
+            ["models", "stats"] => return Some(Self::Statistics),
+            ["repository", "index"] => return Some(Self::Repository(repository::Route::Index)),
+            ["repository", "models", model, "load"] => {
+                return Some(Self::Repository(repository::Route::Load(decoded(model)?)));
+            }
+            ["repository", "models", model, "unload"] => {
+                return Some(Self::Repository(repository::Route::Unload(decoded(model)?)));
+            }
+            ["models", model] => (model, "", ""),
+            ["models", model, "versions", version] => (model, version, ""),
+            ["models", model, what] => (model, "", what),
+            ["models", model, "versions", version, what] => (model, version, what),
+            _ => return None,
+        };
+        let what = match what {
+            "" => What::Metadata,
+            "ready" => What::Ready,
+            "config" => What::Config,
+            "stats" => What::Statistics,
+            "infer" => What::Infer,
+            _ => return None,
+        };
+        Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
+    }
+
+    fn memory(kind: Kind, name: &str, what: &str) -> Option<Self> {
+        let what = match what {
+            "status" => OfMemory::Status,
+            "unregister" => OfMemory::Unregister,
+            "register" if !name.is_empty() => OfMemory::Register,
+            _ => return None,
+        };
+        Some(Self::Memory { kind, name: decoded(name)?, what })
+    }
+
+    pub(super) fn is_inference(&self) -> bool {
+        matches!(self, Self::Model { what: What::Infer, .. })
+    }
+
+    fn method(&self) -> Method {
+        match self {
+            Self::Memory { what: OfMemory::Register | OfMemory::Unregister, .. } => Method::POST,
+            Self::Model { what: What::Infer, .. } | Self::Repository(_) => Method::POST,
+            _ => Method::GET,
+        }
+    }
+
+    /// What is absent is so by every method.
+    fn takes(&self, method: &Method) -> bool {
+        matches!(self, Self::Absent(_)) || *method == self.method()
+    }
+}
+
+/// `None` for what is not UTF-8 and hence no model's name.
+fn decoded(segment: &str) -> Option<String> {
+    percent_decode_str(segment).decode_utf8().ok().map(String::from)
+}
+
+/// Answers one request; its path means `route`, or nothing.
+pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts, body: Pieces) -> Answer {
+    let Some(route) = route else {
+        let path = Clipped(head.uri.path());
+        return error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
+    };
+    if !route.takes(&head.method) {
+        let message = format!("this path takes {}, not {}", route.method(), Clipped(head.method.as_str()));
+        let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
+        let allow = if route.method() == Method::GET { "GET" } else { "POST" };
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+        return response;
+    }
+    match route {
+        Route::Live => empty(StatusCode::OK),
+        Route::Ready if front.router.ready() => empty(StatusCode::OK),
+        Route::Ready => empty(StatusCode::BAD_REQUEST),
+        Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
+        Route::Memory { kind: Kind::System, name, what } => {
+            memory::answer(&front.regions, name, what, &body.into_bytes())
+                .unwrap_or_else(|refusal| refused(&refusal))
+        }
+        Route::Memory { kind: Kind::Cuda, name, what } => {
+            memory::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
+        }
+        Route::Absent(extension) => refused(&extension.into()),
+        Route::Statistics => {
+            let models = front.router.models();
+            document(StatusCode::OK, &statistics(models.into_iter()))
+        }
+        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
+            .await
+            .unwrap_or_else(|refusal| refused(&refusal)),
+        Route::Model { name, version, what } => {
+            of_model(front, &name, &version, what, head, body).await.unwrap_or_else(|refusal| {
+                if let Some(journal) = traced::journal(&head.extensions) {
+                    journal.failed(refusal.message());
+                }
+                refused(&refusal)
+            })
+        }
+    }
+}
+
+fn refused(refusal: &Refusal) -> Answer {
+    error(refusal.status(), &refusal.message())
+}
+
+async fn of_model(
+    front: &Frontend,
+    name: &str,
+    version: &str,
+    what: What,
+    head: &Parts,
+    body: Pieces,
+) -> Result<Answer, Refusal> {
+    let pipeline = model::find(&front.router, name, version)?;
+    if what == What::Ready {
+        return Ok(match pipeline.ready() {
+            Ok(()) => empty(StatusCode::OK),
+            Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
+        });
+    }
+    if what == What::Statistics {
+        return Ok(document(StatusCode::OK, &statistics([(name.to_owned(), pipeline)].into_iter())));
+    }
+    let metadata = model::metadata(&pipeline, name)?;
+    match what {
+        What::Config => Ok(document(StatusCode::OK, &describe::config_json(&metadata))),
+        What::Metadata | What::Ready | What::Statistics => {
+            Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
+        }
+        What::Infer => {
+            let coming = traced::coming(&head.extensions);
+            if let Some(journal) = &coming.journal {
+                journal.found(name);
+            }
+            let _admitted = front.admit()?;
+            let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
+            answer::check_form(
+                &metadata,
+                &tensors::requested(&metadata, &request.outputs)?,
+                &request.outputs,
+                &form,
+            )?;
+            let id = request.id.clone();
+            let outputs = model::infer(front, &pipeline, &metadata, request, coming).await?;
+            inferred(write(name, id, outputs, form).await?, &head.headers).await
+        }
+    }
+}
+
+fn statistics(models: impl Iterator<Item = (String, Guest)>) -> Value {
+    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
+    json!({"model_stats": models.collect::<Vec<_>>()})
+}
+
+/// Values written as JSON are slow to write: long answers are written away from the connections, too.
+async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
+    let json_bytes =
+        |(place, output): (usize, &Answered)| if form.binary(place) { 0 } else { output.data.len() };
+    if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
+        return answer::write(name, &id, &outputs, &form);
+    }
+    let name = name.to_owned();
+    tokio::task::spawn_blocking(move || answer::write(&name, &id, &outputs, &form))
+        .await
+        .unwrap_or_else(|why| Err(Failure::Internal(format!("writing the answer failed: {why}"))))
+}
+
+async fn parse(
+    front: &Frontend,
+    headers: &HeaderMap,
+    body: Pieces,
+    metadata: &Arc<Metadata>,
+) -> Result<HttpRequest, Refusal> {
+    let body = match content_encoding(headers)? {
+        Some(encoding) => encoding.decompress(body.into_bytes(), front.request_bytes).await?.into(),
+        None => body,
+    };
+    let header_length = header_length(headers)?;
+    if header_length.unwrap_or(body.len()) < LONG_JSON_BYTES {
+        return Ok(json::parse(body, header_length, metadata)?);
+    }
+    let metadata = metadata.clone();
+    tokio::task::spawn_blocking(move || json::parse(body, header_length, &metadata))
+        .await
+        .unwrap_or_else(|why| Err(Failure::Internal(format!("parsing the request failed: {why}"))))
+        .map_err(Refusal::from)
+}
+
+fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().filter(|encoding| *encoding != "identity");
+    let Some(first) = encodings.next() else { return Ok(None) };
+    let name = String::from_utf8_lossy(first.as_bytes());
+    let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());
+    encoding.map(Some).ok_or_else(|| {
+        let name = Clipped(&name);
+        Failure::Invalid(format!("Content-Encoding {name} is not supported; use gzip or deflate, once"))
+    })
+}
+
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
+    let mut values = headers.get_all(HEADER_LENGTH).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return match headers.contains_key(HEADER_LENGTH) {
+            true => Err(Failure::Invalid("Inference-Header-Content-Length is given twice".to_owned())),
+            false => Ok(None),
+        };
+    };
+    let text = String::from_utf8_lossy(value.as_bytes());
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits).map(Some).ok_or_else(|| {
+        let text = Clipped(&text);
+        Failure::Invalid(format!("Inference-Header-Content-Length must be a number of bytes, got '{text}'"))
+    })
+}
+
+/// The answer, compressed where the client would rather have that and there is something to gain.
+async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, Refusal> {
+    let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
+    let bytes = match encoding {
+        Some(encoding) => encoding.compress(body.bytes.into_bytes()).await?.into(),
+        None => body.bytes,
+    };
+    let mut response = Response::new(Full::new(bytes));
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
+    let kind = match body.header_length {
+        Some(length) => {
+            response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(length));
+            "application/octet-stream"
+        }
+        None => "application/json",
+    };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, version: &str, what: What) -> Option<Route> {
+        Some(Route::Model { name: name.into(), version: version.into(), what })
+    }
+
+    #[test]
+    fn paths_name_what_the_protocol_says() {
+        assert_eq!(Route::parse("/v2"), Some(Route::Server));
+        assert_eq!(Route::parse("/v2/health/live"), Some(Route::Live));
+        assert_eq!(Route::parse("/v2/health/ready"), Some(Route::Ready));
+        assert_eq!(Route::parse("/v2/models/m"), model("m", "", What::Metadata));
+        assert_eq!(Route::parse("/v2/models/m/versions/1"), model("m", "1", What::Metadata));
+        assert_eq!(Route::parse("/v2/models/m/config"), model("m", "", What::Config));
+        assert_eq!(Route::parse("/v2/models/stats"), Some(Route::Statistics));
+        assert_eq!(Route::parse("/v2/models/m/versions/1/stats"), model("m", "1", What::Statistics));
+        assert_eq!(Route::parse("/v2/models/m/versions/1/infer"), model("m", "1", What::Infer));
+        let load = repository::Route::Load("m".into());
+        assert_eq!(Route::parse("/v2/repository/models/m/load"), Some(Route::Repository(load)));
+        assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
+        let memory = |kind, name: &str, what| Some(Route::Memory { kind, name: name.into(), what });
+        let path = "/v2/systemsharedmemory/region/a%2Fb/register";
+        assert_eq!(Route::parse(path), memory(Kind::System, "a/b", OfMemory::Register));
+        assert_eq!(Route::parse("/v2/cudasharedmemory/status"), memory(Kind::Cuda, "", OfMemory::Status));
+    }
+
+    #[test]
+    fn other_paths_name_nothing() {
+        for path in ["/", "", "/v1", "/v2x", "/v2/models", "/v2/models/m/versions", "/v2/models/m/x", "/v2/a"]
+        {
+            assert_eq!(Route::parse(path), None, "{path}");
+        }
+        assert_eq!(Route::parse("/v2/models/%FF/infer"), None);
+    }
+
+    #[test]
+    fn a_header_length_is_one_number() {
+        let header = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(HEADER_LENGTH, HeaderValue::from_static(value));
+            }
+            header_length(&headers).ok()
+        };
+        assert_eq!(header(&[]), Some(None));
+        assert_eq!(header(&["0"]), Some(Some(0)));
+        assert_eq!(header(&["17"]), Some(Some(17)));
+        for lie in [&["-1"][..], &["+1"], &["1.5"], &[""], &["99999999999999999999"], &["1", "1"]] {
+            assert_eq!(header(lie), None, "{lie:?}");
+        }
+    }
+}

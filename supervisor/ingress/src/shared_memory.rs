@@ -1,0 +1,277 @@
+//! Tensors in POSIX shared memory of the client's, where `limits.shared_memory` allows it.
+//!
+//! A region is read and written through its descriptor and never mapped: a client may shrink it at any
+//! moment, and reading a page that is gone from a mapping would end the server. So every use may find less
+//! than was registered, and says so.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nix::fcntl::OFlag;
+use parking_lot::Mutex;
+
+use super::refusal::Refusal;
+use super::tensors::Clipped;
+use shadowslice_datapath::pipeline::Failure;
+
+/// Regions at a time, over all clients; each holds a descriptor.
+const MAX_REGIONS: usize = 1024;
+
+/// The longest name of a region, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// Where POSIX shared memory lies.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// What clients registered, by their names for it.
+#[derive(Debug)]
+pub(super) struct Regions {
+    allowed: bool,
+    by_name: Mutex<BTreeMap<String, Arc<Region>>>,
+}
+
+/// A part of a client's shared memory.
+#[derive(Debug)]
+struct Region {
+    key: String,
+    offset: u64,
+    byte_size: u64,
+    file: File,
+}
+
+/// A region as clients are told of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Registered {
+    pub(super) name: String,
+    pub(super) key: String,
+    pub(super) offset: u64,
+    pub(super) byte_size: u64,
+}
+
+/// Where a tensor lies, as a request says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) region: String,
+    pub(super) offset: u64,
+    pub(super) byte_size: u64,
+}
+
+impl Place {
+    /// What the parameters of a tensor say; nothing if they name no region.
+    pub(super) fn named(
+        region: Option<String>,
+        byte_size: Option<u64>,
+        offset: Option<u64>,
+    ) -> Result<Option<Self>, String> {
+        match (region, byte_size) {
+            (None, _) => Ok(None),
+            (Some(region), Some(byte_size)) => {
+                Ok(Some(Self { region, byte_size, offset: offset.unwrap_or(0) }))
+            }
+            (Some(_), None) => {
+                Err("shared_memory_region is given without shared_memory_byte_size".to_owned())
+            }
+        }
+    }
+}
+
+/// The same, found and within its region.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    region: Arc<Region>,
+    place: Place,
+    /// From the beginning of the file.
+    start: u64,
+}
+
+impl Regions {
+    /// Without any; none can be registered unless it is allowed.
+    pub(super) fn new(allowed: bool) -> Self {
+        Self { allowed, by_name: Mutex::default() }
+    }
+
+    pub(super) fn allowed(&self) -> bool {
+        self.allowed
+    }
+
+    fn check_allowed(&self) -> Result<(), Refusal> {
+        let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
+        if self.allowed { Ok(()) } else { Err(Refusal::Unsupported(why.to_owned())) }
+    }
+
+    /// Opens the shared memory of that key, and lets requests name `byte_size` bytes of it from `offset` on.
+    pub(super) fn register(&self, region: Registered) -> Result<(), Refusal> {
+        self.check_allowed()?;
+        let Registered { name, key, offset, byte_size } = region;
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
+        }
+        let mut by_name = self.by_name.lock();
+        if by_name.contains_key(&name) {
+            let name = Clipped(&name);
+            return Err(Refusal::AlreadyExists(format!("shared memory region '{name}' already in manager")));
+        }
+        if by_name.len() >= MAX_REGIONS {
+            let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
+            return Err(Failure::Unavailable(why).into());
+        }
+        let region = Region { file: open(&key)?, key, offset, byte_size };
+        let end = offset.checked_add(byte_size).filter(|_| byte_size > 0);
+        if end.is_none_or(|end| region.length().is_ok_and(|length| end > length)) {
+            return invalid(format!(
+                "region '{}' of {byte_size} bytes from {offset} on does not lie within shared memory '{}'",
+                Clipped(&name),
+                Clipped(&region.key)
+            ));
+        }
+        by_name.insert(name, Arc::new(region));
+        Ok(())
+    }
+
+    /// Forgets a region; one that is not there is no matter. Requests under way keep it until they end.
+    pub(super) fn unregister(&self, name: &str) -> Result<(), Refusal> {
+        self.check_allowed()?;
+        // Dropped after the lock: to close the last descriptor of a region may take long.
+        let gone = self.by_name.lock().remove(name);
+        drop(gone);
+        Ok(())
+    }
+
+    /// Forgets all of them.
+    pub(super) fn unregister_all(&self) -> Result<(), Refusal> {
+        self.check_allowed()?;
+        let gone = std::mem::take(&mut *self.by_name.lock());
+        drop(gone);
+        Ok(())
+    }
+
+    /// The region of that name, or with an empty one all of them, by name.
+    pub(super) fn status(&self, name: &str) -> Result<Vec<Registered>, Refusal> {
+        self.check_allowed()?;
+        let by_name = self.by_name.lock();
+        if !name.is_empty() && !by_name.contains_key(name) {
+            return Err(unknown(name));
+        }
+        let wanted = by_name.iter().filter(|(region, _)| name.is_empty() || *region == name);
+        let told = wanted.map(|(name, region)| Registered {
+            name: name.clone(),
+            key: region.key.clone(),
+            offset: region.offset,
+            byte_size: region.byte_size,
+        });
+        Ok(told.collect())
+    }
+
+    /// The place, if it lies within a region.
+    pub(super) fn find(&self, place: &Place) -> Result<Found, Refusal> {
+        self.check_allowed()?;
+        let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
+        let end = place.offset.checked_add(place.byte_size);
+        let start = region.offset.checked_add(place.offset);
+        match (start, end.is_some_and(|end| end <= region.byte_size)) {
+            (Some(start), true) => Ok(Found { region, place: place.clone(), start }),
+            _ => invalid(format!(
+                "{} bytes from {} on do not lie within shared memory region '{}' of {} bytes",
+                place.byte_size,
+                place.offset,
+                Clipped(&place.region),
+                region.byte_size
+            )),
+        }
+    }
+}
+
+impl Region {
+    fn length(&self) -> std::io::Result<u64> {
+        self.file.metadata().map(|found| found.len())
+    }
+}
+
+impl Found {
+    /// What lies there.
+    pub(super) fn read(&self) -> Result<Bytes, Refusal> {
+        let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
+        // The memory is asked for only once it is known that there is as much to read.
+        self.check_length(self.place.byte_size)?;
+        let mut bytes = vec![0; size];
+        self.region.file.read_exact_at(&mut bytes, self.start).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => self.shrunk(),
+            _ => self.failed("read", &error),
+        })?;
+        Ok(bytes.into())
+    }
+
+    /// Puts bytes there.
+    pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), Refusal> {
+        let needed = bytes.len() as u64;
+        if needed > self.place.byte_size {
+            return invalid(format!(
+                "shared memory size specified with the request for output '{output}' ({} bytes) should be at least {needed} bytes",
+                self.place.byte_size
+            ));
+        }
+        // It would grow by writing past its end, which is not ours to do.
+        self.check_length(needed)?;
+        self.region.file.write_all_at(bytes, self.start).map_err(|error| self.failed("written", &error))
+    }
+
+    fn check_length(&self, bytes: u64) -> Result<(), Refusal> {
+        let length = self.region.length().map_err(|error| self.failed("looked at", &error))?;
+        let end = self.start.checked_add(bytes);
+        if end.is_some_and(|end| end <= length) { Ok(()) } else { Err(self.shrunk()) }
+    }
+
+    fn shrunk(&self) -> Refusal {
+        let name = Clipped(&self.place.region);
+        Failure::Invalid(format!("shared memory region '{name}' has become smaller than it was registered"))
+            .into()
+    }
+
+    fn failed(&self, what: &str, error: &std::io::Error) -> Refusal {
+        let name = Clipped(&self.place.region);
+        Failure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
+    }
+}
+
+/// Opens shared memory by its key, which is a plain name with or without a slash before it.
+fn open(key: &str) -> Result<File, Refusal> {
+    let shown = Clipped(key);
+    let name = Path::new(key.strip_prefix('/').unwrap_or(key));
+    let mut parts = name.components();
+    let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(only)), None) if only == name);
+    if !plain || name.as_os_str() != OsStr::new(key.trim_start_matches('/')) || key.contains('\0') {
+        return invalid(format!("'{shown}' is no key of shared memory: a name without slashes"));
+    }
+    // A name may also stand for a pipe, which must not be waited for, or for a link.
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(Path::new(SHARED_MEMORY).join(name));
+    let file = opened.map_err(|error| {
+        Failure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
+    })?;
+    match file.metadata() {
+        Ok(found) if found.is_file() => Ok(file),
+        _ => invalid(format!("'{shown}' is no shared memory")),
+    }
+}
+
+fn unknown(name: &str) -> Refusal {
+    Refusal::NotFound(format!("Unable to find system shared memory region: '{}'", Clipped(name)))
+}
+
+fn invalid<T>(why: String) -> Result<T, Refusal> {
+    Err(Failure::Invalid(why).into())
+}
+
+#[cfg(test)]
+#[path = "shared_memory_tests.rs"]
+mod tests;

@@ -1,0 +1,257 @@
+//! A request's tensors against what the model takes. Pure; every message says what was expected and
+//! what came.
+
+use std::fmt;
+use std::time::Duration;
+
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
+
+use super::shared_memory::Place;
+use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, Terms};
+
+/// An inference request in the form that both protocols share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct InferRequest {
+    /// The client's name for it, echoed in the answer.
+    pub(super) id: String,
+    /// Its inputs, in the client's order.
+    pub(super) inputs: Vec<NamedTensor>,
+    /// The outputs wanted, in this order; empty for all of them.
+    pub(super) outputs: Vec<WantedOutput>,
+    /// Its priority and timeout.
+    pub(super) terms: Terms,
+}
+
+/// An output that a client names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WantedOutput {
+    /// The model's name for it.
+    pub(super) name: String,
+    /// Where in shared memory it is to be put; else it goes into the answer.
+    pub(super) place: Option<Place>,
+}
+
+/// A tensor as a client names and describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedTensor {
+    /// The model's name for it.
+    pub(super) name: String,
+    /// Its element type.
+    pub(super) datatype: Datatype,
+    /// Its whole shape.
+    pub(super) shape: Vec<i64>,
+    /// Its elements, as in [`Input::data`]; none where they lie in shared memory.
+    pub(super) data: Pieces,
+    /// Where in shared memory it lies.
+    pub(super) place: Option<Place>,
+}
+
+/// The most elements that a shape may speak of, its zeros counted as ones: an empty tensor must not
+/// smuggle a huge axis to the model.
+const MAX_ELEMENTS: usize = i32::MAX as usize;
+
+/// What the request parameters `priority` and `timeout` (in µs) ask for; 0 is nothing.
+pub(super) fn terms(priority: u64, timeout_us: u64) -> Terms {
+    Terms { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
+}
+
+/// What the request hears whose `priority` or `timeout` is none.
+pub(super) fn no_number(name: &str, got: &str) -> Failure {
+    let unit = if name == "timeout" { " of microseconds" } else { "" };
+    Failure::Invalid(format!(
+        "the parameter '{name}' must be a whole number{unit} from 0 to {}, got {}",
+        u64::MAX,
+        Clipped(got)
+    ))
+}
+
+/// The inputs in the model's order, or what is wrong with them.
+pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
+    let mut inputs: Vec<Option<Input>> = vec![None; model.inputs.len()];
+    for tensor in tensors {
+        let spec = model.inputs.iter().zip(&mut inputs).find(|(spec, _)| spec.name == tensor.name);
+        let Some((spec, slot)) = spec else {
+            return Err(unexpected("input", &tensor.name, model, &model.inputs));
+        };
+        if slot.is_some() {
+            return invalid(format!("input '{}' is given twice for model '{}'", spec.name, model.name));
+        }
+        check_tensor(model, spec, &tensor)?;
+        *slot = Some(Input { shape: tensor.shape, data: tensor.data });
+    }
+    let given = inputs.iter().flatten().count();
+    if let Some((spec, _)) = model.inputs.iter().zip(&inputs).find(|(_, input)| input.is_none()) {
+        let expected = model.inputs.len();
+        let (name, model) = (&spec.name, &model.name);
+        return invalid(format!(
+            "expected {expected} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
+        ));
+    }
+    let inputs: Vec<Input> = inputs.into_iter().flatten().collect();
+    if model.max_batch > 0 {
+        check_rows(model, &inputs)?;
+    }
+    Ok(inputs)
+}
+
+/// Where the wanted outputs stand among the model's, in the order wanted; all of them if none is named.
+pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, Failure> {
+    if wanted.is_empty() {
+        return Ok((0..model.outputs.len()).collect());
+    }
+    let mut indices = Vec::new();
+    for WantedOutput { name, .. } in wanted {
+        let Some(index) = model.outputs.iter().position(|spec| spec.name == *name) else {
+            return Err(unexpected("output", name, model, &model.outputs));
+        };
+        if indices.contains(&index) {
+            return invalid(format!("output '{name}' is requested twice of model '{}'", model.name));
+        }
+        indices.push(index);
+    }
+    Ok(indices)
+}
+
+/// The shape that clients see: the batch axis, where there is one, takes any size.
+pub(super) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
+    let mut shape = spec.shape.clone();
+    if let (true, Some(batch)) = (model.max_batch > 0, shape.first_mut()) {
+        *batch = -1;
+    }
+    shape
+}
+
+/// The number of elements of a client's shape, or what is wrong with it.
+pub(super) fn count(shape: &[i64]) -> Result<usize, String> {
+    if let Some(axis) = shape.iter().find(|&&axis| axis < 0) {
+        return Err(format!("shape {} has the negative dimension {axis}", Shape(shape)));
+    }
+    let sizes = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(usize::MAX));
+    let product = sizes.clone().try_fold(1_usize, |product, size| product.checked_mul(size.max(1)));
+    match product {
+        Some(product) if product <= MAX_ELEMENTS => Ok(sizes.product()),
+        _ => Err(format!("shape {} is too large: at most {MAX_ELEMENTS} elements", Shape(shape))),
+    }
+}
+
+fn check_tensor(model: &Metadata, spec: &TensorSpec, tensor: &NamedTensor) -> Result<(), Failure> {
+    let (name, model_name) = (&spec.name, &model.name);
+    if tensor.datatype != spec.datatype {
+        let (expected, got) = (spec.datatype, tensor.datatype);
+        return invalid(format!(
+            "input '{name}' has datatype {got}, but model '{model_name}' expects {expected}"
+        ));
+    }
+    let expected = public_shape(model, spec);
+    let fits = expected.len() == tensor.shape.len()
+        && expected.iter().zip(&tensor.shape).all(|(&expected, &got)| expected < 0 || expected == got);
+    if !fits {
+        let note = if model.max_batch > 0 { "; the first axis is the batch" } else { "" };
+        return invalid(format!(
+            "unexpected shape for input '{name}' for model '{model_name}': expected {}, got {}{note}",
+            Shape(&expected),
+            Shape(&tensor.shape),
+        ));
+    }
+    let checked = count(&tensor.shape).and_then(|elements| check_data(tensor, elements));
+    checked.or_else(|why| invalid(format!("input '{name}' for model '{model_name}': {why}")))
+}
+
+fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
+    let (datatype, shape, got) = (tensor.datatype, Shape(&tensor.shape), tensor.data.len());
+    if let Some(size) = datatype.size() {
+        let expected = elements.saturating_mul(size);
+        if expected != got {
+            return Err(format!(
+                "expected {expected} bytes for {datatype} of shape {shape}, got {got} bytes"
+            ));
+        }
+    } else {
+        let Some(strings) = count_strings(&tensor.data.clone().into_bytes()) else {
+            return Err(format!(
+                "the {got} bytes are no BYTES elements: each is its length, 4 bytes little-endian, and then that many bytes"
+            ));
+        };
+        if strings != elements {
+            return Err(format!(
+                "expected {elements} BYTES elements for shape {shape}, got {strings} elements"
+            ));
+        }
+    }
+    let mut bytes = tensor.data.iter().filter(|_| datatype == Datatype::Bool).flatten();
+    let no_bool = bytes.find(|&&byte| byte > 1);
+    no_bool.map_or(Ok(()), |byte| Err(format!("expected 0 or 1 for each BOOL, got the byte {byte}")))
+}
+
+/// All inputs of a request have the same number of rows, and that many fit into a batch.
+fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
+    let rows = |input: &Input| input.shape.first().copied().unwrap_or(0);
+    let Some(first) = inputs.first().map(rows) else { return Ok(()) };
+    let (name, max) = (&model.name, model.max_batch);
+    if let Some((spec, input)) = model.inputs.iter().zip(inputs).find(|(_, input)| rows(input) != first) {
+        return invalid(format!(
+            "input '{}' has batch size {}, but input '{}' of the same request has {first}, for model '{name}'",
+            spec.name,
+            rows(input),
+            model.inputs[0].name,
+        ));
+    }
+    if !(1..=i64::from(max)).contains(&first) {
+        return invalid(format!(
+            "inference request batch-size must be between 1 and {max} for '{name}', got {first}"
+        ));
+    }
+    Ok(())
+}
+
+/// The number of strings in a BYTES tensor; `None` where a length lies.
+fn count_strings(mut bytes: &[u8]) -> Option<usize> {
+    let mut strings = 0;
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        bytes = rest.get(usize::try_from(u32::from_le_bytes(*length)).ok()?..)?;
+        strings += 1;
+    }
+    Some(strings)
+}
+
+fn unexpected(kind: &str, name: &str, model: &Metadata, specs: &[TensorSpec]) -> Failure {
+    let known: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    let (name, model, known) = (Clipped(name), &model.name, known.join(", "));
+    Failure::Invalid(format!(
+        "unexpected inference {kind} '{name}' for model '{model}', whose {kind}s are: {known}"
+    ))
+}
+
+fn invalid<T>(message: String) -> Result<T, Failure> {
+    Err(Failure::Invalid(message))
+}
+
+/// A shape in messages, as Triton writes it; long ones are cut.
+pub(super) struct Shape<'a>(pub(super) &'a [i64]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const AXES: usize = 16;
+        let axes: Vec<String> = self.0.iter().take(AXES).map(ToString::to_string).collect();
+        let more = if self.0.len() > AXES { format!(",.. {} axes", self.0.len()) } else { String::new() };
+        write!(f, "[{}{more}]", axes.join(","))
+    }
+}
+
+/// A client's word in messages; long ones are cut.
+pub(super) struct Clipped<'a>(pub(super) &'a str);
+
+impl fmt::Display for Clipped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const CHARACTERS: usize = 128;
+        match self.0.char_indices().nth(CHARACTERS) {
+            Some((end, _)) => write!(f, "{}..", &self.0[..end]),
+            None => f.write_str(self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tensors_tests.rs"]
+mod tests;

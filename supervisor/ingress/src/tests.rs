@@ -1,0 +1,134 @@
+//! The doors as strangers find them: a server without models, on Unix sockets.
+
+mod grpc;
+mod http;
+mod metrics;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use shadowslice_config::Address;
+
+const LIMIT: u64 = 1000;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Server {
+    dir: tempfile::TempDir,
+    stop: watch::Sender<bool>,
+    running: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(connections: usize) -> Self {
+        Self::taking(connections, LIMIT).await
+    }
+
+    /// One that takes requests of so many bytes.
+    async fn taking(connections: usize, request_bytes: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let limits =
+            Limits { request_bytes, response_bytes: LIMIT, in_flight: 1, connections, shared_memory: false };
+        let listener =
+            |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
+        let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(ingress.run(
+            Arc::default(),
+            Arc::new(Repository::new(Vec::new, None)),
+            None,
+            stopped,
+        ));
+        Self { dir, stop, running }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    async fn connect(&self, name: &str) -> UnixStream {
+        UnixStream::connect(self.path(name)).await.unwrap()
+    }
+
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        timeout(PATIENCE, self.running).await.unwrap().unwrap();
+        assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
+    }
+}
+
+/// Reads to the end of the stream.
+async fn rest(stream: &mut UnixStream) -> String {
+    let mut rest = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap();
+    String::from_utf8(rest).unwrap()
+}
+
+#[tokio::test]
+async fn stopping_closes_idle_connections_and_removes_the_sockets() {
+    let server = Server::start(9).await;
+    let mut connections = Vec::new();
+    for name in ["http", "grpc"] {
+        connections.push(server.connect(name).await);
+    }
+    let mut used = server.connect("http").await;
+    assert!(
+        http::ask(&mut used, "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
+    server.stop().await;
+    for mut connection in connections {
+        // gRPC's has been sent the server's settings; an end or a reset follows.
+        while connection.read(&mut [0; 99]).await.is_ok_and(|read| read > 0) {}
+    }
+    assert_eq!(rest(&mut used).await, "");
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_answered_after_the_stop() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("http").await;
+    let head =
+        "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
+    // "100 Continue" says that the request is under way.
+    assert!(http::ask(&mut stream, head).await.starts_with("HTTP/1.1 100"));
+    server.stop.send_replace(true);
+    stream.write_all(b"{}  ").await.unwrap();
+    assert!(rest(&mut stream).await.starts_with("HTTP/1.1 404"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn connections_over_the_bound_wait_for_one_to_end() {
+    let server = Server::start(1).await;
+    let live = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut first = server.connect("http").await;
+    assert!(http::ask(&mut first, live).await.starts_with("HTTP/1.1 200"));
+    let mut second = server.connect("http").await;
+    second.write_all(live.as_bytes()).await.unwrap();
+    // The first is served, again and again, while the second waits.
+    for _ in 0..50 {
+        assert!(http::ask(&mut first, live).await.starts_with("HTTP/1.1 200"));
+    }
+    assert!(second.try_read(&mut [0; 9]).is_err());
+    drop(first);
+    assert!(http::ask(&mut second, "").await.starts_with("HTTP/1.1 200"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn one_fault_takes_no_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
+    let limits =
+        Limits { request_bytes: 1, response_bytes: 1, in_flight: 1, connections: 1, shared_memory: false };
+    let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits).await;
+    assert!(matches!(fault, Err(BindError::Unix { .. })));
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+}

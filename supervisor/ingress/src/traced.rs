@@ -1,0 +1,69 @@
+//! Where inferences begin and end. When one began to come, and the journal of one that is traced, lie among the request's
+//! extensions.
+
+use hyper::http::Extensions;
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response};
+use tonic::Status;
+
+use super::Frontend;
+use super::tensors::Clipped;
+use shadowslice_datapath::pipeline::Coming;
+use shadowslice_datapath::trace::{Journal, Outcome, Protocol, Span};
+
+impl Frontend {
+    /// A request begins to come over HTTP. Its span, if it is an inference that is traced.
+    pub(super) fn begin_http(&self, head: &mut Parts) -> Option<Span<'_>> {
+        let span = self.http_span(head);
+        note(span.as_ref(), &mut head.extensions);
+        span
+    }
+
+    /// An inference begins to come over gRPC. Its span, if it is traced.
+    pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
+        let tracer = self.tracer.as_deref();
+        let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
+        note(span.as_ref(), request.extensions_mut());
+        span
+    }
+
+    fn http_span(&self, head: &Parts) -> Option<Span<'_>> {
+        let tracer = self.tracer.as_deref()?;
+        let path = head.uri.path();
+        let infers =
+            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let protocol = || Protocol::Http(Clipped(path).to_string());
+        infers.then(|| tracer.begin(&head.headers, protocol)).flatten()
+    }
+}
+
+fn note(span: Option<&Span<'_>>, extensions: &mut Extensions) {
+    extensions.insert(Coming::now(span.map(|span| span.journal().clone())));
+}
+
+/// How a request came.
+pub(super) fn coming(of: &Extensions) -> Coming {
+    of.get().cloned().unwrap_or_else(|| Coming::now(None))
+}
+
+/// Where what happens to a request is noted, if it is traced.
+pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
+    of.get::<Coming>()?.journal.as_ref()
+}
+
+/// A traced request is answered over HTTP.
+pub(super) fn end_http<B>(span: Span<'_>, response: &Response<B>) {
+    span.end(Outcome::Http(response.status().as_u16()));
+}
+
+/// A traced request is answered over gRPC. An answer without a status in its head is one that has a message.
+pub(super) fn end_grpc<B>(span: Span<'_>, response: &Response<B>) {
+    let code = match Status::from_header_map(response.headers()) {
+        Some(status) => {
+            span.journal().failed(status.message().to_owned());
+            status.code()
+        }
+        None => tonic::Code::Ok,
+    };
+    span.end(Outcome::Grpc(code.into()));
+}

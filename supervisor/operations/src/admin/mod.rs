@@ -1,0 +1,86 @@
+//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize` and
+//! what else is said to a running supervisor.
+
+mod client;
+mod server;
+
+pub use client::{AskError, ask};
+pub use server::{Admin, BindError, Reach};
+
+use serde::{Deserialize, Serialize};
+
+use crate::status::Status;
+use shadowslice_control::controller::{HandoverReport, PlanReport};
+use shadowslice_control::models::Report;
+
+/// The socket's name in the run directory.
+pub const SOCKET: &str = "control.sock";
+
+/// The longest request, in bytes.
+pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
+
+/// The longest answer, in bytes.
+pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
+
+/// What is asked of a running supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ask {
+    /// How everything stands.
+    Status,
+    /// Another share for a model.
+    Resize {
+        /// The model.
+        model: String,
+        /// The share, in percent.
+        share_percent: u32,
+    },
+    /// Whether the policy may change a model's share.
+    Hold {
+        /// The model.
+        model: String,
+        /// Whether it is held from now on.
+        held: bool,
+    },
+    /// What the policy would do now.
+    Plan,
+    /// That the configuration's file is read again.
+    Reload,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// How everything stands.
+    Status(Status),
+    /// How a hand-over went.
+    Handover {
+        /// How.
+        report: HandoverReport,
+        /// Whether the share is held from now on, as a policy would change it again.
+        held: bool,
+    },
+    /// Whether the share is held now, and whether that is news.
+    Held {
+        /// Whether it is held.
+        held: bool,
+        /// Whether it was not before, or the other way round.
+        news: bool,
+    },
+    /// What the policy would do now.
+    Plan(PlanReport),
+    /// What became of the configuration.
+    Reloaded(Report),
+    /// The configuration has faults, each a line.
+    Faulty(String),
+    /// The share is in force already.
+    Unchanged {
+        /// So it says.
+        why: String,
+        /// Whether it is held from now on, as a policy would change it again.
+        held: bool,
+    },
+    /// It was not done, and why.
+    Refused(String),
+}

@@ -1,0 +1,299 @@
+//! The supervisor's side of the control socket.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shadowslice_shared::units::Percent;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
+use crate::status::{self, ModelStatus, Status};
+use shadowslice_config::Controller;
+use shadowslice_control::controller::{
+    Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerStanding,
+};
+use shadowslice_control::models::{Reload, ReloadRefused, Roster, Served};
+use shadowslice_control::nvml::{Readings, Watched};
+use shadowslice_control::partition::Partition;
+
+/// How long accepting rests after a failure such as too many open files, which does not pass at once.
+const REST: Duration = Duration::from_millis(100);
+
+/// Conversations at a time.
+const MAX_CONVERSATIONS: usize = 64;
+
+/// Conversations that the kernel keeps until they are accepted; as many as may be held.
+const BACKLOG: u32 = MAX_CONVERSATIONS as u32;
+
+/// How long a conversation may take to ask.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long it may take to read its answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the control socket reaches.
+#[derive(Debug)]
+pub struct Reach {
+    /// The models that there are now.
+    pub roster: watch::Receiver<Arc<Roster>>,
+    /// Who changes which there are.
+    pub reloads: mpsc::Sender<Reload>,
+    /// The GPUs, as the configuration orders them.
+    pub gpus: Vec<Arc<dyn Partition>>,
+    /// What NVML says of the GPUs.
+    pub readings: Arc<Readings>,
+    /// How shares are decided.
+    pub controller: Controller,
+    /// What was decided last; `None` where nothing is.
+    pub planned: Option<watch::Receiver<Planned>>,
+}
+
+impl Reach {
+    /// The models that there are now.
+    pub fn roster(&self) -> Arc<Roster> {
+        Arc::clone(&self.roster.borrow())
+    }
+
+    /// What the policy would do now.
+    pub fn plan(&self) -> PlanReport {
+        let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
+        decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
+    }
+
+    /// How everything stands.
+    pub fn status(&self) -> Status {
+        let watched = self.readings.look();
+        let gpus = self.gpus.iter().zip(&watched).enumerate();
+        let plan = self.plan();
+        let roster = self.roster();
+        let served = roster.served.iter().map(|model| {
+            let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
+            of_served(model, &watched, plan)
+        });
+        let unloaded = roster.unloaded.iter();
+        let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.is_going()));
+        Status {
+            models: served.chain(unloaded).collect(),
+            gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
+        }
+    }
+}
+
+/// How a model stands on these GPUs, and what was last decided about it.
+fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
+    let mut standing = served.standing.borrow().clone();
+    // Who is to take over is a shadow to people, be it one with a queue of its own.
+    let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
+    standing.workers.extend(successor.map(|worker| match worker.role.as_str() {
+        "incumbent" => WorkerStanding { role: "shadow".to_owned(), ..worker },
+        _ => worker,
+    }));
+    status::of_model(&served.model, &served.pipeline, &standing, gpus, plan)
+}
+
+/// The control socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Something is in its way.
+    #[error("what lies at {path} is in the control socket's way; remove it, or take another run directory")]
+    Remove {
+        /// Where.
+        path: PathBuf,
+        /// Why it could not be removed.
+        #[source]
+        source: io::Error,
+    },
+    /// No socket.
+    #[error("the control socket {path} cannot be made")]
+    Bind {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Everybody could use it.
+    #[error("the control socket {path} cannot be protected")]
+    Protect {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The control socket, bound. Its file goes with it.
+#[derive(Debug)]
+pub struct Admin {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Admin {
+    /// Binds the socket in `run_dir`, whose lock the caller holds: what lies there is a dead one's.
+    pub fn bind(run_dir: &Path) -> Result<Self, BindError> {
+        let path = run_dir.join(SOCKET);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(BindError::Remove { path, source });
+            }
+            _ => {}
+        }
+        let failed = |source| BindError::Bind { path: path.clone(), source };
+        let socket = UnixSocket::new_stream().map_err(failed)?;
+        socket.bind(&path).map_err(failed)?;
+        // Nobody can connect before `listen`, when it is protected.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
+            .map_err(|source| BindError::Protect { path: path.clone(), source })?;
+        let listener = socket.listen(BACKLOG).map_err(failed)?;
+        Ok(Self { listener, path })
+    }
+
+    /// Answers for ever.
+    pub async fn run(&self, reach: Arc<Reach>) {
+        let places = Arc::new(Semaphore::new(MAX_CONVERSATIONS));
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let reach = Arc::clone(&reach);
+                    tokio::spawn(async move {
+                        if let Err(error) = converse(stream, &reach).await {
+                            tracing::debug!(%error, "a control conversation broke");
+                        }
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the control socket cannot accept");
+                    // Out of descriptors, most likely: some come back when a connection ends, whosever it is.
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "the control socket's file stays behind");
+        }
+    }
+}
+
+async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
+    let mut line = Vec::new();
+    let asked = tokio::time::timeout(ASK_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
+    asked.map_err(|_| io::ErrorKind::TimedOut)??;
+    let answer = match serde_json::from_slice::<Ask>(&line) {
+        Ok(ask) => answer(ask, reach).await,
+        Err(error) => Answer::Refused(format!("the request is not understood: {error}")),
+    };
+    let mut text = serde_json::to_vec(&answer)?;
+    text.push(b'\n');
+    tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+async fn answer(ask: Ask, reach: &Reach) -> Answer {
+    match ask {
+        Ask::Status => Answer::Status(reach.status()),
+        Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
+        Ask::Hold { model, held } => hold(&model, held, reach).await,
+        Ask::Plan => Answer::Plan(reach.plan()),
+        Ask::Reload => reload(reach).await,
+    }
+}
+
+/// The model of that name; else why it does not run, or which there are.
+fn named(name: &str, reach: &Reach) -> Result<Served, String> {
+    let roster = reach.roster();
+    if let Some(model) = roster.unloaded.iter().find(|model| model.model.name == name) {
+        return Err(format!("model '{name}' does not run: {}", model.why));
+    }
+    roster.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
+        let unloaded = roster.unloaded.iter().map(|model| &model.model);
+        let all = roster.served.iter().map(|model| &model.model).chain(unloaded);
+        let names: Vec<_> = all.map(|model| model.name.as_str()).collect();
+        format!("there is no model '{name}'; there are: {}", names.join(", "))
+    })
+}
+
+/// Gives a model's controller an order, if it has room for one.
+fn order(model: &Served, order: Order) -> Result<(), String> {
+    let name = &model.model.name;
+    let full = || format!("too many orders wait for model '{name}'; ask again later");
+    model.orders.try_send(order).map_err(|_| full())
+}
+
+async fn hold(name: &str, held: bool, reach: &Reach) -> Answer {
+    let (reply, outcome) = oneshot::channel();
+    let ordered = named(name, reach).and_then(|model| order(&model, Order::Hold { held, reply }));
+    match ordered {
+        Ok(()) => match outcome.await {
+            Ok(news) => Answer::Held { held, news },
+            Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+        },
+        Err(why) => Answer::Refused(why),
+    }
+}
+
+async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
+    let share = match Percent::new(share_percent) {
+        Ok(share) => share,
+        Err(error) => return Answer::Refused(error.to_string()),
+    };
+    let (reply, outcome) = oneshot::channel();
+    let resize = Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
+    if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
+        return Answer::Refused(why);
+    }
+    let held = reach.controller.acts().is_some();
+    match outcome.await {
+        Ok(Ok(report)) => Answer::Handover { report, held },
+        Ok(Err(refused @ ResizeRefused::InForce { .. })) => {
+            Answer::Unchanged { why: refused.to_string(), held }
+        }
+        Ok(Err(refused)) => Answer::Refused(refused.to_string()),
+        Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+    }
+}
+
+async fn reload(reach: &Reach) -> Answer {
+    let (reply, outcome) = oneshot::channel();
+    if reach.reloads.try_send(Reload { reply }).is_err() {
+        return Answer::Refused(
+            "too many reloads wait, or the server is stopping; try again later".to_owned(),
+        );
+    }
+    match outcome.await {
+        Ok(Ok(report)) => Answer::Reloaded(report),
+        Ok(Err(ReloadRefused::Faulty(faults))) => Answer::Faulty(faults),
+        Ok(Err(refused)) => Answer::Refused(refused.to_string()),
+        Err(_) => Answer::Refused("the server is stopping".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_in_the_sockets_way_is_removed_or_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET);
+        std::fs::write(&path, "left behind").unwrap();
+        drop(Admin::bind(folder.path()).unwrap());
+        std::fs::create_dir(&path).unwrap();
+        let fault = Admin::bind(folder.path()).unwrap_err();
+        assert!(matches!(fault, BindError::Remove { path: named, .. } if named == path));
+    }
+}

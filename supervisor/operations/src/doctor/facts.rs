@@ -1,0 +1,194 @@
+//! What was found on a host, as plain data.
+
+use std::error::Error;
+use std::fmt;
+use std::path::PathBuf;
+
+use shadowslice_control::nvml;
+use shadowslice_shared::errors;
+
+/// A host.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Facts {
+    pub(super) driver: Driver,
+    pub(super) mps: Mps,
+    pub(super) system: System,
+    pub(super) engine: EngineFacts,
+    /// Whether partitions inside processes keep apart, where that was measured.
+    pub(super) partitions: Option<Vec<Partitions>>,
+}
+
+/// What was measured of a GPU under MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Partitions {
+    /// The GPU, as the configuration names it.
+    pub(super) device: String,
+    /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be measured.
+    pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
+}
+
+/// What is not to be had, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) finding: String,
+    pub(super) advice: String,
+}
+
+impl Trouble {
+    /// An error of ours says what failed and, behind its first semicolon, what to do; its causes say why.
+    pub(super) fn of(error: &dyn Error) -> Self {
+        let said = error.to_string();
+        let (finding, advice) = said.split_once("; ").unwrap_or((&said, ""));
+        let why = error.source().map(|cause| format!(": {}", errors::chain(cause))).unwrap_or_default();
+        Self { finding: format!("{finding}{why}"), advice: advice.to_owned() }
+    }
+}
+
+/// NVIDIA's driver.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Driver {
+    /// What NVML says, or why it says nothing.
+    pub(super) nvml: Result<nvml::Host, Trouble>,
+    /// Where the dynamic linker finds `libcuda.so.1`.
+    pub(super) libcuda: Option<PathBuf>,
+    /// NVIDIA's files in `/dev`.
+    pub(super) files: Vec<DeviceFile>,
+    /// Processes on the GPUs that are neither workers nor MPS's, by number and name.
+    pub(super) strangers: Vec<(u32, String)>,
+}
+
+/// A file in `/dev`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DeviceFile {
+    pub(super) name: String,
+    /// Whether this user may read and write it.
+    pub(super) open: bool,
+}
+
+/// CUDA MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mps {
+    /// `nvidia-cuda-mps-control`, if it is in the PATH.
+    pub(super) control: Option<Control>,
+    /// Whether `nvidia-cuda-mps-server` lies beside it.
+    pub(super) server: bool,
+    /// Its processes, the supervisor's own left out.
+    pub(super) foreign: Vec<MpsProcess>,
+    /// The directories where CUDA looks for a daemon unasked, as far as they are there.
+    pub(super) pipes: Vec<PipeDirectory>,
+}
+
+/// The control program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Control {
+    pub(super) path: PathBuf,
+    /// As it says itself, 13000 for 13.0; or what came instead.
+    pub(super) version: Result<u32, String>,
+    /// Whether it knows `lspart`, the list of static partitions.
+    pub(super) knows_partitions: bool,
+}
+
+/// A process of MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MpsProcess {
+    pub(super) kind: MpsKind,
+    pub(super) pid: i32,
+    pub(super) uid: u32,
+    /// Its pipe directory, if this user may know it.
+    pub(super) pipes: Option<String>,
+}
+
+/// Which program of MPS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MpsKind {
+    Control,
+    Server,
+}
+
+/// A directory where a daemon listens, or did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PipeDirectory {
+    pub(super) path: PathBuf,
+    /// Whether anybody listens there.
+    pub(super) alive: bool,
+}
+
+/// The host beside its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct System {
+    /// Variables of the environment that CUDA or MPS reads.
+    pub(super) variables: Vec<(String, String)>,
+    pub(super) uid: u32,
+    /// Whether a lowered CPU priority can be raised again.
+    pub(super) may_raise_priority: bool,
+    /// The most open files, and the most locked memory in bytes; `None` for no limit.
+    pub(super) open_files: Option<u64>,
+    pub(super) locked_memory: Option<u64>,
+    /// Bytes of `/dev/shm`; `None` where there is none to write to.
+    pub(super) shared_memory: Option<u64>,
+    pub(super) run_dir: RunDir,
+    /// The temporary directory, from which workers are started, or why they cannot be.
+    pub(super) temporary: Result<PathBuf, Trouble>,
+    /// The worker's binary, or why there is none.
+    pub(super) worker: Result<PathBuf, Trouble>,
+}
+
+/// The run directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RunDir {
+    /// Neither the configuration nor the environment names one.
+    Unknown,
+    /// It can be made, or is there and can be written to.
+    Usable(PathBuf),
+    /// A supervisor serves there.
+    Taken(PathBuf),
+    /// It cannot be used, and why.
+    Unusable(PathBuf, String),
+}
+
+/// ONNX Runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct EngineFacts {
+    /// The library, or why there is none.
+    pub(super) library: Result<Shared, Trouble>,
+    /// ONNX Runtime's version, if the library tells it.
+    pub(super) version: Option<Version>,
+    /// What all providers in libraries of their own need, `libonnxruntime_providers_shared.so`.
+    pub(super) shared: Option<Shared>,
+    /// `libonnxruntime_providers_cuda.so`.
+    pub(super) cuda: Option<Shared>,
+    /// `libonnxruntime_providers_tensorrt.so`.
+    pub(super) tensorrt: Option<Shared>,
+    /// cuDNN as the CUDA provider names it, and where the dynamic linker finds it.
+    pub(super) cudnn: (String, Option<PathBuf>),
+}
+
+/// A shared library that is there.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Shared {
+    pub(super) path: PathBuf,
+    /// The names of the libraries that it names itself.
+    pub(super) needs: Vec<String>,
+    /// Those that the dynamic linker would not find, whether it needs them itself or another one does; each once.
+    pub(super) missing: Vec<Missing>,
+    /// Why it cannot be read.
+    pub(super) unreadable: Option<String>,
+}
+
+/// A library that is not found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub(super) name: String,
+    /// The library that needs it.
+    pub(super) by: String,
+}
+
+/// A version of ONNX Runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Version(pub(super) u32, pub(super) u32, pub(super) u32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}

@@ -1,0 +1,73 @@
+//! NVIDIA's driver and the GPUs.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, eaccess};
+
+use super::elf::Elf;
+use super::linker::Linker;
+use super::processes::Processes;
+use crate::doctor::facts::{DeviceFile, Driver, Trouble};
+use shadowslice_control::nvml::{Host, Library};
+
+/// The library of the driver through which CUDA is spoken.
+const LIBCUDA: &str = "libcuda.so.1";
+
+/// Processes that belong on a GPU.
+const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
+
+pub(super) fn facts(linker: &Linker, processes: &Processes) -> Driver {
+    let nvml = Library::open().and_then(|library| library.host());
+    let nvml = nvml.map_err(|error| Trouble::of(&error));
+    let strangers = nvml.as_ref().map(|host| strangers(host, processes)).unwrap_or_default();
+    Driver { nvml, libcuda: libcuda(linker), files: files(), strangers }
+}
+
+fn libcuda(linker: &Linker) -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let elf = Elf::read(&own).ok()?;
+    linker.find(LIBCUDA, &own, &elf)
+}
+
+fn files() -> Vec<DeviceFile> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| is_device(name))
+        .collect();
+    names.sort();
+    let file = |name: String| {
+        let path = Path::new("/dev").join(&name);
+        DeviceFile { open: eaccess(&path, AccessFlags::R_OK | AccessFlags::W_OK).is_ok(), name }
+    };
+    names.into_iter().map(file).collect()
+}
+
+/// Whether CUDA opens it: the control file, unified memory, and the GPUs by number.
+fn is_device(name: &str) -> bool {
+    let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+    matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
+}
+
+/// Who else computes on the GPUs. A process that this user cannot see has no name.
+fn strangers(host: &Host, processes: &Processes) -> Vec<(u32, String)> {
+    let gpus = host.gpus.iter().flatten();
+    let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);
+    let name = |pid: u32| {
+        let process = i32::try_from(pid).ok().and_then(|pid| processes.get(&pid));
+        process.map_or_else(|| "unknown".to_owned(), |process| process.name.clone())
+    };
+    pids.map(|pid| (pid, name(pid))).filter(|(_, name)| !EXPECTED.contains(&name.as_str())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_cuda_opens_counts() {
+        let names =
+            ["nvidia0", "nvidia15", "nvidiactl", "nvidia-uvm", "nvidia", "nvidia-modeset", "nvidia-caps"];
+        assert_eq!(names.map(is_device), [true, true, true, true, false, false, false]);
+    }
+}

@@ -1,0 +1,30 @@
+//! Looking at the host. Nothing is changed, made or loaded, but NVML, and where it is asked for a daemon of MPS.
+
+mod command;
+mod driver;
+mod elf;
+mod engine;
+mod linker;
+mod mps;
+mod partitions;
+mod processes;
+mod system;
+
+pub(super) use partitions::partitions;
+
+use super::facts::Facts;
+use linker::Linker;
+use shadowslice_config::Config;
+
+/// What there is, where this configuration would look for it.
+pub(super) fn facts(config: Option<&Config>) -> Facts {
+    let linker = Linker::of_this_host();
+    let processes = processes::all();
+    Facts {
+        driver: driver::facts(&linker, &processes),
+        mps: mps::facts(&processes),
+        system: system::facts(config),
+        engine: engine::facts(config, &linker),
+        partitions: None,
+    }
+}

@@ -1,0 +1,144 @@
+//! CUDA MPS: its programs and whoever runs them.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+
+use super::command;
+use super::processes::{Processes, is_our_own, variable};
+use crate::doctor::facts::{Control, Mps, MpsKind, MpsProcess, PipeDirectory};
+use shadowslice_control::partition::control_program;
+use shadowslice_shared::errors;
+
+const CONTROL: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// Where CUDA and the control program look for each other when nothing is said, of one version or another.
+const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
+
+/// The most of a program's file that is searched, in bytes.
+const MAX_PROGRAM_BYTES: u64 = 64 * 1024 * 1024;
+
+pub(super) fn facts(processes: &Processes) -> Mps {
+    let path = in_path(&control_program(), &std::env::var_os("PATH").unwrap_or_default());
+    let server = path.as_ref().is_some_and(|path| path.with_file_name(SERVER).is_file());
+    Mps { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
+}
+
+/// A program in one of these folders, if it is named without one.
+fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return program.is_file().then(|| program.to_owned());
+    }
+    std::env::split_paths(path).map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+fn control(path: PathBuf) -> Control {
+    let said = command::output(&path, &["-v"]).map_err(|error| errors::chain(&error));
+    let version = said.and_then(|said| version(&said).ok_or(said));
+    Control { version, knows_partitions: mentions(&path, b"lspart"), path }
+}
+
+/// The number in a line such as `... Binary version: 13000`.
+fn version(said: &str) -> Option<u32> {
+    // What follows is the years of a copyright.
+    let after = said.rsplit_once("ersion:").map_or(said, |(_, after)| after);
+    let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
+    numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
+}
+
+/// Whether a program's file holds this word. Which commands a control program knows can otherwise only be asked
+/// of a daemon, and none is started for that.
+fn mentions(path: &Path, word: &[u8]) -> bool {
+    let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let bytes = if size <= MAX_PROGRAM_BYTES { fs::read(path).unwrap_or_default() } else { Vec::new() };
+    bytes.windows(word.len()).any(|window| window == word)
+}
+
+fn foreign(processes: &Processes) -> Vec<MpsProcess> {
+    let kind = |name: &str| match name {
+        CONTROL => Some(MpsKind::Control),
+        SERVER => Some(MpsKind::Server),
+        _ => None,
+    };
+    let foreign = processes.iter().filter(|(pid, _)| !is_our_own(**pid, processes));
+    let found = foreign.filter_map(|(pid, process)| {
+        let kind = kind(&process.name)?;
+        Some(MpsProcess { kind, pid: *pid, uid: process.uid, pipes: variable(*pid, PIPE_VARIABLE) })
+    });
+    found.collect()
+}
+
+fn pipes() -> Vec<PipeDirectory> {
+    let named = std::env::var_os(PIPE_VARIABLE).map(PathBuf::from);
+    let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
+    let there = places.filter(|path| path.join("control").symlink_metadata().is_ok());
+    there.map(|path| PipeDirectory { alive: is_heard(&path.join("control")), path }).collect()
+}
+
+/// Whether anybody listens on a control socket. Nothing is said there.
+fn is_heard(path: &Path) -> bool {
+    let tried = UnixAddr::new(path).and_then(|address| {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        connect(socket.as_raw_fd(), &address)
+    });
+    // Other failures (another kind of socket, no permission, a full backlog) come from somebody who is there.
+    !matches!(tried, Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::ENOTSOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_the_last_large_number() {
+        assert_eq!(version("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n"), Some(13000));
+        assert_eq!(version("Binary version: 12080 (r570, 64 bit)"), Some(12080));
+        assert_eq!(version("no such option"), None);
+    }
+
+    #[test]
+    fn a_word_is_found_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        fs::write(&path, b"\x7fELF\0ps\0lspart\0quit\0").unwrap();
+        assert!(mentions(&path, b"lspart"));
+        assert!(!mentions(&path, b"lspartition"));
+        assert!(!mentions(&folder.path().join("none"), b"lspart"));
+    }
+
+    #[test]
+    fn a_program_is_looked_for_in_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = std::ffi::OsString::from(format!("/nowhere:{}", folder.path().display()));
+        let program = Path::new("program");
+        assert_eq!(in_path(program, &path), None);
+        let there = folder.path().join(program);
+        fs::write(&there, "").unwrap();
+        assert_eq!(in_path(program, &path), Some(there.clone()));
+        assert_eq!(in_path(&there, OsStr::new("")), Some(there));
+        assert_eq!(in_path(Path::new("/nowhere/program"), &path), None);
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_is_told_from_one_that_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let listened = folder.path().join("listened");
+        let listener = std::os::unix::net::UnixListener::bind(&listened).unwrap();
+        assert!(is_heard(&listened), "though it is of another kind");
+        let control = folder.path().join("control");
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        nix::sys::socket::bind(socket.as_raw_fd(), &UnixAddr::new(&control).unwrap()).unwrap();
+        assert!(!is_heard(&control), "bound, and not listened on");
+        nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
+        assert!(is_heard(&control));
+        drop((socket, listener));
+        assert!(!is_heard(&control) && !is_heard(&folder.path().join("none")));
+    }
+}

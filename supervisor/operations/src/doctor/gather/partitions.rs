@@ -1,0 +1,36 @@
+//! Whether partitions inside processes keep apart, as `serve` finds it out: under a daemon of MPS that ends with this.
+
+use std::path::Path;
+
+use crate::doctor::facts::{Facts, Partitions, Trouble};
+use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+use shadowslice_control::host;
+
+/// Measures these GPUs, or all that there are.
+pub(in crate::doctor) fn partitions(facts: &Facts, devices: Option<&[CudaDevice]>) -> Vec<Partitions> {
+    let found = facts.driver.nvml.iter().flat_map(|host| host.gpus.iter().flatten());
+    let all = || found.map(|gpu| CudaDevice::Index(gpu.identity.index)).collect();
+    let devices = devices.map_or_else(all, <[CudaDevice]>::to_vec);
+    devices.into_iter().map(|device| of_gpu(facts, device)).collect()
+}
+
+fn of_gpu(facts: &Facts, device: CudaDevice) -> Partitions {
+    let name = device.to_string();
+    let groups = match &facts.system.worker {
+        Err(trouble) => Err(trouble.clone()),
+        Ok(worker) => measure(worker, device),
+    };
+    Partitions { device: name, groups }
+}
+
+fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>, Trouble> {
+    let private = tempfile::tempdir().map_err(|error| Trouble {
+        finding: format!("there is no folder for a daemon of MPS: {error}"),
+        advice: "make the temporary directory writable".to_owned(),
+    })?;
+    let gpu = Gpu::Cuda { device, partition: Partitioning::Mps };
+    let gpus = host::gpus(&[gpu], private.path(), worker).map_err(|error| Trouble::of(&error))?;
+    let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
+    let Some(division) = division else { return Ok(Err("there is no GPU".to_owned())) };
+    Ok(division.map(|sizes| sizes.iter().map(|sms| sms.0).collect()).map_err(str::to_owned))
+}

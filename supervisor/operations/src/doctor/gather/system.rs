@@ -1,0 +1,114 @@
+//! The host beside its GPUs.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use nix::libc::RLIM_INFINITY;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, eaccess, geteuid};
+
+use crate::admin::SOCKET;
+use crate::doctor::facts::{RunDir, System, Trouble};
+use shadowslice_config as config;
+use shadowslice_config::Config;
+use shadowslice_control::host;
+use shadowslice_control::process::{may_raise_priority, temporary_folder};
+
+/// What CUDA and MPS read, beside all that begins with CUDA_MPS_.
+const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
+
+const SHARED_MEMORY: &str = "/dev/shm";
+
+pub(super) fn facts(config: Option<&Config>) -> System {
+    System {
+        variables: variables(std::env::vars_os()),
+        uid: geteuid().as_raw(),
+        may_raise_priority: may_raise_priority(),
+        // The supervisor raises its soft limit to the hard one.
+        open_files: limit(Resource::RLIMIT_NOFILE, |(_, hard)| hard),
+        locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
+        shared_memory: shared_memory(),
+        run_dir: run_dir(config),
+        temporary: temporary_folder().map_err(|error| Trouble::of(&error)),
+        worker: host::worker_program().map_err(|error| Trouble::of(&error)),
+    }
+}
+
+fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    let all = all.map(|(name, value)| (text(name), text(value)));
+    let matters = |name: &str| name.starts_with("CUDA_MPS_") || VARIABLES.contains(&name);
+    let mut found: Vec<_> = all.filter(|(name, _)| matters(name)).collect();
+    found.sort();
+    found
+}
+
+/// A limit; `None` for none, and for one that is not told.
+fn limit(resource: Resource, which: impl Fn((u64, u64)) -> u64) -> Option<u64> {
+    getrlimit(resource).ok().map(which).filter(|limit| *limit != RLIM_INFINITY)
+}
+
+fn shared_memory() -> Option<u64> {
+    eaccess(SHARED_MEMORY, AccessFlags::W_OK | AccessFlags::X_OK).ok()?;
+    let stat = statvfs(SHARED_MEMORY).ok()?;
+    Some(stat.blocks().saturating_mul(stat.fragment_size()))
+}
+
+fn run_dir(config: Option<&Config>) -> RunDir {
+    let path = config.map(|config| config.run_dir.clone()).or_else(config::default_run_dir);
+    path.map_or(RunDir::Unknown, look)
+}
+
+/// Whether a folder can be made here, or used if it is there.
+fn look(path: PathBuf) -> RunDir {
+    if UnixStream::connect(path.join(SOCKET)).is_ok() {
+        return RunDir::Taken(path);
+    }
+    let Some(there) = path.ancestors().find(|path| path.symlink_metadata().is_ok()).map(Path::to_owned)
+    else {
+        return RunDir::Unusable(path, "its path leads nowhere".to_owned());
+    };
+    if !there.is_dir() {
+        return RunDir::Unusable(path, format!("{} is no folder", there.display()));
+    }
+    match eaccess(&there, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Ok(()) => RunDir::Usable(path),
+        Err(error) => {
+            let why = format!("{} may not be written to: {}", there.display(), error.desc());
+            RunDir::Unusable(path, why)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_run_directory_may_be_there_be_made_be_taken_or_be_impossible() {
+        let folder = tempfile::tempdir().unwrap();
+        let [there, new, file] = ["there", "new/below", "file"].map(|name| folder.path().join(name));
+        std::fs::create_dir(&there).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(look(there.clone()), RunDir::Usable(there.clone()));
+        assert_eq!(look(new.clone()), RunDir::Usable(new));
+        let below = file.join("below");
+        assert_eq!(look(below.clone()), RunDir::Unusable(below, format!("{} is no folder", file.display())));
+        let supervisor = UnixListener::bind(there.join(SOCKET)).unwrap();
+        assert_eq!(look(there.clone()), RunDir::Taken(there.clone()));
+        drop(supervisor);
+        assert_eq!(look(there.clone()), RunDir::Usable(there), "its socket outlived it");
+    }
+
+    #[test]
+    fn variables_that_cuda_reads_are_found() {
+        let all = ["PATH", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_HOME"];
+        let found = variables(all.iter().map(|name| ((*name).into(), "x".into())));
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"]);
+    }
+}

@@ -1,0 +1,205 @@
+//! NVIDIA's driver and its GPUs.
+
+use crate::doctor::check::Check;
+use crate::doctor::facts::Driver;
+use crate::doctor::need::Need;
+use shadowslice_config::CudaDevice;
+use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// The least compute capability of which MPS limits the SMs: Volta's.
+const LEAST_CAPABILITY: (i32, i32) = (7, 0);
+
+/// How many foreign processes of a GPU are named.
+const MAX_NAMED: usize = 5;
+
+pub(super) fn checks(driver: &Driver, need: &Need) -> Vec<Check> {
+    let host = match &driver.nvml {
+        Ok(host) => host,
+        // What is missing without a driver is missing because of that.
+        Err(trouble) if driver.files.is_empty() => return vec![Check::met("driver", trouble)],
+        Err(trouble) => return vec![Check::met("driver", trouble), files(driver)],
+    };
+    let mut checks = vec![
+        Check::ok("driver", format!("NVIDIA {}", host.driver)),
+        Check::ok("cuda", format!("up to {}", host.cuda)),
+        libcuda(driver),
+        files(driver),
+    ];
+    checks.extend(gpus(host, driver, need));
+    checks
+}
+
+fn libcuda(driver: &Driver) -> Check {
+    match &driver.libcuda {
+        Some(path) => Check::ok("libcuda", path.display().to_string()),
+        None => Check::fault(
+            "libcuda",
+            "libcuda.so.1 is not found by the dynamic linker",
+            "install the driver's CUDA part; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        ),
+    }
+}
+
+fn files(driver: &Driver) -> Check {
+    let name = "device files";
+    let closed: Vec<_> = driver.files.iter().filter(|file| !file.open).map(|file| &*file.name).collect();
+    let is_there = |name: &str| driver.files.iter().any(|file| file.name == name);
+    if !closed.is_empty() {
+        return Check::fault(
+            name,
+            format!("this user may not read and write {} in /dev", closed.join(", ")),
+            "give the user a group that may, or run as one who may; in a container, pass the devices in",
+        );
+    }
+    if !is_there("nvidiactl") {
+        return Check::fault(
+            name,
+            "/dev/nvidiactl is not there",
+            "run `nvidia-modprobe`; in a container, pass the devices in",
+        );
+    }
+    if !is_there("nvidia-uvm") {
+        return Check::warning(
+            name,
+            "/dev/nvidia-uvm is not there, and CUDA needs it",
+            "run `nvidia-modprobe -u` at the start of the host; in a container, pass the device in",
+        );
+    }
+    let names: Vec<_> = driver.files.iter().map(|file| &*file.name).collect();
+    Check::ok(name, format!("{} can be read and written", names.join(", ")))
+}
+
+/// The GPUs that are needed, or all of them.
+fn gpus(host: &Host, driver: &Driver, need: &Need) -> Vec<Check> {
+    let known = host.gpus.iter().flatten();
+    let lost = host.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.as_ref().err()?)));
+    let lost = lost.map(|(index, why)| {
+        let advice = "look into `dmesg` for `Xid`; reset the GPU or restart the host";
+        Check::fault(format!("gpu {index}"), why, advice)
+    });
+    let Some(wanted) = need.gpus.as_ref().filter(|wanted| !wanted.is_empty()) else {
+        if host.gpus.is_empty() {
+            let advice = "look at `lspci` and `dmesg`; in a container, pass the GPUs in (`--gpus all`)";
+            return vec![Check::fault("gpu", "the driver has no GPU", advice)];
+        }
+        return lost.chain(known.flat_map(|gpu| of_gpu(gpu, driver, need))).collect();
+    };
+    let found = |device: &CudaDevice| known.clone().find(|gpu| gpu.identity.is(device));
+    let named = |device: &CudaDevice| match found(device) {
+        Some(gpu) => of_gpu(gpu, driver, need),
+        None => vec![absent(device, host)],
+    };
+    wanted.iter().flat_map(named).collect()
+}
+
+fn absent(device: &CudaDevice, host: &Host) -> Check {
+    let (name, lost) = match device {
+        CudaDevice::Index(index) => {
+            let told = usize::try_from(*index).ok().and_then(|index| host.gpus.get(index));
+            (format!("gpu {index}"), told.and_then(|gpu| gpu.as_ref().err()))
+        }
+        CudaDevice::Uuid(uuid) => (format!("gpu {uuid}"), None),
+    };
+    let finding = lost.cloned().unwrap_or_else(|| "there is no such GPU".to_owned());
+    Check::fault(
+        name,
+        finding,
+        "name one that `nvidia-smi -L` lists, or look into `dmesg` for why it is gone",
+    )
+}
+
+fn of_gpu(gpu: &Gpu, driver: &Driver, need: &Need) -> Vec<Check> {
+    let index = gpu.identity.index;
+    vec![
+        presence(index, gpu),
+        others(index, gpu, driver),
+        compute_mode(index, gpu.compute_mode, need.mps),
+        mig(index, gpu),
+    ]
+}
+
+fn presence(index: u32, gpu: &Gpu) -> Check {
+    let name = format!("gpu {index}");
+    let (free, total) = (gpu.usage.memory.free / MIB, gpu.usage.memory.total / MIB);
+    let (major, minor) = gpu.capability;
+    let what = format!("{}, {}, {free} of {total} MiB free", gpu.identity.name, gpu.identity.uuid);
+    if gpu.capability < LEAST_CAPABILITY {
+        return Check::fault(
+            name,
+            format!(
+                "{what}; its compute capability is {major}.{minor}, and MPS limits no SMs before 7.0 (Volta)"
+            ),
+            "use a newer GPU",
+        );
+    }
+    Check::ok(name, what)
+}
+
+fn others(index: u32, gpu: &Gpu, driver: &Driver) -> Check {
+    let name = format!("gpu {index} processes");
+    let stranger = |pid: u32| driver.strangers.iter().find(|(stranger, _)| *stranger == pid);
+    let strangers: Vec<_> = gpu
+        .usage
+        .processes
+        .iter()
+        .filter_map(|process| {
+            let (pid, name) = stranger(process.pid)?;
+            let memory = process.bytes.map(|bytes| format!(", {} MiB", bytes / MIB)).unwrap_or_default();
+            Some(format!("{name} (pid {pid}{memory})"))
+        })
+        .collect();
+    if strangers.is_empty() {
+        return Check::ok(name, "none but ours");
+    }
+    let more = strangers.len().saturating_sub(MAX_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let named = strangers[..strangers.len().min(MAX_NAMED)].join(", ");
+    Check::warning(
+        name,
+        format!("others compute there: {named}{more}"),
+        "their work takes SMs and memory that no share knows of; end them, or leave them another GPU",
+    )
+}
+
+/// Under MPS its server is the one process that has contexts there.
+fn compute_mode(index: u32, mode: ComputeMode, mps: bool) -> Check {
+    let name = format!("gpu {index} compute mode");
+    let set = |mode: &str| format!("as root, `nvidia-smi -i {index} -c {mode}`");
+    match (mode, mps) {
+        (ComputeMode::ExclusiveProcess, true) => {
+            Check::ok(name, "EXCLUSIVE_PROCESS, so that nothing bypasses MPS")
+        }
+        (ComputeMode::ExclusiveProcess, false) => {
+            let finding = "EXCLUSIVE_PROCESS: without MPS one worker has the GPU, and no shadow can start";
+            Check::fault(name, finding, set("DEFAULT"))
+        }
+        (ComputeMode::Default, true) => {
+            let finding = "DEFAULT: a process that does not find MPS's daemon runs beside it, with all SMs";
+            let advice = format!("{}, if nothing else uses this GPU", set("EXCLUSIVE_PROCESS"));
+            Check::warning(name, finding, advice)
+        }
+        (ComputeMode::Default, false) => Check::ok(name, "DEFAULT"),
+        (ComputeMode::Prohibited, _) => {
+            let fit = if mps { "EXCLUSIVE_PROCESS" } else { "DEFAULT" };
+            Check::fault(name, "PROHIBITED: nothing can compute there", set(fit))
+        }
+        (ComputeMode::Unknown, _) => {
+            Check::warning(name, "not known", format!("look at `nvidia-smi -i {index} -q -d COMPUTE`"))
+        }
+    }
+}
+
+fn mig(index: u32, gpu: &Gpu) -> Check {
+    let name = format!("gpu {index} mig");
+    if gpu.mig {
+        return Check::fault(
+            name,
+            "on: the GPU is split into instances, which this program does not know",
+            format!("as root, `nvidia-smi -i {index} -mig 0`"),
+        );
+    }
+    Check::ok(name, "off")
+}

@@ -1,0 +1,93 @@
+//! CUDA MPS.
+
+use crate::doctor::check::Check;
+use crate::doctor::facts::{Control, Driver, Mps, MpsKind, MpsProcess, System};
+use shadowslice_control::nvml::ComputeMode;
+
+/// From these versions of the control program on there are static partitions of SMs, and named servers.
+const STATIC_PARTITIONS: u32 = 13010;
+const NAMED_SERVERS: u32 = 13040;
+
+pub(super) fn checks(mps: &Mps, driver: &Driver, system: &System) -> Vec<Check> {
+    let mut checks = vec![program(mps), daemons(mps, driver, system)];
+    checks.extend(mps.pipes.iter().filter(|pipes| !pipes.alive).map(|pipes| {
+        let path = pipes.path.display();
+        Check::warning(
+            "mps pipes",
+            format!("{path} was left behind by a daemon that is gone"),
+            format!("remove it (`rm -r {path}`): every CUDA program looks there"),
+        )
+    }));
+    checks
+}
+
+fn program(mps: &Mps) -> Check {
+    let name = "mps";
+    let Some(control) = &mps.control else {
+        return Check::fault(
+            name,
+            "nvidia-cuda-mps-control is not in the PATH",
+            "install it, it comes with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        );
+    };
+    let path = control.path.display();
+    if !mps.server {
+        return Check::fault(
+            name,
+            format!("nvidia-cuda-mps-server is not beside {path}"),
+            "install both, they come with the driver",
+        );
+    }
+    match &control.version {
+        Ok(version) => {
+            Check::ok(name, format!("version {version} at {path}; {}", generation(control, *version)))
+        }
+        Err(said) => Check::warning(
+            name,
+            format!("{path} -v does not say its version: {}", said.trim()),
+            "run it by hand; it may not fit the driver",
+        ),
+    }
+}
+
+/// What this version can do. Percentages, which all can, are what is used.
+fn generation(control: &Control, version: u32) -> &'static str {
+    if version >= NAMED_SERVERS {
+        "shares as percentages; knows static partitions (-S) and named servers (-p 3)"
+    } else if version >= STATIC_PARTITIONS && control.knows_partitions {
+        "shares as percentages; knows static partitions (-S)"
+    } else {
+        "shares as percentages"
+    }
+}
+
+/// Daemons and servers of others.
+fn daemons(mps: &Mps, driver: &Driver, system: &System) -> Check {
+    let name = "mps daemons";
+    if mps.foreign.is_empty() {
+        return Check::ok(name, "none but ours");
+    }
+    let told: Vec<_> = mps.foreign.iter().map(|process| told(process, system.uid)).collect();
+    let finding = format!("others run: {}", told.join(", "));
+    let serves = mps.foreign.iter().any(|process| process.kind == MpsKind::Server);
+    let gpus = driver.nvml.iter().flat_map(|host| host.gpus.iter().flatten());
+    let exclusive = gpus.filter(|gpu| gpu.compute_mode == ComputeMode::ExclusiveProcess).count() > 0;
+    let advice =
+        "end them if nobody needs them (`echo quit | CUDA_MPS_PIPE_DIRECTORY=... nvidia-cuda-mps-control`)";
+    if serves && exclusive {
+        let advice = format!("a GPU in EXCLUSIVE_PROCESS mode takes one server only; {advice}");
+        return Check::fault(name, finding, advice);
+    }
+    let advice = format!("their clients take SMs and memory that no share knows of; {advice}");
+    Check::warning(name, finding, advice)
+}
+
+fn told(process: &MpsProcess, own: u32) -> String {
+    let kind = match process.kind {
+        MpsKind::Control => "daemon",
+        MpsKind::Server => "server",
+    };
+    let user = if process.uid == own { String::new() } else { format!(" of uid {}", process.uid) };
+    let pipes = process.pipes.as_ref().map(|pipes| format!(" in {pipes}")).unwrap_or_default();
+    format!("{kind} {}{user}{pipes}", process.pid)
+}

@@ -1,0 +1,52 @@
+//! `shadowslice doctor`: what a host offers, and what to do about what is missing.
+//!
+//! `gather` looks at the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
+
+mod check;
+mod facts;
+mod gather;
+mod judge;
+mod need;
+
+use std::path::PathBuf;
+
+use check::{Level, Report};
+use need::Need;
+
+use shadowslice_config as config;
+use shadowslice_shared::errors;
+use shadowslice_shared::exit::{self, fail};
+
+/// What is checked, and how it is told.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Count as faults only what this configuration needs [default: what real GPUs need].
+    config: Option<PathBuf>,
+    /// As JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a few seconds. Other
+    /// programs there are slowed down meanwhile, and falsify what is found.
+    #[arg(long)]
+    partitions: bool,
+}
+
+/// Checks the host; returns the exit code.
+pub fn run(options: &Options) -> u8 {
+    let config = match options.config.as_deref().map(config::load_here).transpose() {
+        Ok(config) => config,
+        Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
+    };
+    let need = config.as_ref().map_or_else(Need::everything, Need::of);
+    let mut facts = gather::facts(config.as_ref());
+    if options.partitions {
+        facts.partitions = Some(gather::partitions(&facts, need.gpus.as_deref()));
+    }
+    let report = Report { checks: judge::judge(&facts, &need) };
+    let text = if options.json { report.json() } else { report.lines() };
+    let printed = exit::print(&format!("{text}\n"));
+    if report.checks.iter().any(|check| check.level == Level::Fault) { exit::UNAVAILABLE } else { printed }
+}
+
+#[cfg(test)]
+mod tests;

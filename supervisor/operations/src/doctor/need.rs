@@ -1,0 +1,67 @@
+//! What a configuration needs of its host.
+
+use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
+
+/// Descriptors that are reckoned with where no configuration says how many connections there may be.
+const USUAL_DESCRIPTORS: u64 = 4096;
+
+/// What is needed. What is not is only a note.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Need {
+    /// The real GPUs; `None` for whichever there are.
+    pub(super) gpus: Option<Vec<CudaDevice>>,
+    /// CUDA MPS, for shares of one.
+    pub(super) mps: bool,
+    /// ONNX Runtime, for models on any device.
+    pub(super) onnxruntime: bool,
+    /// Its CUDA provider, for models on real GPUs.
+    pub(super) cuda: bool,
+    /// Its TensorRT provider, for those that ask for it.
+    pub(super) tensorrt: bool,
+    /// Open files.
+    pub(super) descriptors: u64,
+}
+
+impl Need {
+    /// All that serving ONNX models on shares of real GPUs needs, unless they ask for more.
+    pub(super) fn everything() -> Self {
+        Self {
+            gpus: None,
+            mps: true,
+            onnxruntime: true,
+            cuda: true,
+            tensorrt: false,
+            descriptors: USUAL_DESCRIPTORS,
+        }
+    }
+
+    /// What this configuration needs.
+    pub(super) fn of(config: &Config) -> Self {
+        let device = |gpu: &Gpu| match gpu {
+            Gpu::Cuda { device, .. } => Some(device.clone()),
+            Gpu::Emulated { .. } => None,
+        };
+        let by_mps = |gpu: &Gpu| matches!(gpu, Gpu::Cuda { partition: Partitioning::Mps, .. });
+        let uses = |provider: Provider| {
+            config.models.iter().any(|model| match &model.engine {
+                Engine::OnnxRuntime { providers, .. } => providers.contains(&provider),
+                Engine::Emulated { .. } => false,
+            })
+        };
+        let is_onnx = |model: &Model| matches!(model.engine, Engine::OnnxRuntime { .. });
+        Self {
+            gpus: Some(config.gpus.iter().filter_map(device).collect()),
+            mps: config.gpus.iter().any(by_mps),
+            onnxruntime: config.models.iter().any(is_onnx),
+            // TensorRT's provider asks it for the GPU.
+            cuda: uses(Provider::Cuda) || uses(Provider::TensorRt),
+            tensorrt: uses(Provider::TensorRt),
+            descriptors: config.own_descriptors() + config.limits.connections as u64,
+        }
+    }
+
+    /// Whether any real GPU is.
+    pub(super) fn gpu(&self) -> bool {
+        self.gpus.as_ref().is_none_or(|gpus| !gpus.is_empty())
+    }
+}

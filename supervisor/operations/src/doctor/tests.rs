@@ -1,0 +1,465 @@
+//! The doctor's judgement of made-up hosts.
+
+use std::path::PathBuf;
+
+use super::check::{Check, Level, Report};
+use super::facts::*;
+use super::judge::judge;
+use super::need::Need;
+use shadowslice_config as config;
+use shadowslice_config::CudaDevice;
+use shadowslice_control::nvml::{
+    ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn gpu(index: u32) -> Gpu {
+    Gpu {
+        identity: Identity { index, uuid: format!("GPU-{index}5a7c-11"), name: "NVIDIA H200".to_owned() },
+        capability: (9, 0),
+        compute_mode: ComputeMode::ExclusiveProcess,
+        mig: false,
+        usage: Usage {
+            memory: Memory { used: 4 * MIB, free: 143_000 * MIB, total: 143_771 * MIB },
+            utilisation_percent: Some(0),
+            power: Power::default(),
+            processes: vec![GpuProcess { pid: 507, bytes: Some(500 * MIB) }],
+        },
+    }
+}
+
+fn library(name: &str, needs: &[&str]) -> Shared {
+    Shared {
+        path: PathBuf::from("/opt/lib").join(name),
+        needs: needs.iter().map(|name| (*name).to_owned()).collect(),
+        ..Shared::default()
+    }
+}
+
+fn trouble(finding: &str) -> Trouble {
+    Trouble { finding: finding.to_owned(), advice: "do something".to_owned() }
+}
+
+/// An H200 where nothing is wrong.
+fn h200() -> Facts {
+    let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
+    let nvml = Host {
+        driver: "580.159.04".to_owned(),
+        cuda: CudaVersion { major: 13, minor: 0 },
+        gpus: vec![Ok(gpu(0))],
+    };
+    let control = Control {
+        path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"),
+        version: Ok(13000),
+        knows_partitions: false,
+    };
+    Facts {
+        driver: Driver {
+            nvml: Ok(nvml),
+            libcuda: Some(PathBuf::from("/usr/lib/libcuda.so.1")),
+            files: ["nvidia-uvm", "nvidia0", "nvidiactl"].map(file).into(),
+            strangers: Vec::new(),
+        },
+        mps: Mps { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
+        system: System {
+            variables: Vec::new(),
+            uid: 0,
+            may_raise_priority: true,
+            open_files: Some(65_536),
+            locked_memory: None,
+            shared_memory: Some(1024 * MIB),
+            run_dir: RunDir::Usable(PathBuf::from("/run/shadowslice")),
+            temporary: Ok(PathBuf::from("/tmp")),
+            worker: Ok(PathBuf::from("/opt/bin/shadowslice-worker")),
+        },
+        engine: EngineFacts {
+            library: Ok(library("libonnxruntime.so", &["libc.so.6"])),
+            version: Some(Version(1, 31, 1)),
+            shared: Some(library("libonnxruntime_providers_shared.so", &[])),
+            cuda: Some(library("libonnxruntime_providers_cuda.so", &["libcublas.so.13", "libcudnn.so.9"])),
+            tensorrt: None,
+            cudnn: ("libcudnn.so.9".to_owned(), Some(PathBuf::from("/usr/lib/libcudnn.so.9"))),
+        },
+        partitions: None,
+    }
+}
+
+/// A host as it comes, without NVIDIA's anything.
+fn plain() -> Facts {
+    let mut facts = h200();
+    facts.driver = Driver {
+        nvml: Err(trouble("NVML cannot be loaded")),
+        libcuda: None,
+        files: Vec::new(),
+        strangers: Vec::new(),
+    };
+    facts.mps = Mps { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
+    (facts.engine.shared, facts.engine.cuda, facts.engine.cudnn.1) = (None, None, None);
+    facts
+}
+
+fn the_gpu(facts: &mut Facts) -> &mut Gpu {
+    facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
+}
+
+/// What is not fine, as `level name`.
+fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
+    let complaint = |check: Check| match check.level {
+        Level::Ok => None,
+        Level::Warning => Some(format!("warning {}", check.name)),
+        Level::Fault => Some(format!("fault {}", check.name)),
+    };
+    judge(facts, need).into_iter().filter_map(complaint).collect()
+}
+
+/// The same, where everything is needed.
+fn wrong(change: impl Fn(&mut Facts)) -> Vec<String> {
+    let mut facts = h200();
+    change(&mut facts);
+    complaints(&facts, &Need::everything())
+}
+
+fn check(facts: &Facts, name: &str) -> Check {
+    let checks = judge(facts, &Need::everything());
+    checks.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}"))
+}
+
+fn emulated() -> Need {
+    Need { gpus: Some(Vec::new()), mps: false, cuda: false, ..Need::everything() }
+}
+
+#[test]
+fn an_h200_with_mps_is_fine() {
+    assert_eq!(complaints(&h200(), &Need::everything()), Vec::<String>::new());
+    let gpu = check(&h200(), "gpu 0");
+    assert_eq!(gpu.finding, "NVIDIA H200, GPU-05a7c-11, 143000 of 143771 MiB free");
+    assert!(check(&h200(), "cuda provider").finding.ends_with("built for CUDA 13"));
+}
+
+#[test]
+fn a_host_without_a_gpu_is_told_each_cause_once_and_what_works() {
+    let told = complaints(&plain(), &Need::everything());
+    assert_eq!(told, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
+    assert!(check(&plain(), "emulated devices").finding.starts_with("work here"));
+}
+
+#[test]
+fn what_a_configuration_does_not_need_is_a_note() {
+    assert_eq!(complaints(&plain(), &emulated()), Vec::<String>::new());
+    let driver = judge(&plain(), &emulated()).into_iter().find(|check| check.name == "driver").unwrap();
+    assert!(driver.finding.contains("not needed"), "{driver:?}");
+    let mut facts = plain();
+    facts.engine.library = Err(trouble("not found"));
+    assert_eq!(complaints(&facts, &emulated()), ["fault onnxruntime"]);
+    let echo = Need { onnxruntime: false, ..emulated() };
+    assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
+    facts.system.worker = Err(trouble("no worker"));
+    assert_eq!(complaints(&facts, &echo), ["fault worker"], "which nothing goes without");
+}
+
+#[test]
+fn only_the_gpus_of_the_configuration_count() {
+    let need = |device| Need { gpus: Some(vec![device]), ..Need::everything() };
+    let mut facts = h200();
+    let mut second = gpu(1);
+    second.mig = true;
+    facts.driver.nvml.as_mut().unwrap().gpus.extend([Ok(second), Err("it is lost".to_owned())]);
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault gpu 2", "fault gpu 1 mig"]);
+    assert_eq!(complaints(&facts, &need(CudaDevice::Index(0))), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &need(CudaDevice::Uuid("GPU-15a".to_owned()))), ["fault gpu 1 mig"]);
+    assert_eq!(complaints(&facts, &need(CudaDevice::Index(2))), ["fault gpu 2"]);
+    assert_eq!(complaints(&facts, &need(CudaDevice::Index(3))), ["fault gpu 3"]);
+    let lost = judge(&facts, &need(CudaDevice::Index(2))).into_iter().find(|check| check.name == "gpu 2");
+    assert_eq!(lost.unwrap().finding, "it is lost");
+}
+
+#[test]
+fn compute_modes() {
+    let mode = |mode| wrong(move |facts| the_gpu(facts).compute_mode = mode);
+    assert_eq!(mode(ComputeMode::Default), ["warning gpu 0 compute mode"]);
+    assert_eq!(mode(ComputeMode::Unknown), ["warning gpu 0 compute mode"]);
+    assert_eq!(mode(ComputeMode::Prohibited), ["fault gpu 0 compute mode"]);
+}
+
+#[test]
+fn without_mps_several_processes_must_fit() {
+    let need = Need { mps: false, ..Need::everything() };
+    let mut facts = h200();
+    assert_eq!(complaints(&facts, &need), ["fault gpu 0 compute mode"]);
+    the_gpu(&mut facts).compute_mode = ComputeMode::Default;
+    assert_eq!(complaints(&facts, &need), Vec::<String>::new());
+}
+
+#[test]
+fn gpus_that_cannot_be_shared() {
+    assert_eq!(wrong(|facts| the_gpu(facts).mig = true), ["fault gpu 0 mig"]);
+    assert_eq!(wrong(|facts| the_gpu(facts).capability = (6, 1)), ["fault gpu 0"]);
+    assert_eq!(wrong(|facts| facts.driver.nvml.as_mut().unwrap().gpus.clear()), ["fault gpu"]);
+}
+
+#[test]
+fn others_on_a_gpu_are_named() {
+    let mut facts = h200();
+    facts.driver.strangers = (1..9).map(|pid| (pid, "python3".to_owned())).collect();
+    the_gpu(&mut facts).usage.processes.extend((1..9).map(|pid| GpuProcess { pid, bytes: Some(9 * MIB) }));
+    let told = check(&facts, "gpu 0 processes");
+    assert_eq!(told.level, Level::Warning);
+    assert!(told.finding.contains("python3 (pid 1, 9 MiB)"), "{told:?}");
+    assert!(told.finding.ends_with("and 3 more") && !told.finding.contains("507"), "{told:?}");
+}
+
+#[test]
+fn a_driver_that_is_only_partly_there() {
+    let file = |name: &'static str, open: bool| {
+        move |facts: &mut Facts| {
+            facts.driver.files.retain(|file| file.name != name);
+            if !open {
+                facts.driver.files.push(DeviceFile { name: name.to_owned(), open });
+            }
+        }
+    };
+    assert_eq!(wrong(|facts| facts.driver.libcuda = None), ["fault libcuda"]);
+    assert_eq!(wrong(file("nvidia-uvm", true)), ["warning device files"]);
+    assert_eq!(wrong(file("nvidiactl", true)), ["fault device files"]);
+    assert_eq!(wrong(file("nvidia0", false)), ["fault device files"]);
+    let mut facts = h200();
+    facts.driver.nvml = Err(trouble("driver and library are of different versions"));
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault driver"], "the files are fine");
+}
+
+#[test]
+fn generations_of_mps() {
+    let told = |version, knows_partitions| {
+        let mut facts = h200();
+        let control = facts.mps.control.as_mut().unwrap();
+        (control.version, control.knows_partitions) = (Ok(version), knows_partitions);
+        let check = check(&facts, "mps");
+        assert_eq!(check.level, Level::Ok);
+        [check.finding.contains("(-S)"), check.finding.contains("(-p 3)")]
+    };
+    assert_eq!(told(13000, false), [false, false]);
+    assert_eq!(told(13009, true), [false, false]);
+    assert_eq!(told(13010, false), [false, false]);
+    assert_eq!(told(13010, true), [true, false]);
+    assert_eq!(told(13040, true), [true, true]);
+    assert_eq!(wrong(|facts| facts.mps.control = None), ["fault mps"]);
+    assert_eq!(wrong(|facts| facts.mps.server = false), ["fault mps"]);
+    let mute = wrong(|facts| facts.mps.control.as_mut().unwrap().version = Err("usage: ...".to_owned()));
+    assert_eq!(mute, ["warning mps"]);
+}
+
+#[test]
+fn foreign_daemons_are_worse_where_only_one_server_fits() {
+    let process = |kind, pid| MpsProcess { kind, pid, uid: 1000, pipes: Some("/tmp/nvidia-mps".to_owned()) };
+    let with = |mode, foreign: Vec<MpsProcess>| {
+        let mut facts = h200();
+        the_gpu(&mut facts).compute_mode = mode;
+        facts.mps.foreign = foreign;
+        check(&facts, "mps daemons")
+    };
+    let both = vec![process(MpsKind::Control, 41), process(MpsKind::Server, 42)];
+    let told = with(ComputeMode::Default, both.clone());
+    assert_eq!(told.level, Level::Warning);
+    let named = "daemon 41 of uid 1000 in /tmp/nvidia-mps, server 42 of uid 1000 in /tmp/nvidia-mps";
+    assert!(told.finding.ends_with(named), "{told:?}");
+    assert_eq!(with(ComputeMode::ExclusiveProcess, both[..1].to_vec()).level, Level::Warning);
+    assert_eq!(with(ComputeMode::ExclusiveProcess, both).level, Level::Fault);
+}
+
+#[test]
+fn a_dead_daemons_directory_is_to_be_removed_and_a_living_ones_is_not() {
+    let pipes = |alive| PipeDirectory { path: PathBuf::from("/tmp/nvidia-mps"), alive };
+    assert_eq!(wrong(|facts| facts.mps.pipes = vec![pipes(true)]), Vec::<String>::new());
+    assert_eq!(wrong(|facts| facts.mps.pipes = vec![pipes(false)]), ["warning mps pipes"]);
+}
+
+#[test]
+fn the_host_around_the_gpus() {
+    for (variable, told) in [("CUDA_VISIBLE_DEVICES", "not heed"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
+    {
+        let mut facts = h200();
+        facts.system.variables = vec![(variable.to_owned(), "1".to_owned())];
+        let check = check(&facts, "environment");
+        assert!(check.level == Level::Warning && check.finding.contains(told), "{check:?}");
+    }
+    assert_eq!(wrong(|facts| facts.system.shared_memory = Some(64 * MIB)), ["warning shared memory"]);
+    assert_eq!(wrong(|facts| facts.system.shared_memory = None), ["warning shared memory"]);
+    assert_eq!(wrong(|facts| facts.system.may_raise_priority = false), ["warning cpu priority"]);
+    assert_eq!(wrong(|facts| facts.system.open_files = Some(1024)), ["warning open files"]);
+    assert_eq!(wrong(|facts| facts.system.open_files = None), Vec::<String>::new());
+    assert_eq!(wrong(|facts| facts.system.run_dir = RunDir::Unknown), ["fault run_dir"]);
+    let path = || PathBuf::from("/run/x");
+    assert_eq!(wrong(|facts| facts.system.run_dir = RunDir::Taken(path())), Vec::<String>::new());
+    let unusable = RunDir::Unusable(path(), "read-only".to_owned());
+    assert_eq!(wrong(|facts| facts.system.run_dir = unusable.clone()), ["fault run_dir"]);
+    assert_eq!(
+        wrong(|facts| facts.system.temporary = Err(trouble("it is full"))),
+        ["fault temporary directory"]
+    );
+}
+
+#[test]
+fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
+    let mut facts = h200();
+    let dir = |length: usize| RunDir::Usable(PathBuf::from(format!("/{}", "r".repeat(length - 1))));
+    let below = "/private/mps63/pipe".len();
+    facts.system.run_dir = dir(75 - below);
+    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    facts.system.run_dir = dir(75 - below + 1);
+    assert_eq!(complaints(&facts, &Need::everything()), ["warning mps pipe directory"]);
+    assert_eq!(
+        check(&facts, "mps pipe directory").advice.unwrap(),
+        "choose a run_dir that is 1 bytes shorter"
+    );
+    assert_eq!(complaints(&facts, &emulated()), Vec::<String>::new());
+}
+
+#[test]
+fn an_onnx_runtime_that_does_not_do() {
+    let version = |version| move |facts: &mut Facts| facts.engine.version = version;
+    assert_eq!(wrong(version(Some(Version(1, 23, 9)))), ["fault onnxruntime"]);
+    assert_eq!(wrong(version(Some(Version(1, 24, 0)))), Vec::<String>::new());
+    assert_eq!(wrong(version(None)), ["warning onnxruntime"]);
+    let unreadable = |facts: &mut Facts| {
+        facts.engine.library.as_mut().unwrap().unreadable = Some("it is no shared library".to_owned());
+    };
+    assert_eq!(wrong(unreadable), ["fault onnxruntime"]);
+    assert_eq!(wrong(|facts| facts.engine.shared = None), ["fault cuda provider"]);
+    assert_eq!(wrong(|facts| facts.engine.cuda = None), ["fault cuda provider"]);
+}
+
+#[test]
+fn a_missing_cudnn_is_named_with_who_needs_it() {
+    let mut facts = h200();
+    let missing = |name: &str, by: &str| Missing { name: name.to_owned(), by: by.to_owned() };
+    facts.engine.cudnn.1 = None;
+    facts.engine.cuda.as_mut().unwrap().missing = vec![
+        missing("libcudnn.so.9", "libonnxruntime_providers_cuda.so"),
+        missing("libnvJitLink.so.13", "libcusparse.so.13"),
+    ];
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider", "fault cudnn"]);
+    let told = check(&facts, "cuda provider");
+    assert!(
+        told.finding.contains("needs libcudnn.so.9, libnvJitLink.so.13 (for libcusparse.so.13)"),
+        "{told:?}"
+    );
+    assert!(told.advice.unwrap().contains("CUDA 13's"), "what to install");
+    let no_provider = Need { cuda: false, ..Need::everything() };
+    assert_eq!(complaints(&facts, &no_provider), Vec::<String>::new());
+}
+
+#[test]
+fn a_provider_that_loads_cudnn_when_a_model_needs_it_does_without() {
+    let mut facts = h200();
+    facts.engine.cudnn.1 = None;
+    facts.engine.cuda.as_mut().unwrap().needs = vec!["libcublas.so.13".to_owned()];
+    assert_eq!(complaints(&facts, &Need::everything()), ["warning cudnn"]);
+}
+
+#[test]
+fn a_driver_may_be_too_old_for_the_provider() {
+    let cuda = |major| wrong(move |facts| facts.driver.nvml.as_mut().unwrap().cuda.major = major);
+    assert_eq!(cuda(12), ["warning partitions", "fault cuda provider"]);
+    assert_eq!(cuda(14), Vec::<String>::new());
+}
+
+#[test]
+fn tensorrt_matters_to_those_who_ask_for_it() {
+    let wanted = Need { tensorrt: true, ..Need::everything() };
+    let mut facts = h200();
+    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
+    let name = "libonnxruntime_providers_tensorrt.so";
+    let mut provider = library(name, &["libnvinfer.so.10"]);
+    facts.engine.tensorrt = Some(provider.clone());
+    assert_eq!(complaints(&facts, &wanted), Vec::<String>::new());
+    provider.missing = vec![Missing { name: "libnvinfer.so.10".to_owned(), by: name.to_owned() }];
+    facts.engine.tensorrt = Some(provider);
+    assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
+    assert!(check(&facts, "tensorrt").finding.contains("libnvinfer.so.10"));
+}
+
+#[test]
+fn without_shares_mps_does_not_matter() {
+    let mut facts = h200();
+    facts.mps.control = None;
+    the_gpu(&mut facts).compute_mode = ComputeMode::Default;
+    assert_eq!(complaints(&facts, &Need { mps: false, ..Need::everything() }), Vec::<String>::new());
+}
+
+#[test]
+fn errors_are_split_into_what_is_found_and_what_to_do() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the door is shut; push; harder")]
+    struct Shut(#[source] std::fmt::Error);
+    let Trouble { finding, advice } = Trouble::of(&Shut(std::fmt::Error));
+    assert_eq!(finding, format!("the door is shut: {}", std::fmt::Error));
+    assert_eq!(advice, "push; harder");
+}
+
+#[test]
+fn a_configuration_needs_what_its_models_need() {
+    let need = |yaml: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("m.onnx"), "x").unwrap();
+        let path = folder.path().join("c.yaml");
+        std::fs::write(&path, yaml).unwrap();
+        Need::of(&config::load(&path, &|_| None, true).unwrap())
+    };
+    let echo =
+        "{name: e, engine: emulated, slo: 20ms, tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
+    let told = |need: &Need| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
+    let onnx = |gpus: &str, more: &str| {
+        need(&format!("gpus: [{gpus}]\nmodels: [{{path: m.onnx, slo: 20ms{more}}}]\n"))
+    };
+    assert_eq!(told(&onnx("{device: emulated}", "")), [false, false, true, false, false]);
+    let real = onnx("{device: 3}", "");
+    assert_eq!(real.gpus, Some(vec![CudaDevice::Index(3)]));
+    assert_eq!(told(&real), [true, true, true, true, false]);
+    let tensorrt = onnx("{device: 3, partition: none}", ", providers: [tensorrt]");
+    assert_eq!(told(&tensorrt), [true, false, true, true, true]);
+    let split = onnx("{device: emulated}, {device: 0}", ", gpu: 0");
+    assert_eq!(told(&split), [true, true, true, false, false]);
+    let echoes = need(&format!("gpus: [{{device: 0}}]\nmodels: [{echo}}}]\n"));
+    assert_eq!(told(&echoes), [true, true, false, false, false]);
+    assert!(real.descriptors > 16_384, "as many as connections may come");
+}
+
+#[test]
+fn lines_for_people_and_json_for_scripts() {
+    let checks = vec![Check::ok("user", "root"), Check::fault("mps", "not there", "install it")];
+    let report = Report { checks };
+    assert_eq!(report.lines(), "ok       user: root\nfault    mps: not there; install it");
+    let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+    let told = serde_json::json!({"checks": [
+        {"name": "user", "level": "ok", "finding": "root", "advice": null},
+        {"name": "mps", "level": "fault", "finding": "not there", "advice": "install it"},
+    ]});
+    assert_eq!(json, told);
+}
+
+#[test]
+fn partitions_are_told_as_they_were_measured_and_half_precision_is_warned_of_on_hopper() {
+    let measured = |groups| {
+        let mut facts = h200();
+        facts.partitions = Some(vec![Partitions { device: "0".to_owned(), groups }]);
+        facts
+    };
+    let fine = check(&measured(Ok(Ok([vec![8; 15], vec![12]].concat()))), "partitions of GPU 0");
+    assert_eq!((fine.level, &*fine.finding), (Level::Ok, "16 groups of 132 SMs keep apart in two processes"));
+    let met = measured(Ok(Err("partitions do not keep apart (60 us alone, 3000 apart)".to_owned())));
+    assert_eq!(complaints(&met, &Need::everything()), ["warning partitions of GPU 0"]);
+    let unmeasured = measured(Err(trouble("MPS does not start")));
+    assert_eq!(complaints(&unmeasured, &Need::everything()), ["fault partitions of GPU 0"]);
+    let old = |facts: &mut Facts| {
+        facts.driver.nvml.as_mut().unwrap().cuda = CudaVersion { major: 12, minor: 2 };
+    };
+    assert!(wrong(old).contains(&"warning partitions".to_owned()));
+    assert!(check(&h200(), "half precision").finding.contains("right with `handover: in-process`"));
+    let ampere = |facts: &mut Facts| the_gpu(facts).capability = (8, 0);
+    let mut facts = h200();
+    ampere(&mut facts);
+    let names: Vec<String> = judge(&facts, &Need::everything()).into_iter().map(|check| check.name).collect();
+    assert!(!names.contains(&"half precision".to_owned()));
+}

@@ -1,0 +1,61 @@
+//! The metrics, in the text format of Prometheus. Pure: from a status to a text.
+
+mod gpus;
+mod policy;
+mod table;
+mod text;
+mod traces;
+mod triton;
+
+use crate::machine::MachineUsage;
+use crate::status::{GpuStatus, ModelStatus};
+use shadowslice_control::controller::Changes;
+use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
+use shadowslice_datapath::trace::Counted;
+use text::{escaped, write_all};
+
+/// What is told of one model.
+#[derive(Debug)]
+pub struct Model {
+    /// How it stands.
+    pub status: ModelStatus,
+    /// What was measured of its requests and batches since the start.
+    pub totals: Totals,
+    /// The changes of its share since the start.
+    pub changes: Changes,
+}
+
+/// What is told of the policy.
+#[derive(Debug)]
+pub struct Policy {
+    /// Its name.
+    pub name: String,
+    /// How long its decisions took since the start.
+    pub took: LatencyHistogram,
+}
+
+/// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are traced, and for
+/// the machine. Ours come first.
+pub fn render(
+    models: &[Model],
+    policy: Option<&Policy>,
+    traces: Option<Counted>,
+    gpus: &[GpuStatus],
+    machine: MachineUsage,
+) -> String {
+    let mut text = String::new();
+    write_all(&mut text, table::METRICS, models, |model| {
+        format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
+    });
+    let policies = policy.map_or(&[][..], std::slice::from_ref);
+    write_all(&mut text, policy::METRICS, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
+    write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
+    let traces = traces.map(|counted| counted.by_outcome());
+    let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
+    write_all(&mut text, traces::METRICS, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
+    triton::write(&mut text, models, gpus, machine);
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,396 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::text::{Kind, Metric};
+use super::*;
+use crate::machine::MachineMemory;
+use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
+use shadowslice_control::controller::{HandoverReport, Handovers, WorkerStanding};
+use shadowslice_datapath::pipeline::Durations;
+
+const NO_MACHINE: MachineUsage = MachineUsage { cpu_busy: None, memory: None };
+
+fn model(name: &str) -> Model {
+    let requests = serde_json::from_value(json!({
+        "accepted": 7, "succeeded": 4, "within_slo": 3, "failed": 2, "rejected": 5,
+        "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
+    }));
+    let status = ModelStatus {
+        name: name.to_owned(),
+        state: "ready".to_owned(),
+        why: None,
+        gpu: 1,
+        share_percent: 29,
+        sms: 38,
+        mechanism: "in-process".to_owned(),
+        no_partition: None,
+        groups: Some("0-4".to_owned()),
+        held: false,
+        wanted_percent: None,
+        verdict: None,
+        queue: 8,
+        in_flight: 9,
+        workers: Vec::new(),
+        worker_deaths: 10,
+        worker_restarts: 5,
+        requests: requests.unwrap(),
+        batches: 0,
+        execution_ms: BTreeMap::from([(8, 1.5)]),
+        latency_ms: Latency { p50: 1.0, p99: 2.0 },
+        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25, slack: None },
+        cannot_resize: None,
+        no_standby: None,
+        handovers: Handovers::default(),
+    };
+    Model { status, totals: Totals::default(), changes: Changes::default() }
+}
+
+fn policy() -> Policy {
+    let mut took = LatencyHistogram::default();
+    took.record(Duration::from_micros(80));
+    Policy { name: "half+doors".to_owned(), took }
+}
+
+fn has(text: &str, line: &str) {
+    assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");
+}
+
+#[test]
+fn says_what_the_status_says() {
+    let text = render(&[model("m")], None, None, &[], NO_MACHINE);
+    for (name, value) in [
+        ("model_ready", "1"),
+        ("share_ratio", "0.29"),
+        ("share_sms", "38"),
+        ("share_held", "0"),
+        ("requests_accepted_total", "7"),
+        ("requests_within_slo_total", "3"),
+        ("requests_retried_total", "6"),
+        ("queue_requests", "8"),
+        ("in_flight_requests", "9"),
+        ("slo_latency_seconds", "0.02"),
+        ("slo_target_ratio", "0.995"),
+        ("slo_attainment_ratio", "0.25"),
+        ("worker_deaths_total", "10"),
+        ("worker_restarts_total", "5"),
+        ("workers", "0"),
+    ] {
+        has(&text, &format!("shadowslice_{name}{{model=\"m\",gpu=\"1\"}} {value}"));
+    }
+    for (outcome, count) in [("succeeded", 4), ("failed", 2), ("rejected", 5), ("cancelled", 1)] {
+        let labels = format!("{{model=\"m\",gpu=\"1\",outcome=\"{outcome}\"}}");
+        has(&text, &format!("shadowslice_requests_total{labels} {count}"));
+    }
+    for (reason, count) in [("late", 3), ("queue_full", 2)] {
+        let labels = format!("{{model=\"m\",gpu=\"1\",reason=\"{reason}\"}}");
+        has(&text, &format!("shadowslice_requests_refused_total{labels} {count}"));
+    }
+}
+
+#[test]
+fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
+    let mut model = model("m");
+    let text = render(std::slice::from_ref(&model), None, None, &[], NO_MACHINE);
+    assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
+    (model.status.wanted_percent, model.status.held) = (Some(40), true);
+    model.changes.by_hand.completed = 2;
+    model.changes.by_policy.refused = 3;
+    model.changes.by_hand.effect.record(Duration::from_millis(900));
+    model.changes.by_policy.settle.record(Duration::from_millis(40));
+    let text = render(&[model], Some(&policy()), None, &[], NO_MACHINE);
+    let own = "model=\"m\",gpu=\"1\"";
+    has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
+    has(&text, &format!("shadowslice_share_held{{{own}}} 1"));
+    let counted = "shadowslice_repartitions_total";
+    has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
+    has(&text, &format!("{counted}{{{own},cause=\"policy\",outcome=\"refused\"}} 3"));
+    has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},cause=\"hand\",le=\"1\"}} 1"));
+    has(&text, &format!("shadowslice_handover_settle_seconds_sum{{{own},cause=\"policy\"}} 0.04"));
+    assert!(!text.contains("settle_seconds_count{model=\"m\",gpu=\"1\",cause=\"hand"), "{text}");
+    has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
+    has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+doors\"} 1");
+}
+
+#[test]
+fn traces_are_counted_where_requests_are_traced() {
+    let name = "shadowslice_trace_spans_total{";
+    assert!(!render(&[model("m")], None, None, &[], NO_MACHINE).contains(name));
+    let counted = Counted { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
+    let text = render(&[], None, Some(counted), &[], NO_MACHINE);
+    for (outcome, spans) in [("exported", 5), ("queue_full", 1), ("unsent", 2), ("rejected", 3)] {
+        has(&text, &format!("{name}outcome=\"{outcome}\"}} {spans}"));
+    }
+}
+
+#[test]
+fn only_a_model_that_serves_is_ready() {
+    for state in ["loading", "restarting", "unready", "stopping"] {
+        let mut model = model("m");
+        model.status.state = state.to_owned();
+        has(
+            &render(&[model], None, None, &[], NO_MACHINE),
+            "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0",
+        );
+    }
+}
+
+#[test]
+fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
+    let mut model = model("m");
+    model.status.handovers = Handovers {
+        completed: 3,
+        aborted: 2,
+        rolled_back: 1,
+        in_process: 7,
+        flips: 5,
+        failovers: 4,
+        last: Some(HandoverReport {
+            outcome: "completed".to_owned(),
+            mechanism: "shadow".to_owned(),
+            cause: "hand".to_owned(),
+            at_once: false,
+            why: None,
+            settle_ms: None,
+            from_percent: 20,
+            to_percent: 29,
+            from_sms: 26,
+            to_sms: 38,
+            effect_ms: None,
+            stall_us: 12.5,
+            stall_total_us: 13.0,
+        }),
+    };
+    let text = render(std::slice::from_ref(&model), None, None, &[], NO_MACHINE);
+    let own = "model=\"m\",gpu=\"1\"";
+    has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
+    has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
+    has(&text, &format!("shadowslice_handover_rollbacks_total{{{own}}} 1"));
+    has(&text, &format!("shadowslice_handover_flips_total{{{own}}} 5"));
+    has(&text, &format!("shadowslice_failovers_total{{{own}}} 4"));
+    has(&text, &format!("shadowslice_handover_last_stall_seconds{{{own}}} 0.0000125"));
+    assert!(!text.contains("effect_seconds{"), "{text}");
+    model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
+    has(
+        &render(&[model], None, None, &[], NO_MACHINE),
+        &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"),
+    );
+}
+
+#[test]
+fn a_histogram_has_its_buckets_its_sum_and_its_count() {
+    let mut model = model("m");
+    for ms in [1, 20, 60_000] {
+        model.totals.latency.record(Duration::from_millis(ms));
+    }
+    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let name = "shadowslice_request_latency_seconds";
+    for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
+        has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
+    }
+    has(&text, &format!("{name}_sum{{model=\"m\",gpu=\"1\"}} 60.021"));
+    has(&text, &format!("{name}_count{{model=\"m\",gpu=\"1\"}} 3"));
+}
+
+#[test]
+fn a_models_name_cannot_break_out_of_its_quotes() {
+    let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], NO_MACHINE);
+    has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
+}
+
+fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
+    let standing = WorkerStanding {
+        role: role.to_owned(),
+        pid: 7,
+        share_percent: 29,
+        sms: 38,
+        phase: "serving".to_owned(),
+        restarts: 0,
+        boot_ms: Default::default(),
+        answer_error: Default::default(),
+    };
+    WorkerStatus { standing, memory_mib }
+}
+
+#[test]
+fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
+    let mut model = model("m");
+    let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
+    model.status.workers = Vec::from(leaving);
+    model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
+    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let name = "shadowslice_worker_gpu_memory_bytes";
+    has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
+    has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
+    assert!(!text.contains("shadow\""), "{text}");
+}
+
+#[test]
+fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
+    let memory = GpuMemory { used_mib: 2, free_mib: 3, total_mib: 6 };
+    let mut nvml = NvmlStatus {
+        uuid: "GPU-5a7c".to_owned(),
+        name: "NVIDIA H200".to_owned(),
+        memory: Some(memory),
+        utilisation_percent: Some(37),
+        power_mw: Some(120_500),
+        power_limit_mw: Some(700_000),
+        energy_mj: Some(9_000_250),
+        xid_errors: 4,
+    };
+    let gpu = |index, nvml| GpuStatus {
+        index,
+        device: "0".to_owned(),
+        uuid: None,
+        backend: "mps".to_owned(),
+        sms: 132,
+        groups: None,
+        no_partitions: None,
+        mps_server_pid: None,
+        why: None,
+        nvml,
+    };
+    let text = render(&[], None, None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], NO_MACHINE);
+    for (name, value) in
+        [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
+    {
+        has(&text, &format!("shadowslice_gpu_{name}{{gpu=\"1\"}} {value}"));
+    }
+    has(&text, "shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4");
+    assert!(!text.contains("gpu=\"0\""), "{text}");
+    for (name, value) in [
+        ("gpu_utilization", "0.37"),
+        ("gpu_memory_total_bytes", "6291456"),
+        ("gpu_memory_used_bytes", "2097152"),
+        ("gpu_power_usage", "120.5"),
+        ("gpu_power_limit", "700"),
+        ("energy_consumption", "9000.25"),
+    ] {
+        has(&text, &format!("nv_{name}{{gpu_uuid=\"GPU-5a7c\"}} {value}"));
+    }
+    assert_eq!(text.matches("gpu_uuid=").count(), 6, "{text}");
+    (nvml.memory, nvml.utilisation_percent) = (None, None);
+    (nvml.power_mw, nvml.power_limit_mw, nvml.energy_mj) = (None, None, None);
+    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], NO_MACHINE);
+    let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"]);
+}
+
+#[test]
+fn batches_have_their_sizes_and_times_and_requests_their_wait() {
+    let mut model = model("m");
+    for (rows, ms) in [(1, 2), (3, 4), (8, 90)] {
+        model.totals.executed(rows, Duration::from_millis(ms));
+    }
+    model.totals.queue_wait.record(Duration::from_micros(60));
+    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let own = "model=\"m\",gpu=\"1\"";
+    for (bound, count) in [("1", 1), ("2", 1), ("4", 2), ("8", 3), ("1024", 3), ("+Inf", 3)] {
+        has(&text, &format!("shadowslice_batch_rows_bucket{{{own},le=\"{bound}\"}} {count}"));
+    }
+    has(&text, &format!("shadowslice_batch_rows_sum{{{own}}} 12"));
+    has(&text, &format!("shadowslice_batch_rows_count{{{own}}} 3"));
+    has(&text, &format!("shadowslice_batches_total{{{own}}} 3"));
+    has(&text, &format!("shadowslice_batch_execution_seconds_sum{{{own}}} 0.096"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.00005\"}} 0"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.0001\"}} 1"));
+}
+
+#[test]
+fn slack_is_told_once_something_was_answered_and_may_be_negative() {
+    let mut model = model("m");
+    let told = |model: &Model| render(std::slice::from_ref(model), None, None, &[], NO_MACHINE);
+    assert!(!told(&model).contains("slack_ratio{"));
+    model.status.slo.slack = Some(-0.5);
+    has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
+}
+
+#[test]
+fn tritons_metrics_say_the_same_under_its_names() {
+    let mut model = model("m");
+    for rows in [4, 6] {
+        model.totals.executed(rows, Duration::ZERO);
+    }
+    let us = Duration::from_micros;
+    model.totals.durations = Durations {
+        count: 4,
+        request: us(5_000_000_100),
+        queue: us(40),
+        compute_input: us(3),
+        compute_infer: us(50),
+        compute_output: Duration::from_nanos(7_900),
+    };
+    let memory = Some(MachineMemory { total: 4096, used: 1024 });
+    let text = render(&[model], None, None, &[], MachineUsage { cpu_busy: Some(0.25), memory });
+    for (name, value) in [
+        ("request_success", "4"),
+        ("count", "10"),
+        ("exec_count", "2"),
+        ("request_duration_us", "5000000100"),
+        ("queue_duration_us", "40"),
+        ("compute_input_duration_us", "3"),
+        ("compute_infer_duration_us", "50"),
+        ("compute_output_duration_us", "7"),
+        ("pending_request_count", "8"),
+    ] {
+        has(&text, &format!("nv_inference_{name}{{model=\"m\",version=\"1\"}} {value}"));
+    }
+    for (reason, count) in [("REJECTED", 5), ("CANCELED", 1), ("BACKEND", 2), ("OTHER", 0)] {
+        let labels = format!("{{model=\"m\",version=\"1\",reason=\"{reason}\"}}");
+        has(&text, &format!("nv_inference_request_failure{labels} {count}"));
+    }
+    has(&text, "nv_cpu_utilization 0.25");
+    has(&text, "nv_cpu_memory_total_bytes 4096");
+    has(&text, "nv_cpu_memory_used_bytes 1024");
+}
+
+/// Name and kind of every metric, in their order.
+fn all() -> Vec<(&'static str, Kind)> {
+    fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, Kind)> {
+        metrics.iter().map(|metric| (metric.name, metric.kind))
+    }
+    let ours = of(table::METRICS).chain(of(policy::METRICS)).chain(of(gpus::METRICS));
+    let ours = ours.chain(of(traces::METRICS));
+    ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
+}
+
+#[test]
+fn every_metric_is_introduced_once_and_in_front_of_its_values() {
+    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], NO_MACHINE);
+    let mut seen = BTreeSet::new();
+    let mut current = "";
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            current = help.split(' ').next().unwrap();
+            assert!(seen.insert(current), "{current} twice");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert_eq!(name, current);
+            let ours = name.starts_with("shadowslice_");
+            assert!(!ours || (kind == "counter") == name.ends_with("_total"), "{name} is a {kind}");
+        } else {
+            let rest = line.strip_prefix(current).unwrap_or_default();
+            assert!(rest.starts_with(['{', '_', ' ']), "{line}");
+        }
+    }
+    assert_eq!(seen.len(), all().len());
+}
+
+#[test]
+fn the_documentation_has_every_metric_and_no_other() {
+    let page = include_str!("../../../../docs/metrics.md");
+    let mut told = Vec::new();
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let mut cells = row.split(" | ");
+        let name = cells.next().unwrap().trim_end_matches('`');
+        let kind = match cells.next() {
+            Some("counter") => Kind::Counter,
+            Some("gauge") => Kind::Gauge,
+            Some("histogram") => Kind::Histogram,
+            kind => panic!("{name} is a {kind:?}"),
+        };
+        told.push((name, kind));
+    }
+    assert_eq!(told, all());
+}

@@ -1,0 +1,204 @@
+//! The thread that sends traces on.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+use super::attributes::text;
+use super::outage::{Outage, Word};
+use super::proto::trace_service_client::TraceServiceClient;
+use super::proto::{
+    ExportTraceServiceRequest, InstrumentationScope, Resource, ResourceSpans, ScopeSpans, Span,
+};
+use super::spans::{Wall, spans};
+use shadowslice_config::Tracing;
+use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::trace::{Counts, Traced, Tracer};
+use shadowslice_shared::errors;
+
+/// What is left at the end is sent within this.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long the first request of a message waits for others.
+const GATHER: Duration = Duration::from_millis(200);
+
+/// The most requests in a message.
+const BATCH: usize = 256;
+
+/// How long the collector may take to be reached.
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long it may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+const NAME: &str = env!("CARGO_PKG_NAME");
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Why traces cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum ExporterError {
+    /// The address is none.
+    #[error("`tracing.otlp: {0}` is no address that can be sent to; write `http://127.0.0.1:4317`, say")]
+    Address(String, #[source] tonic::transport::Error),
+    /// No thread.
+    #[error("the thread that sends traces cannot be started; raise the limit on processes")]
+    Thread(#[source] io::Error),
+}
+
+/// Sends what a tracer is told.
+#[derive(Debug)]
+pub struct Exporter {
+    stop: oneshot::Sender<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Exporter {
+    /// Starts to send what comes out of a tracer. The collector need not be there.
+    pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Tracer, Self), ExporterError> {
+        let endpoint = Endpoint::from_shared(tracing.otlp.clone())
+            .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
+            .connect_timeout(CONNECT_WITHIN)
+            .timeout(ANSWER_WITHIN);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(ExporterError::Thread)?;
+        let (tracer, traced) = Tracer::new(tracing.sample, clock);
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let (counts, resource) = (Arc::clone(tracer.counts()), resource(&tracing.service));
+        let run = move || {
+            runtime.block_on(async {
+                let client = TraceServiceClient::new(endpoint.connect_lazy());
+                let (gathered, outage, dropped) = (Vec::new(), Outage::default(), 0);
+                let sender = Sender { endpoint, client, clock, counts, resource, gathered, outage, dropped };
+                sender.run(traced, stopped).await;
+            });
+            // Nobody may wait for it.
+            end.send(()).ok();
+        };
+        thread::Builder::new().name("traces".to_owned()).spawn(run).map_err(ExporterError::Thread)?;
+        Ok((tracer, Self { stop, ended }))
+    }
+
+    /// Sends what is left, for [`FLUSH_WITHIN`] at most.
+    pub async fn finish(self) {
+        drop(self.stop);
+        if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
+            tracing::warn!("traces of the last requests could not be sent within {FLUSH_WITHIN:?}");
+        }
+    }
+}
+
+fn resource(service: &str) -> Resource {
+    let attributes = vec![
+        text("service.name", service),
+        text("service.version", VERSION),
+        text("service.instance.id", format!("{:032x}", fastrand::u128(..))),
+    ];
+    Resource { attributes }
+}
+
+struct Sender {
+    endpoint: Endpoint,
+    client: TraceServiceClient<Channel>,
+    clock: Clock,
+    counts: Arc<Counts>,
+    resource: Resource,
+    gathered: Vec<Traced>,
+    outage: Outage,
+    /// Spans that were dropped as far as the log's keeper knows.
+    dropped: u64,
+}
+
+impl Sender {
+    /// Sends until it is told to stop, and then what is left.
+    async fn run(mut self, mut traced: mpsc::Receiver<Traced>, stopped: oneshot::Receiver<()>) {
+        let mut stopped = std::pin::pin!(stopped);
+        loop {
+            let stop = tokio::select! {
+                () = self.gather(&mut traced) => false,
+                _ = &mut stopped => true,
+            };
+            if stop {
+                traced.close();
+            }
+            self.send_all(&mut traced).await;
+            if stop {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a request, and then for company. Nothing is lost where that is cut short.
+    async fn gather(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+        let first = traced.recv().await;
+        self.gathered.extend(first);
+        sleep(GATHER).await;
+    }
+
+    /// Sends all that waits.
+    async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+        loop {
+            while self.gathered.len() < BATCH
+                && let Ok(next) = traced.try_recv()
+            {
+                self.gathered.push(next);
+            }
+            if self.gathered.is_empty() {
+                return;
+            }
+            self.send().await;
+        }
+    }
+
+    async fn send(&mut self) {
+        let requests = std::mem::take(&mut self.gathered);
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let wall = Wall { since_epoch, at: self.clock.now() };
+        let mut next_id = || fastrand::u64(1..);
+        let spans: Vec<Span> = requests.iter().flat_map(|one| spans(one, wall, &mut next_id)).collect();
+        let count = spans.len() as u64;
+        let scope = InstrumentationScope { name: NAME.to_owned(), version: VERSION.to_owned() };
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
+        let resource_spans = vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans }];
+        let why = match self.client.export(ExportTraceServiceRequest { resource_spans }).await {
+            Ok(answer) => {
+                let partial = answer.into_inner().partial_success.unwrap_or_default();
+                self.counts.exported(count, u64::try_from(partial.rejected_spans).unwrap_or(0));
+                partial.error_message
+            }
+            Err(status) => {
+                self.counts.unsent(count);
+                // A connection that has gone silent would not be found out for minutes, and pings are held against clients.
+                self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
+                errors::chain(&status)
+            }
+        };
+        self.tell(&why);
+    }
+
+    /// Has the log say how it goes, once in a while.
+    fn tell(&mut self, why: &str) {
+        let dropped = self.counts.read().dropped();
+        let now = dropped - std::mem::replace(&mut self.dropped, dropped);
+        let said = self.outage.dropped(now, self.clock.now());
+        let word = if now == 0 && said.is_none() { self.outage.sent() } else { said };
+        match word {
+            Some(Word::Dropped(spans)) => {
+                tracing::warn!(
+                    dropped = spans,
+                    why,
+                    "spans were dropped: the collector of `tracing.otlp` did not take them in time"
+                );
+            }
+            Some(Word::Over(spans)) => {
+                tracing::info!(dropped = spans, "the collector takes spans again")
+            }
+            None => {}
+        }
+    }
+}

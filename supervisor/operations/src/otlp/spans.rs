@@ -1,0 +1,230 @@
+//! From what happened to a request to spans. Pure.
+//!
+//! ```text
+//! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
+//!            └─ one pair for each time that it was tried        └─ execution
+//! ```
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use shadowslice_shared::units::Moment;
+
+use super::attributes::{number, text};
+use super::proto::span::{Event, SpanKind};
+use super::proto::status::StatusCode;
+use super::proto::{KeyValue, Span, Status};
+use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
+
+/// The flag of a trace that is sampled, and that whether the parent is remote is known.
+const SAMPLED: u32 = 0x101;
+
+/// The parent is another process's.
+const REMOTE: u32 = 0x200;
+
+/// What the wall's clock says at a moment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wall {
+    /// Since 1970, at [`Wall::at`].
+    pub(super) since_epoch: Duration,
+    pub(super) at: Moment,
+}
+
+impl Wall {
+    fn unix_ns(self, moment: Moment) -> u64 {
+        let since = (self.since_epoch + moment.since(self.at)).saturating_sub(self.at.since(moment));
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Makes the spans of one request.
+struct Maker<'t> {
+    traced: &'t Traced,
+    wall: Wall,
+    next_id: &'t mut dyn FnMut() -> u64,
+}
+
+/// The spans of a request, its own first. `next_id` gives those of its children.
+pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
+    let mut maker = Maker { traced, wall, next_id };
+    let mut spans = vec![maker.request()];
+    for one in &traced.journey.tries {
+        let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
+        spans.push(maker.child(traced.span_id, "queue", (one.queued, end)));
+        if let Some(ran) = &one.ran {
+            maker.batch(ran, &mut spans);
+        }
+    }
+    spans
+}
+
+impl Maker<'_> {
+    fn request(&mut self) -> Span {
+        let Traced { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
+        let mut span = self.span(*span_id, "inference", (*began, *ended));
+        span.kind = SpanKind::Server.into();
+        span.trace_state.clone_from(&self.traced.state);
+        if let Some(parent) = parent {
+            span.parent_span_id = Bytes::copy_from_slice(&parent.span_id.to_be_bytes());
+            span.flags |= REMOTE;
+        }
+        span.attributes = of_protocol(protocol);
+        span.attributes.extend(of_outcome(*outcome, journey));
+        span.attributes.extend(of_journey(journey));
+        span.events = journey.handover.iter().map(|handover| self.handover(*handover)).collect();
+        span.status = status(*outcome, journey);
+        span
+    }
+
+    /// A stay with a worker, and in it the execution where it is known.
+    fn batch(&mut self, ran: &Ran, spans: &mut Vec<Span>) {
+        let end = match ran.ending {
+            Ending::Open => self.traced.ended,
+            Ending::Answered { copied, .. } => copied,
+            Ending::Lost { at, .. } => at,
+        };
+        let mut batch = self.child(self.traced.span_id, "batch", (ran.sent, end));
+        let place = &ran.batch.place;
+        batch.attributes = vec![
+            number("shadowslice.batch.id", ran.batch.id),
+            number("shadowslice.batch.rows", ran.batch.rows),
+            number("shadowslice.batch.requests", ran.batch.requests as u64),
+            number("shadowslice.worker.id", place.worker),
+            number("shadowslice.share_percent", place.share.get()),
+            number("shadowslice.sms", place.sms.0),
+            text("shadowslice.device", &*place.device),
+            text("shadowslice.batch.outcome", ending(ran.ending)),
+        ];
+        if let Ending::Lost { why, .. } = ran.ending {
+            batch.attributes.push(text("error.type", ending(ran.ending)));
+            batch.status = (why != Lost::TakenBack).then(|| error(lost(why)));
+        }
+        let parent = id(&batch.span_id);
+        spans.push(batch);
+        if let Ending::Answered { received, execution, .. } = ran.ending {
+            let began = received - execution;
+            spans.push(self.child(parent, "execution", (began, received)));
+        }
+    }
+
+    fn child(&mut self, parent: u64, name: &str, times: (Moment, Moment)) -> Span {
+        let span_id = (self.next_id)();
+        let mut span = self.span(span_id, name, times);
+        span.parent_span_id = Bytes::copy_from_slice(&parent.to_be_bytes());
+        span
+    }
+
+    fn span(&self, span_id: u64, name: &str, (began, ended): (Moment, Moment)) -> Span {
+        Span {
+            trace_id: Bytes::copy_from_slice(&self.traced.trace_id.to_be_bytes()),
+            span_id: Bytes::copy_from_slice(&span_id.to_be_bytes()),
+            flags: SAMPLED,
+            name: name.to_owned(),
+            kind: SpanKind::Internal.into(),
+            start_time_unix_nano: self.wall.unix_ns(began),
+            end_time_unix_nano: self.wall.unix_ns(ended.max(began)),
+            ..Span::default()
+        }
+    }
+
+    fn handover(&self, handover: Handover) -> Event {
+        let Handover { at, from, to } = handover;
+        let name = if from.is_some() { "handover" } else { "worker replaced" };
+        let from = from.map(|from| number("shadowslice.from_worker.id", from));
+        let attributes = from.into_iter().chain([number("shadowslice.to_worker.id", to)]).collect();
+        Event { time_unix_nano: self.wall.unix_ns(at), name: name.to_owned(), attributes }
+    }
+}
+
+fn id(bytes: &Bytes) -> u64 {
+    bytes.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
+}
+
+fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
+    match protocol {
+        Protocol::Http(path) => vec![
+            text("shadowslice.protocol", "http"),
+            text("http.request.method", "POST"),
+            text("url.path", path.as_str()),
+            text("url.scheme", "http"),
+        ],
+        Protocol::Grpc => vec![
+            text("shadowslice.protocol", "grpc"),
+            text("rpc.system", "grpc"),
+            text("rpc.service", "inference.GRPCInferenceService"),
+            text("rpc.method", "ModelInfer"),
+        ],
+    }
+}
+
+fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
+    let refusal = journey.refusal.map(str::to_owned);
+    match outcome {
+        Outcome::Cancelled => vec![text("error.type", "cancelled")],
+        Outcome::Http(status) => {
+            let failed = (status >= 400).then(|| refusal.unwrap_or_else(|| status.to_string()));
+            let failed = failed.map(|kind| text("error.type", kind));
+            [number("http.response.status_code", status)].into_iter().chain(failed).collect()
+        }
+        Outcome::Grpc(code) => {
+            let failed =
+                (code != 0).then(|| refusal.unwrap_or_else(|| format!("{:?}", tonic::Code::from(code))));
+            let failed = failed.map(|kind| text("error.type", kind));
+            [number("rpc.grpc.status_code", code)].into_iter().chain(failed).collect()
+        }
+    }
+}
+
+fn of_journey(journey: &Journey) -> Vec<KeyValue> {
+    let Journey { model, rows, copy_in, retries, refusal, .. } = journey;
+    let known = model.iter().flat_map(|model| {
+        [text("shadowslice.model.name", model.as_str()), text("shadowslice.model.version", "1")]
+    });
+    let stored = rows.iter().flat_map(|rows| {
+        [number("shadowslice.rows", *rows), number("shadowslice.input_copy_us", copy_in.as_micros())]
+    });
+    let refused = refusal.iter().map(|refusal| text("shadowslice.refusal", *refusal));
+    known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
+}
+
+/// What is the server's fault is an error, as OpenTelemetry's conventions for servers say.
+fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
+    let faulty = match outcome {
+        Outcome::Cancelled => false,
+        Outcome::Http(status) => status >= 500,
+        Outcome::Grpc(code) => {
+            use tonic::Code::{DataLoss, DeadlineExceeded, Internal, Unavailable, Unimplemented, Unknown};
+            let faults = [Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss];
+            faults.contains(&tonic::Code::from(code))
+        }
+    };
+    faulty.then(|| error(journey.why.as_deref().unwrap_or_default()))
+}
+
+fn error(message: &str) -> Status {
+    Status { message: message.to_owned(), code: StatusCode::Error.into() }
+}
+
+fn ending(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Open => "abandoned",
+        Ending::Answered { .. } => "answered",
+        Ending::Lost { why: Lost::Died, .. } => "worker_died",
+        Ending::Lost { why: Lost::TakenBack, .. } => "taken_back",
+        Ending::Lost { why: Lost::Failed, .. } => "failed",
+        Ending::Lost { why: Lost::Nonsense, .. } => "nonsense",
+    }
+}
+
+fn lost(why: Lost) -> &'static str {
+    match why {
+        Lost::Died => "the worker died, or hung",
+        Lost::TakenBack => "a hand-over took the batch back",
+        Lost::Failed => "the engine failed on the batch",
+        Lost::Nonsense => "the worker's answer made no sense",
+    }
+}
+
+#[cfg(test)]
+#[path = "spans_tests.rs"]
+mod tests;

@@ -1,0 +1,169 @@
+use std::sync::Arc;
+
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::super::proto::any_value::Value;
+use super::*;
+use shadowslice_datapath::trace::{InBatch, Parent, Place, Try};
+
+const WALL: Wall =
+    Wall { since_epoch: Duration::from_secs(1000), at: Moment::after_origin(Duration::from_secs(10)) };
+
+fn at(ms: u64) -> Moment {
+    Moment::after_origin(Duration::from_millis(ms))
+}
+
+/// Nanoseconds since 1970, as the wall has them.
+fn unix(ms: u64) -> u64 {
+    (990_000 + ms) * 1_000_000
+}
+
+fn ran(sent: u64, worker: u64, ending: Ending) -> Option<Ran> {
+    let place = Place { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
+    let batch = InBatch { id: 5, rows: 9, requests: 2, place: Arc::new(place) };
+    Some(Ran { sent: at(sent), batch, ending })
+}
+
+fn traced(outcome: Outcome, journey: Journey) -> Traced {
+    Traced {
+        trace_id: 0xabc,
+        span_id: 7,
+        parent: Some(Parent { trace_id: 0xabc, span_id: 0x1234, sampled: true }),
+        state: "k=v".to_owned(),
+        protocol: Protocol::Grpc,
+        began: at(100),
+        ended: at(200),
+        outcome,
+        journey,
+    }
+}
+
+fn made(traced: &Traced) -> Vec<Span> {
+    let mut last = 100;
+    spans(traced, WALL, &mut || {
+        last += 1;
+        last
+    })
+}
+
+fn said(span: &Span, key: &str) -> Option<String> {
+    let found = span.attributes.iter().find(|attribute| attribute.key == key)?;
+    Some(match found.value.as_ref()?.value.as_ref()? {
+        Value::StringValue(text) => text.clone(),
+        Value::IntValue(number) => number.to_string(),
+        Value::BoolValue(flag) => flag.to_string(),
+    })
+}
+
+/// Name, parent, begin and end in ms.
+fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
+    let ms = |ns: u64| ns / 1_000_000 - 990_000;
+    let one =
+        |span: &Span| (id(&span.parent_span_id), ms(span.start_time_unix_nano), ms(span.end_time_unix_nano));
+    spans.iter().map(|span| (span.name.as_str(), one(span).0, one(span).1, one(span).2)).collect()
+}
+
+#[test]
+fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
+    let answered =
+        Ending::Answered { received: at(190), execution: Duration::from_millis(15), copied: at(192) };
+    let journey = Journey {
+        model: Some("m".to_owned()),
+        rows: Some(4),
+        copy_in: Duration::from_micros(30),
+        tries: vec![
+            Try { queued: at(110), ran: ran(120, 1, Ending::Lost { at: at(150), why: Lost::Died }) },
+            Try { queued: at(150), ran: ran(160, 2, answered) },
+        ],
+        retries: 1,
+        handover: Some(Handover { at: at(155), from: None, to: 2 }),
+        ..Journey::default()
+    };
+    let traced = traced(Outcome::Grpc(0), journey);
+    let spans = made(&traced);
+    let expected = [
+        ("inference", 0x1234, 100, 200),
+        ("queue", 7, 110, 120),
+        ("batch", 7, 120, 150),
+        ("queue", 7, 150, 160),
+        ("batch", 7, 160, 192),
+        ("execution", 104, 175, 190),
+    ];
+    assert_eq!(outline(&spans), expected);
+    assert_eq!(spans.len() as u64, traced.journey.spans(), "what is counted where they are dropped");
+    let trace_id = &0xabc_u128.to_be_bytes()[..];
+    assert!(spans.iter().all(|span| span.trace_id == trace_id && span.span_id.len() == 8));
+    let [request, _, died, _, batch, _] = &spans[..] else { panic!() };
+    assert_eq!((request.kind, request.flags, died.flags), (SpanKind::Server.into(), 0x301, 0x101));
+    assert_eq!((request.trace_state.as_str(), died.trace_state.as_str()), ("k=v", ""));
+    for (key, value) in [
+        ("shadowslice.model.name", "m"),
+        ("shadowslice.model.version", "1"),
+        ("shadowslice.rows", "4"),
+        ("shadowslice.retries", "1"),
+        ("shadowslice.input_copy_us", "30"),
+        ("rpc.grpc.status_code", "0"),
+        ("shadowslice.protocol", "grpc"),
+    ] {
+        assert_eq!(said(request, key).as_deref(), Some(value), "{key}");
+    }
+    for (key, value) in [
+        ("shadowslice.batch.rows", "9"),
+        ("shadowslice.share_percent", "30"),
+        ("shadowslice.sms", "38"),
+        ("shadowslice.worker.id", "2"),
+        ("shadowslice.device", "emulated"),
+        ("shadowslice.batch.outcome", "answered"),
+    ] {
+        assert_eq!(said(batch, key).as_deref(), Some(value), "{key}");
+    }
+    assert_eq!(said(died, "error.type").as_deref(), Some("worker_died"));
+    assert_eq!(died.status.as_ref().map(|status| status.code), Some(StatusCode::Error.into()));
+    assert!(request.status.is_none() && said(request, "error.type").is_none(), "the client saw none of it");
+    let [event] = &request.events[..] else { panic!() };
+    assert_eq!((event.name.as_str(), event.time_unix_nano), ("worker replaced", unix(155)));
+}
+
+#[test]
+fn what_never_ran_or_was_given_up_ends_with_the_request() {
+    let waits = Journey { tries: vec![Try { queued: at(110), ran: None }], ..Journey::default() };
+    let spans = made(&traced(Outcome::Cancelled, waits));
+    assert_eq!(outline(&spans)[1..], [("queue", 7, 110, 200)]);
+    assert_eq!(said(&spans[0], "error.type").as_deref(), Some("cancelled"));
+    assert!(spans[0].status.is_none());
+    let runs = vec![Try { queued: at(110), ran: ran(120, 1, Ending::Open) }];
+    let spans = made(&traced(Outcome::Cancelled, Journey { tries: runs, ..Journey::default() }));
+    assert_eq!(outline(&spans)[2..], [("batch", 7, 120, 200)]);
+    assert_eq!(said(&spans[2], "shadowslice.batch.outcome").as_deref(), Some("abandoned"));
+}
+
+#[test]
+fn faults_of_the_server_are_errors_and_those_of_clients_are_not() {
+    let refused =
+        || Journey { refusal: Some("late"), why: Some("too late".to_owned()), ..Journey::default() };
+    for (outcome, refusal, kind, faulty) in [
+        (Outcome::Http(200), false, None, false),
+        (Outcome::Http(400), false, Some("400"), false),
+        (Outcome::Http(503), true, Some("late"), true),
+        (Outcome::Grpc(14), true, Some("late"), true),
+        (Outcome::Grpc(4), false, Some("DeadlineExceeded"), true),
+        (Outcome::Grpc(5), false, Some("NotFound"), false),
+        (Outcome::Grpc(13), false, Some("Internal"), true),
+    ] {
+        let journey = if refusal { refused() } else { Journey::default() };
+        let [span] = &made(&traced(outcome, journey))[..] else { panic!("{outcome:?}") };
+        assert_eq!(said(span, "error.type").as_deref(), kind, "{outcome:?}");
+        assert_eq!(span.status.is_some(), faulty, "{outcome:?}");
+        let message = span.status.as_ref().map_or("", |status| status.message.as_str());
+        assert_eq!(message == "too late", refusal, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_hand_over_says_who_served_before() {
+    let handover = Some(Handover { at: at(150), from: Some(3), to: 4 });
+    let [span] = &made(&traced(Outcome::Http(200), Journey { handover, ..Journey::default() }))[..] else {
+        panic!()
+    };
+    assert_eq!((span.events[0].name.as_str(), span.events[0].attributes.len()), ("handover", 2));
+}

@@ -1,0 +1,434 @@
+//! A worker started as for serving, then given batch after batch: on one partition after another, or at its one share.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+use shadowslice_shared::batch::{
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, Prepared, Report, decode, encode,
+};
+use shadowslice_shared::boot::{
+    Assignment, Loaded, Partitioned, ProvenPartitions, Purpose, Refusal, WarmUp, Warmed,
+};
+use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::profile::Memory;
+use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
+use shadowslice_shared::units::{Percent, Sms};
+use tokio::sync::mpsc;
+
+use super::options::advice;
+use shadowslice_config::{Model, Timeouts};
+use shadowslice_control::controller::{engine_spec, warm_up};
+use shadowslice_control::partition::{Grant, GrantError, Partition, Wanted};
+use shadowslice_control::process::{
+    BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
+};
+use shadowslice_datapath::clock::monotonic_ns;
+use shadowslice_datapath::pipeline::{BatchSocket, WorkerId};
+
+/// Events that may wait; a worker has fewer than eight in its life.
+const EVENTS: usize = 16;
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BenchError {
+    /// No room on the device.
+    #[error("the device has no room")]
+    Grant(#[from] GrantError),
+    /// The process.
+    #[error("a worker cannot be started")]
+    Spawn(#[from] SpawnError),
+    /// Its words.
+    #[error("the model cannot be run: {0}")]
+    Refused(String),
+    /// The host's processor has none of its operators, for reference answers.
+    #[error("the model cannot be run: {0}")]
+    NoOperator(String),
+    /// Its share cannot be a partition inside the worker.
+    #[error("the model cannot be run on partitions: {0}")]
+    NoPartitions(String),
+    /// Its end.
+    #[error("the worker ended early: {0}")]
+    Ended(String),
+    /// Its silence.
+    #[error("the worker was not ready within {0:?}")]
+    Late(Duration),
+    /// Memory for inputs.
+    #[error("there is no memory for inputs")]
+    Slab(#[from] SlabError),
+    /// Inputs that do not fit.
+    #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
+    TooLarge(u32, #[source] OutOfSlab),
+    /// An input that has no size.
+    #[error("input '{0}' has axes of unknown size; give --shape {0}=AXISxAXIS, without the batch axis")]
+    Unknown(String),
+    /// The reference answers.
+    #[error("reference answers cannot be kept")]
+    Reference(#[from] ReferenceError),
+    /// A message.
+    #[error("a batch does not fit into a message")]
+    Message(#[from] MessageError),
+    /// The socket.
+    #[error("batches cannot be sent to the worker")]
+    Send(#[source] Errno),
+    /// The socket, the other way.
+    #[error("answers cannot be received")]
+    Receive(#[source] std::io::Error),
+}
+
+/// How a model is measured.
+pub(super) struct Bench<'b> {
+    pub(super) model: &'b Model,
+    pub(super) gpu: Arc<dyn Partition>,
+    pub(super) program: &'b std::path::Path,
+    pub(super) library: &'b std::path::Path,
+    /// Where engines that are built for a share are kept.
+    pub(super) engines: &'b std::path::Path,
+    pub(super) timeouts: Timeouts,
+    pub(super) response_bytes: u64,
+    pub(super) reference: ReferenceFile,
+    pub(super) requests: WritableSlab,
+    /// Batches of a size that are timed, after as many that are not.
+    pub(super) runs: u32,
+    /// After so long no further batch of a size is run.
+    pub(super) patience: Duration,
+    /// All the GPU's memory that a process has, in bytes.
+    pub(super) all_memory: &'b dyn Fn(i32) -> u64,
+}
+
+/// What was found at one share.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub(super) sms: Sms,
+    /// Per batch size: the median of its execution times, in ms.
+    pub(super) ms: Vec<(u32, f64)>,
+    pub(super) boot: BootTimes,
+    pub(super) memory: Memory,
+}
+
+impl Bench<'_> {
+    /// Has the reference answers computed, by the GPU where the host's processor cannot.
+    pub(super) async fn prepare(&self) -> Result<(), BenchError> {
+        match self.reference_by(Purpose::Reference).await {
+            Err(BenchError::NoOperator(why)) => {
+                tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
+                self.reference_by(Purpose::DeviceReference).await?;
+            }
+            answered => answered?,
+        }
+        Ok(self.reference.seal()?)
+    }
+
+    async fn reference_by(&self, purpose: Purpose) -> Result<(), BenchError> {
+        let (mut worker, mut events) = self.spawn(purpose, Percent::WHOLE, None)?;
+        self.boot(&mut worker, &mut events).await?;
+        end(worker, &mut events).await;
+        Ok(())
+    }
+
+    /// Measures every batch size at a share by percentage.
+    pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
+        let (mut worker, mut events) = self.spawn(Purpose::Serve, share, None)?;
+        let booted = self.boot(&mut worker, &mut events).await?;
+        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
+        let column = self.column(&worker, &booted, &socket, (booted.loaded.sms, Groups::WHOLE)).await?;
+        end(worker, &mut events).await;
+        Ok(column)
+    }
+
+    /// Measures every batch size on the partitions that these shares come to, all in one worker.
+    pub(super) async fn measure_inside(
+        &self,
+        division: &Division,
+        shares: &[Percent],
+    ) -> Result<Vec<Column>, BenchError> {
+        let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
+        let (mut worker, mut events) = self.spawn(Purpose::Serve, Percent::WHOLE, Some(partition))?;
+        let booted = self.boot(&mut worker, &mut events).await?;
+        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
+        let mut columns = Vec::with_capacity(shares.len());
+        for &share in shares {
+            let count = division.groups_of(share);
+            if let Some(why) = booted.refusal(count) {
+                tracing::warn!(%share, groups = count, why, "the model cannot have such a partition; it is left out");
+                continue;
+            }
+            let whole = count == division.count();
+            let groups = if whole { Groups::WHOLE } else { Groups::first(count) };
+            let place = (division.sms(groups), groups);
+            if !whole {
+                ready(&socket, groups).await?;
+            }
+            columns.push(self.column(&worker, &booted, &socket, place).await?);
+            if !whole {
+                command(&socket, &Command::Forget(groups))?;
+            }
+        }
+        end(worker, &mut events).await;
+        Ok(columns)
+    }
+
+    /// Every batch size on these groups, which are ready and have so many SMs.
+    async fn column(
+        &self,
+        worker: &Worker,
+        Booted { loaded, activations, .. }: &Booted,
+        socket: &BatchSocket,
+        (sms, groups): (Sms, Groups),
+    ) -> Result<Column, BenchError> {
+        let plan = warm_up(self.model, loaded).map_err(|refusal| refused(&refusal))?;
+        let mut ms = Vec::with_capacity(plan.sizes.len());
+        for &size in &plan.sizes {
+            ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
+        }
+        tracing::info!(sms = sms.0, ?ms, "measured");
+        let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, *activations);
+        let context = all.saturating_sub(weights).saturating_sub(activations);
+        Ok(Column { sms, ms, boot: worker.times(), memory: Memory { context, weights, activations } })
+    }
+
+    fn spawn(
+        &self,
+        purpose: Purpose,
+        share: Percent,
+        partition: Option<Partitioned>,
+    ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
+        let (events, heard) = mpsc::channel(EVENTS);
+        let Model { priority, memory_limit, .. } = *self.model;
+        let grant = Grant::of(&self.gpu, Wanted { share, priority, memory_limit, room: None }, purpose)?;
+        let assignment = Assignment {
+            model: self.model.name.clone(),
+            purpose,
+            engine: engine_spec(self.model, self.library, self.engines, share),
+            device: grant.device(),
+            profile: self.model.profile.clone(),
+            request_bytes: self.requests.bytes(),
+            response_slot_bytes: self.response_bytes,
+            partition,
+        };
+        let launch = Launch {
+            id: WorkerId(0),
+            program: self.program,
+            assignment,
+            grant,
+            share,
+            requests: self.requests.as_fd(),
+            reference: &self.reference,
+            cpus: &self.model.cpus,
+            low_priority: false,
+            data_path: &tokio::runtime::Handle::current(),
+            events,
+        };
+        let model = self.model.clone();
+        Ok((Worker::spawn(launch, move |loaded| warm_up(&model, loaded))?, heard))
+    }
+
+    /// Takes a worker to being warm.
+    async fn boot(
+        &self,
+        worker: &mut Worker,
+        events: &mut mpsc::Receiver<WorkerEvent>,
+    ) -> Result<Booted, BenchError> {
+        let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
+        let booted = tokio::time::timeout(patience, converse(worker, events)).await;
+        booted.unwrap_or_else(|_| {
+            worker.kill();
+            Err(BenchError::Late(patience))
+        })
+    }
+
+    /// The median time that a batch of this size executes, in ms.
+    async fn time(
+        &self,
+        socket: &BatchSocket,
+        inputs: &[TensorSpec],
+        plan: &WarmUp,
+        (size, groups): (u32, Groups),
+    ) -> Result<f64, BenchError> {
+        let begun = Instant::now();
+        let mut times = Vec::with_capacity(self.runs as usize);
+        for run in 0..self.runs * 2 {
+            let batch = Batch { groups, ..self.batch(inputs, plan, size, run)? };
+            let execution_us = execute(socket, &batch).await?;
+            if run >= self.runs || begun.elapsed() > self.patience / 2 {
+                times.push(execution_us);
+            }
+            if begun.elapsed() > self.patience && !times.is_empty() {
+                break;
+            }
+        }
+        times.sort_unstable();
+        // A batch that takes less than a microsecond still takes some time.
+        Ok(times[times.len() / 2].max(1) as f64 / 1e3)
+    }
+
+    /// A batch of one request whose inputs lie at the slab's start.
+    fn batch(&self, inputs: &[TensorSpec], plan: &WarmUp, size: u32, run: u32) -> Result<Batch, BenchError> {
+        let mut offset = 0_u64;
+        let mut extents = Vec::with_capacity(inputs.len());
+        for (input, shape) in inputs.iter().zip(&plan.shapes) {
+            let count = elements(shape).and_then(|row| row.checked_mul(size as usize));
+            let count = count.ok_or_else(|| BenchError::Unknown(input.name.clone()))?;
+            let bytes = made_up(input.datatype, count);
+            let len = bytes.len() as u64;
+            self.requests.write(offset, &bytes).map_err(|outside| BenchError::TooLarge(size, outside))?;
+            extents.push(Extent { offset, len });
+            offset = (offset + len).next_multiple_of(ALIGNMENT);
+        }
+        Ok(Batch {
+            id: u64::from(run),
+            slot: 0,
+            sent_ns: monotonic_ns(),
+            groups: Groups::WHOLE,
+            shapes: plan.shapes.clone(),
+            requests: vec![BatchRequest { rows: size, inputs: extents }],
+        })
+    }
+}
+
+/// What a worker found, and how much memory its activations take, in bytes.
+struct Booted {
+    loaded: Loaded,
+    activations: u64,
+    partitions: Option<ProvenPartitions>,
+}
+
+impl Booted {
+    /// Why the model cannot have a partition of so many groups.
+    fn refusal(&self, count: usize) -> Option<&str> {
+        let proof = self.partitions.iter().flat_map(|proven| &proven.counts);
+        proof
+            .filter(|proof| proof.groups == count)
+            .find_map(|proof| proof.result.as_ref().err())
+            .map(String::as_str)
+    }
+}
+
+async fn converse(
+    worker: &mut Worker,
+    events: &mut mpsc::Receiver<WorkerEvent>,
+) -> Result<Booted, BenchError> {
+    let mut found = None;
+    while let Some(WorkerEvent { said, .. }) = events.recv().await {
+        worker.note(&said);
+        match said {
+            WorkerSaid::Connected => worker.warm(),
+            WorkerSaid::Loaded(loaded) => found = Some(loaded),
+            WorkerSaid::Warmed(Warmed { activations, partitions, .. }) => {
+                let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
+                return found.map(|loaded| Booted { loaded, activations, partitions }).ok_or_else(early);
+            }
+            WorkerSaid::Refused(refusal) => {
+                let why = advice(&refusal.to_string());
+                return Err(match refusal {
+                    Refusal::NoOperator(_) => BenchError::NoOperator(why),
+                    Refusal::NoPartitions(_) => BenchError::NoPartitions(why),
+                    _ => BenchError::Refused(why),
+                });
+            }
+            WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
+            WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
+        }
+    }
+    Err(BenchError::Ended("nothing is known of it".to_owned()))
+}
+
+/// A worker's no, whose advice is for those who have a configuration.
+fn refused(why: &impl std::fmt::Display) -> BenchError {
+    BenchError::Refused(advice(&why.to_string()))
+}
+
+/// Lets a worker finish, and waits for its exit.
+async fn end(mut worker: Worker, events: &mut mpsc::Receiver<WorkerEvent>) {
+    worker.stop();
+    while let Some(event) = events.recv().await {
+        if matches!(event.said, WorkerSaid::Exited(_)) {
+            return;
+        }
+    }
+}
+
+fn no_lane() -> BenchError {
+    BenchError::Ended("it has no lane".to_owned())
+}
+
+fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    let bytes = encode(command, &mut message)?;
+    send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send).map(drop)
+}
+
+async fn report(socket: &BatchSocket) -> Result<Report, BenchError> {
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
+    if len == 0 {
+        return Err(BenchError::Ended("when it had something to do".to_owned()));
+    }
+    Ok(decode(message.get(..len).unwrap_or_default())?)
+}
+
+/// Has a partition made ready.
+async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
+    command(socket, &Command::Prepare(groups))?;
+    match report(socket).await? {
+        Report::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
+        Report::Answer(_) => Err(BenchError::Ended("when it answered what nobody asked".to_owned())),
+    }
+}
+
+/// Runs one batch; returns its execution time in µs.
+async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
+    command(socket, &Command::Run(batch.clone()))?;
+    let Report::Answer(answer) = report(socket).await? else {
+        return Err(BenchError::Ended("when it spoke of a partition that nobody asked for".to_owned()));
+    };
+    answer.result.map_err(|failure| refused(&failure))?;
+    Ok(answer.execution_us)
+}
+
+/// `count` elements that any model takes: floats that differ, and ones.
+fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
+    // Low bits of a generator's state would repeat; only differing values matter here.
+    let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
+    match datatype {
+        Datatype::Fp32 => (0..count).flat_map(|index| unit(index).to_le_bytes()).collect(),
+        Datatype::Fp64 => (0..count).flat_map(|index| f64::from(unit(index)).to_le_bytes()).collect(),
+        Datatype::Fp16 => [0x00, 0x3c].repeat(count),
+        Datatype::Bf16 => [0x80, 0x3f].repeat(count),
+        Datatype::Bytes => [1, 0, 0, 0, b'1'].repeat(count),
+        _ => {
+            let size = datatype.size().unwrap_or(1);
+            let mut one = vec![0; size];
+            one[0] = 1;
+            one.repeat(count)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::recv;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_dies_of_a_batch_is_said_to_have_ended() {
+        let (ours, theirs) = BatchSocket::pair().unwrap();
+        let dying =
+            std::thread::spawn(move || recv(theirs.as_raw_fd(), &mut [0; 64], MsgFlags::empty()).unwrap());
+        let batch = Batch {
+            id: 0,
+            slot: 0,
+            sent_ns: 0,
+            groups: Groups::WHOLE,
+            shapes: Vec::new(),
+            requests: Vec::new(),
+        };
+        let ended = execute(&ours, &batch).await.unwrap_err();
+        assert!(matches!(ended, BenchError::Ended(_)), "{ended}");
+        dying.join().unwrap();
+    }
+}

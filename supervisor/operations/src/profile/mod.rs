@@ -1,0 +1,262 @@
+//! `shadowslice profile`: what a model costs on a device, measured over batch sizes and shares with the workers that
+//! would serve it.
+
+mod bench;
+mod options;
+mod output;
+#[cfg(test)]
+mod tests;
+mod told;
+mod yaml;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::slab::{SlabError, WritableSlab};
+use shadowslice_shared::units::{NotAShare, Percent};
+use tokio::signal::unix::{SignalKind, signal};
+
+use shadowslice_config as config;
+
+use bench::{Bench, BenchError, Column};
+pub use options::Options;
+use shadowslice_config::{Config, Model};
+use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::process::{BootTimes, ReferenceError, ReferenceFile};
+use shadowslice_shared::errors;
+use shadowslice_shared::exit::{self, fail};
+use told::Told;
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+enum ProfileError {
+    #[error("{0}")]
+    Asked(String),
+    #[error("the model cannot be described to a worker")]
+    Describe(#[source] std::io::Error),
+    #[error("this host cannot measure")]
+    Host(#[from] HostError),
+    #[error("memory for inputs cannot be had")]
+    Slab(#[from] SlabError),
+    #[error("reference answers cannot be kept")]
+    Reference(#[from] ReferenceError),
+    #[error("the runtime cannot be started; raise the limit on processes")]
+    Runtime(#[source] std::io::Error),
+    #[error("the model cannot be measured at {share}")]
+    Bench {
+        share: Percent,
+        #[source]
+        source: BenchError,
+    },
+    #[error("--shares")]
+    Share(#[from] NotAShare),
+    #[error("signals cannot be heard")]
+    Signals(#[source] std::io::Error),
+    #[error("ended by a signal before all was measured; no profile is written")]
+    Interrupted,
+    #[error("what was measured is no profile")]
+    Table(#[from] BadTable),
+    #[error(
+        "the profile could not be written to {path}; nothing is measured: make its folder, or give another --output"
+    )]
+    NoOutput {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{path} cannot be written")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ProfileError {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Asked(_) => exit::CONFIG,
+            Self::Share(_) => exit::USAGE,
+            Self::Bench { .. } | Self::Table(_) | Self::Interrupted => exit::REFUSED,
+            _ => exit::UNAVAILABLE,
+        }
+    }
+}
+
+/// Measures; returns the exit code.
+pub fn run(options: &Options) -> u8 {
+    host::init_logging();
+    match measure(options) {
+        Ok(code) => code,
+        Err(error) => fail(&errors::chain(&error), error.code()),
+    }
+}
+
+fn measure(options: &Options) -> Result<u8, ProfileError> {
+    if let Some(path) = &options.output {
+        output::may_be_written(path)
+            .map_err(|source| ProfileError::NoOutput { path: path.clone(), source })?;
+    }
+    let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
+    let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
+    let config = configuration(options, scratch.path())?;
+    let model = &config.models[0];
+    let program = host::worker_program()?;
+    let run_dir = RunDir::take(&config.run_dir)?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
+    let driver = Told::of(&config.gpus[0]);
+    let bench = Bench {
+        model,
+        gpu: Arc::clone(&gpus[0]),
+        program: &program,
+        engines: &run_dir.private().join("tensorrt"),
+        library: &host::onnxruntime_library(&config)?,
+        timeouts: config.timeouts,
+        response_bytes: config.limits.response_bytes,
+        reference: ReferenceFile::create(&model.name)?,
+        requests: WritableSlab::create("shadowslice-profile", model.queue.memory)?,
+        runs: options.runs,
+        patience: options.seconds,
+        all_memory: &|pid| driver.memory_of(pid),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(unless_interrupted(all(&bench, shares)));
+    gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
+    let profile = assemble(model, columns?, driver.source())?;
+    let comment = format!("{}, measured by `shadowslice profile`.", model.name);
+    put(options, &yaml::write(&profile, &comment))
+}
+
+/// Measures to the end, or until somebody wants this process to end: then what it made goes, too.
+async fn unless_interrupted(
+    measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
+) -> Result<Vec<Column>, ProfileError> {
+    let hear = |kind| signal(kind).map_err(ProfileError::Signals);
+    let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
+    tokio::select! {
+        columns = measuring => columns,
+        _ = interrupt.recv() => Err(ProfileError::Interrupted),
+        _ = terminate.recv() => Err(ProfileError::Interrupted),
+    }
+}
+
+async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
+    let failed = |share| move |source| ProfileError::Bench { share, source };
+    bench.prepare().await.map_err(failed(Percent::WHOLE))?;
+    shares.sort_unstable();
+    let mut columns = match bench.gpu.division() {
+        Ok(division) => match bench.measure_inside(division, &shares).await {
+            Err(BenchError::NoPartitions(why)) => {
+                tracing::warn!(why, "each share is measured in a worker of its own, by percentage");
+                Vec::new()
+            }
+            measured => measured.map_err(failed(Percent::WHOLE))?,
+        },
+        Err(_) => Vec::new(),
+    };
+    if columns.is_empty() {
+        for share in shares {
+            columns.push(bench.measure(share).await.map_err(failed(share))?);
+        }
+    }
+    // Two shares may come to the same SMs.
+    columns.dedup_by_key(|column| column.sms);
+    Ok(columns)
+}
+
+/// The configuration that serves this model on this device, in a folder of its own.
+fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileError> {
+    let json = |path: &PathBuf| {
+        let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
+        Ok::<_, ProfileError>(serde_json::json!(whole))
+    };
+    let mut model = serde_json::json!({
+        "name": options.name(), "engine": "onnxruntime", "path": json(&options.model)?,
+        "slo": "1s", "queue": {"memory": "1Gi"},
+    });
+    if let Some(profile) = &options.emulate {
+        model["profile"] = json(profile)?;
+    }
+    if let Some(max) = options.max_batch {
+        model["batch"] = serde_json::json!({"max": max});
+    }
+    if !options.shape.is_empty() {
+        model["warmup"] =
+            options.shape.iter().map(|(name, axes)| (name.clone(), serde_json::json!(axes))).collect();
+    }
+    let mut gpu = serde_json::json!({"device": options.device});
+    match options.device.parse::<u32>() {
+        Ok(index) => gpu["device"] = serde_json::json!(index),
+        Err(_) if options.device == "emulated" => gpu["sms"] = serde_json::json!(options.sms),
+        Err(_) => {}
+    }
+    let run_dir = json(&scratch.to_owned())?;
+    let mut document = serde_json::json!({"run_dir": run_dir, "gpus": [gpu], "models": [model]});
+    if let Some(library) = &options.library {
+        document["onnxruntime"] = serde_json::json!({"library": json(library)?});
+    }
+    // JSON is YAML, and a file is what configurations are read from.
+    let file = scratch.join("profile.yaml");
+    std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
+    let asked = |why: &str| ProfileError::Asked(options::instead_of_keys(why, &file));
+    let config = config::load_here(&file).map_err(|error| asked(&errors::chain(&error)))?;
+    match &config.models[0].broken {
+        Some(why) => Err(asked(why)),
+        None => Ok(config),
+    }
+}
+
+/// A profile of what was measured, one column a share.
+fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
+    let sizes: Vec<u32> =
+        columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
+    let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
+    let rows = sizes.iter().enumerate().map(|(index, &batch)| Row { batch, ms: row(index) }).collect();
+    let sms = columns.iter().map(|column| column.sms).collect();
+    // Starting takes the longest with the fewest SMs, which is when it matters.
+    let boots = columns.iter().map(|column| column.boot);
+    let start = boots.map(start).reduce(longest).unwrap_or_default();
+    // The context grows with the share, and so do some workspaces: the most is what must be there.
+    let most = columns.iter().map(|column| column.memory).reduce(most).unwrap_or_default();
+    let (source, memory, bandwidth) = match (measured, &model.profile) {
+        (Some(measured), _) => (measured, most, 0.0),
+        (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
+        (None, None) => (Source::Illustrative, Memory::default(), 0.0),
+    };
+    Ok(Profile { source, memory, start, bandwidth, execution: Execution::new(sms, rows)? })
+}
+
+/// A worker's start in the three parts of a profile.
+fn start(boot: BootTimes) -> Start {
+    let BootTimes { spawn, load, warmup, proof } = boot;
+    Start { process: spawn + load.libraries + load.context, load: load.session, warm: warmup + proof }
+}
+
+fn most(one: Memory, other: Memory) -> Memory {
+    Memory {
+        context: one.context.max(other.context),
+        weights: one.weights.max(other.weights),
+        activations: one.activations.max(other.activations),
+    }
+}
+
+fn longest(one: Start, other: Start) -> Start {
+    Start {
+        process: one.process.max(other.process),
+        load: one.load.max(other.load),
+        warm: one.warm.max(other.warm),
+    }
+}
+
+/// Writes the profile; returns the exit code.
+fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
+    match &options.output {
+        Some(path) => {
+            let failed = |source| ProfileError::Write { path: path.clone(), source };
+            std::fs::write(path, text).map_err(failed)?;
+            Ok(0)
+        }
+        None => Ok(exit::print(text)),
+    }
+}

@@ -1,0 +1,72 @@
+//! What NVIDIA's driver tells of what was measured.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use shadowslice_shared::profile::Source;
+
+use shadowslice_config::Gpu;
+use shadowslice_control::nvml::Library;
+
+const SECONDS_A_DAY: u64 = 86_400;
+
+/// The driver, and which of its GPUs is meant; nothing on an emulated device.
+#[derive(Debug)]
+pub(super) struct Told(Option<(Library, Gpu)>);
+
+impl Told {
+    pub(super) fn of(gpu: &Gpu) -> Self {
+        let real = matches!(gpu, Gpu::Cuda { .. });
+        // Where it cannot be asked, workers cannot run either, and say why.
+        Self(real.then(Library::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
+    }
+
+    fn gpu(&self) -> Option<(String, shadowslice_control::nvml::Gpu)> {
+        let (library, Gpu::Cuda { device, .. }) = self.0.as_ref()? else { return None };
+        let host = library.host().ok()?;
+        let found = host.gpus.into_iter().flatten().find(|gpu| gpu.identity.is(device))?;
+        Some((host.driver, found))
+    }
+
+    /// The GPU's memory that a process has, in bytes; 0 where that is not known.
+    pub(super) fn memory_of(&self, pid: i32) -> u64 {
+        self.gpu().and_then(|(_, gpu)| gpu.usage.bytes_of(pid)).unwrap_or(0)
+    }
+
+    /// What was measured, and when; `None` on an emulated device.
+    pub(super) fn source(&self) -> Option<Source> {
+        let (driver, gpu) = self.gpu()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(Source::Measured {
+            device: gpu.identity.name,
+            driver,
+            date: date(now.as_secs() / SECONDS_A_DAY),
+        })
+    }
+}
+
+/// The date in UTC, ISO 8601, so many days after 1970-01-01: the civil calendar counted from March, as its leap day
+/// then comes last (Howard Hinnant, chrono-Compatible Low-Level Date Algorithms).
+fn date(days: u64) -> String {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_become_dates() {
+        let dates = [(0, "1970-01-01"), (58, "1970-02-28"), (11_016, "2000-02-29"), (20_777, "2026-11-20")];
+        for (days, wanted) in dates {
+            assert_eq!(date(days), wanted);
+        }
+    }
+}

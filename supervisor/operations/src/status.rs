@@ -1,0 +1,331 @@
+//! What `shadowslice status` shows, as it goes over the control socket and to scripts.
+
+mod gpus;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use shadowslice_shared::groups::Division;
+
+pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
+pub use plan::plan;
+
+use shadowslice_config::Model;
+use shadowslice_control::controller::{Handovers, ModelPlan, ModelState, Standing};
+use shadowslice_control::nvml::Watched;
+use shadowslice_control::partition::{GpuStanding, Partition};
+use shadowslice_datapath::pipeline::{Counts, Pipeline, Report};
+
+/// The whole supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Every model, as the configuration orders them; those last that were unloaded.
+    pub models: Vec<ModelStatus>,
+    /// Every GPU, as the configuration orders them.
+    pub gpus: Vec<GpuStatus>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStatus {
+    /// Its place in the configuration.
+    pub index: usize,
+    /// As the configuration names it.
+    pub device: String,
+    /// Its UUID, if it is real.
+    pub uuid: Option<String>,
+    /// What enforces the shares: `emulated`, `mps`, or `none`, which is nothing.
+    pub backend: String,
+    /// Its SMs.
+    pub sms: u32,
+    /// How they divide into groups, of which partitions inside workers are made; `None` where there are none.
+    #[serde(default)]
+    pub groups: Option<Vec<u32>>,
+    /// Why there are none.
+    #[serde(default)]
+    pub no_partitions: Option<String>,
+    /// The MPS server's process, while it takes clients.
+    pub mps_server_pid: Option<i32>,
+    /// Why it takes no workers at the moment.
+    pub why: Option<String>,
+    /// What NVML says of it; `None` for an emulated one, and where NVML does not know it.
+    pub nvml: Option<NvmlStatus>,
+}
+
+/// One model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelStatus {
+    /// Its name.
+    pub name: String,
+    /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
+    pub state: String,
+    /// Why it is unready, or what keeps its worker from being started.
+    pub why: Option<String>,
+    /// The index of its GPU.
+    pub gpu: usize,
+    /// The share in force.
+    pub share_percent: u32,
+    /// Its SMs.
+    pub sms: u32,
+    /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
+    #[serde(default)]
+    pub mechanism: String,
+    /// Why not inside the worker, where it is not.
+    #[serde(default)]
+    pub no_partition: Option<String>,
+    /// Where it is a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
+    #[serde(default)]
+    pub groups: Option<String>,
+    /// Whether people hold the share.
+    pub held: bool,
+    /// The share that the policy wants; `None` where none decides, or has not yet.
+    pub wanted_percent: Option<u32>,
+    /// Why, in words.
+    pub verdict: Option<String>,
+    /// Requests that wait.
+    pub queue: usize,
+    /// Requests that its workers have.
+    pub in_flight: usize,
+    /// Its workers.
+    pub workers: Vec<WorkerStatus>,
+    /// Deaths since the start of the worker that served or was to serve.
+    pub worker_deaths: u64,
+    /// Workers started in their place, where no other one stood ready.
+    pub worker_restarts: u64,
+    /// What became of its requests since the start.
+    pub requests: Counts,
+    /// Batches answered since the start.
+    pub batches: u64,
+    /// How long a batch executes at the share in force, in ms, by rows: a mean in which recent batches weigh more.
+    pub execution_ms: BTreeMap<u32, f64>,
+    /// Over the last minute or two, from acceptance to answer.
+    pub latency_ms: Latency,
+    /// Its objective, and how well it is met.
+    pub slo: SloStatus,
+    /// Why its share cannot be changed now: there is no memory for a second worker.
+    pub cannot_resize: Option<String>,
+    /// Why no worker stands ready though one should.
+    pub no_standby: Option<String>,
+    /// Its hand-overs.
+    pub handovers: Handovers,
+}
+
+/// Percentiles of latency.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+/// An objective.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SloStatus {
+    /// The latency, in ms.
+    pub latency_ms: f64,
+    /// The percentage of requests that must meet it.
+    pub percentile: f64,
+    /// Answered within it / offered, over the last minute or two.
+    pub attainment: f64,
+    /// What is left of the latency at the percentile, as a part of it, over the same time; negative where the
+    /// objective is missed, `None` where nothing was answered.
+    pub slack: Option<f64>,
+}
+
+/// One GPU's status.
+pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus {
+    let GpuStanding { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
+    let nvml = watched.reading.as_ref().map(gpus::of_reading);
+    let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
+    let groups = gpu.division().map(sizes).map_err(str::to_owned);
+    let (backend, no_partitions) = (backend.to_owned(), groups.as_ref().err().cloned());
+    let (sms, groups) = (sms.0, groups.ok());
+    GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
+}
+
+/// One model's status, from its parts, those of all GPUs, and what was last decided about it.
+pub fn of_model(
+    model: &Model,
+    pipeline: &Pipeline,
+    standing: &Standing,
+    gpus: &[Watched],
+    plan: Option<&ModelPlan>,
+) -> ModelStatus {
+    let Report { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
+    let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
+    let execution = pipeline.execution_times().into_iter();
+    let shadow = standing.mechanism == "shadow";
+    let cannot_resize =
+        gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
+    let (state, why) = match &standing.state {
+        ModelState::Loading => ("loading", None),
+        ModelState::Ready => ("ready", None),
+        ModelState::Restarting => ("restarting", None),
+        ModelState::Waiting(why) => ("restarting", Some(why.clone())),
+        ModelState::Unready(why) => ("unready", Some(why.clone())),
+        ModelState::Stopping => ("stopping", None),
+    };
+    ModelStatus {
+        name: model.name.clone(),
+        state: state.to_owned(),
+        why,
+        gpu: model.gpu,
+        share_percent: standing.share.get(),
+        sms: standing.sms,
+        mechanism: standing.mechanism.to_owned(),
+        no_partition: standing.no_partition.clone(),
+        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
+        held: standing.held,
+        wanted_percent: plan.map(|plan| plan.wanted_percent),
+        verdict: plan.map(|plan| plan.why.clone()),
+        queue,
+        in_flight,
+        workers: gpus::of_workers(&standing.workers, gpus.get(model.gpu)),
+        worker_deaths: standing.worker_deaths,
+        worker_restarts: standing.worker_restarts,
+        requests: counts,
+        batches,
+        execution_ms: execution.map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
+        latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
+        slo: SloStatus {
+            latency_ms: slo_ms,
+            percentile: model.slo.percentile,
+            attainment: latencies.attainment,
+            slack: latencies.slo_percentile_ms.map(|ms| 1.0 - ms / slo_ms),
+        },
+        cannot_resize,
+        no_standby: standing.no_standby.clone(),
+        handovers: standing.handovers.clone(),
+    }
+}
+
+/// The status of a model that was unloaded; `going`: it still answers what it accepted.
+pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
+    ModelStatus {
+        name: model.name.clone(),
+        state: if going { "unloading" } else { "unloaded" }.to_owned(),
+        why: Some(why.to_owned()),
+        gpu: model.gpu,
+        share_percent: 0,
+        sms: 0,
+        mechanism: String::new(),
+        no_partition: None,
+        groups: None,
+        held: false,
+        wanted_percent: None,
+        verdict: None,
+        queue: 0,
+        in_flight: 0,
+        workers: Vec::new(),
+        worker_deaths: 0,
+        worker_restarts: 0,
+        requests: Counts::default(),
+        batches: 0,
+        execution_ms: BTreeMap::new(),
+        latency_ms: Latency { p50: 0.0, p99: 0.0 },
+        slo: SloStatus {
+            latency_ms: model.slo.latency.as_secs_f64() * 1e3,
+            percentile: model.slo.percentile,
+            attainment: 1.0,
+            slack: None,
+        },
+        cannot_resize: None,
+        no_standby: None,
+        handovers: Handovers::default(),
+    }
+}
+
+/// The table that people read.
+pub fn table(status: &Status) -> String {
+    let heads = [
+        "MODEL",
+        "STATE",
+        "SHARE",
+        "SMS",
+        "QUEUE",
+        "IN FLIGHT",
+        "DONE",
+        "FAILED",
+        "REJECTED",
+        "P50 MS",
+        "P99 MS",
+        "SLO MS",
+        "MET",
+        "CHANGES",
+        "BY",
+    ];
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(status.models.iter().map(row));
+    let mut text = aligned(&rows);
+    for model in &status.models {
+        if let Some(why) = &model.why {
+            text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
+        }
+        if let Some(why) = &model.cannot_resize {
+            text.push_str(&format!("{} cannot resize: {why}\n", model.name));
+        }
+        if let Some(why) = &model.no_standby {
+            text.push_str(&format!("{} has no standing worker: {why}\n", model.name));
+        }
+        if model.held {
+            let (name, share) = (&model.name, model.share_percent);
+            text.push_str(&format!("{name} is held at {share}%, until `shadowslice release {name}`\n"));
+        }
+        if let Some(wanted) = model.wanted_percent.filter(|&wanted| wanted != model.share_percent) {
+            let verdict = model.verdict.as_deref().unwrap_or("the policy says no more");
+            text.push_str(&format!("{}: {wanted}% wanted: {verdict}\n", model.name));
+        }
+    }
+    for gpu in &status.gpus {
+        if gpu.backend == "none" {
+            text.push_str(&format!("GPU {}: `partition: none`, no share is enforced\n", gpu.device));
+        }
+        if let Some(why) = &gpu.why {
+            text.push_str(&format!("GPU {} takes no workers: {why}\n", gpu.device));
+        }
+        if let Some(line) = gpus::line(gpu) {
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Rows as lines, their columns aligned.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn row(model: &ModelStatus) -> [String; 15] {
+    [
+        model.name.clone(),
+        model.state.clone(),
+        format!("{}%", model.share_percent),
+        model.sms.to_string(),
+        model.queue.to_string(),
+        model.in_flight.to_string(),
+        model.requests.succeeded.to_string(),
+        model.requests.failed.to_string(),
+        model.requests.rejected.to_string(),
+        format!("{:.1}", model.latency_ms.p50),
+        format!("{:.1}", model.latency_ms.p99),
+        format!("{:.1}", model.slo.latency_ms),
+        format!("{:.2}%", model.slo.attainment * 100.0),
+        model.handovers.completed.to_string(),
+        match &model.groups {
+            Some(groups) => format!("{} {groups}", model.mechanism),
+            None => model.mechanism.clone(),
+        },
+    ]
+}

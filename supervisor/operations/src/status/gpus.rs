@@ -1,0 +1,228 @@
+//! What the status says of GPUs, and of the memory that workers have there.
+
+use serde::{Deserialize, Serialize};
+
+use super::GpuStatus;
+use shadowslice_control::controller::WorkerStanding;
+use shadowslice_control::nvml::{Memory, Reading, Watched};
+use shadowslice_control::partition::gib;
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// What NVML says of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NvmlStatus {
+    /// `GPU-...`.
+    pub uuid: String,
+    /// The product's name.
+    pub name: String,
+    /// Its memory; `None` while NVML does not say.
+    pub memory: Option<GpuMemory>,
+    /// The part of the last moments in which any kernel ran, however few SMs it took.
+    pub utilisation_percent: Option<u32>,
+    /// What it draws now, in mW.
+    pub power_mw: Option<u32>,
+    /// The most that it may draw, in mW.
+    pub power_limit_mw: Option<u32>,
+    /// What it took since its driver was loaded, in mJ.
+    pub energy_mj: Option<u64>,
+    /// Errors that the driver reported since the start.
+    pub xid_errors: u64,
+}
+
+/// A GPU's memory. What the driver keeps for itself is neither used nor free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Taken by processes.
+    pub used_mib: u64,
+    /// To be had.
+    pub free_mib: u64,
+    /// All of it.
+    pub total_mib: u64,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// As its controller sees it.
+    #[serde(flatten)]
+    pub standing: WorkerStanding,
+    /// The memory that it has on its GPU; `None` on an emulated one, and where NVML does not say.
+    pub memory_mib: Option<u64>,
+}
+
+/// The status of workers on this GPU.
+pub(super) fn of_workers(workers: &[WorkerStanding], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
+    let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
+    let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
+    let status =
+        |worker: &WorkerStanding| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
+    workers.iter().map(status).collect()
+}
+
+/// Why a model with these workers cannot have another one, if there is no memory for it. It takes what the one that
+/// serves has, else `need`, in bytes; what the standing one has would be given up for it.
+pub(super) fn no_room(
+    workers: &[WorkerStanding],
+    need: Option<u64>,
+    gpu: Option<&Watched>,
+) -> Option<String> {
+    let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
+    let of = |role: &str| workers.iter().find(|worker| worker.role == role);
+    let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
+    let needed = bytes("incumbent").or(need)?;
+    let free = usage.memory.free.saturating_add(bytes("standby").unwrap_or(0));
+    let lacks = needed > free;
+    lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
+}
+
+/// A GPU in a line for people; `None` where there is nothing to say.
+pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
+    let NvmlStatus { name, memory, utilisation_percent, xid_errors, .. } = gpu.nvml.as_ref()?;
+    let memory = memory.map_or("memory unknown".to_owned(), |GpuMemory { used_mib, total_mib, .. }| {
+        format!("{used_mib} of {total_mib} MiB used")
+    });
+    let busy =
+        utilisation_percent.map(|percent| format!(", busy {percent}% of the time")).unwrap_or_default();
+    let errors = match xid_errors {
+        0 => String::new(),
+        count => format!(", {count} errors reported by its driver (XID; the log has them)"),
+    };
+    Some(format!("GPU {} ({name}): {memory}{busy}{errors}", gpu.device))
+}
+
+/// What is told of a reading.
+pub(super) fn of_reading(reading: &Reading) -> NvmlStatus {
+    let usage = reading.usage.as_ref();
+    let power = usage.map(|usage| usage.power).unwrap_or_default();
+    NvmlStatus {
+        uuid: reading.identity.uuid.clone(),
+        name: reading.identity.name.clone(),
+        memory: usage.map(|usage| in_mib(usage.memory)),
+        utilisation_percent: usage.and_then(|usage| usage.utilisation_percent),
+        power_mw: power.draw_mw,
+        power_limit_mw: power.limit_mw,
+        energy_mj: power.energy_mj,
+        xid_errors: reading.xid_errors,
+    }
+}
+
+fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
+    GpuMemory { used_mib: used / MIB, free_mib: free / MIB, total_mib: total / MIB }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+    use shadowslice_control::nvml::{GpuProcess, Identity, Power, Usage};
+
+    fn reading(usage: Option<Usage>) -> Reading {
+        let identity = Identity { index: 3, uuid: "GPU-5a7c".to_owned(), name: "NVIDIA H200".to_owned() };
+        Reading { identity, usage, xid_errors: 2 }
+    }
+
+    fn watched(usage: Option<Usage>) -> Watched {
+        let gpu = Gpu::Cuda { device: CudaDevice::Index(3), partition: Partitioning::Mps };
+        Watched { gpu, reading: Some(reading(usage)) }
+    }
+
+    fn gpu(nvml: Option<NvmlStatus>) -> GpuStatus {
+        GpuStatus {
+            index: 1,
+            device: "3".to_owned(),
+            uuid: None,
+            backend: "mps".to_owned(),
+            sms: 132,
+            groups: None,
+            no_partitions: None,
+            mps_server_pid: None,
+            why: None,
+            nvml,
+        }
+    }
+
+    fn usage() -> Usage {
+        Usage {
+            memory: Memory { used: 900 * MIB + 7, free: 1000 * MIB, total: 2048 * MIB },
+            utilisation_percent: Some(37),
+            power: Power { draw_mw: Some(120_500), limit_mw: Some(700_000), energy_mj: None },
+            processes: vec![GpuProcess { pid: 7, bytes: Some(438 * MIB) }],
+        }
+    }
+
+    fn worker(pid: i32) -> WorkerStanding {
+        WorkerStanding {
+            role: "incumbent".to_owned(),
+            pid,
+            share_percent: 30,
+            sms: 38,
+            phase: "serving".to_owned(),
+            restarts: 0,
+            boot_ms: Default::default(),
+            answer_error: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_tells_its_memory_and_one_that_nvml_does_not_know_nothing() {
+        let told = of_reading(&reading(Some(usage())));
+        let json = serde_json::json!({
+            "uuid": "GPU-5a7c", "name": "NVIDIA H200", "utilisation_percent": 37, "xid_errors": 2,
+            "power_mw": 120_500, "power_limit_mw": 700_000, "energy_mj": null,
+            "memory": {"used_mib": 900, "free_mib": 1000, "total_mib": 2048}
+        });
+        assert_eq!(serde_json::to_value(&told).unwrap(), json);
+        let line = line(&gpu(Some(told))).unwrap();
+        let said = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
+        assert!(line.starts_with(said), "{line}");
+        assert_eq!(super::line(&gpu(None)), None);
+    }
+
+    #[test]
+    fn a_lost_gpu_still_tells_its_errors() {
+        let nvml = of_reading(&reading(None));
+        assert_eq!((nvml.memory, nvml.utilisation_percent, nvml.xid_errors), (None, None, 2));
+        assert!(line(&gpu(Some(nvml))).unwrap().contains("memory unknown, 2 errors"));
+    }
+
+    #[test]
+    fn a_worker_has_the_memory_of_its_process_and_no_other() {
+        let memory = |gpu: Option<&Watched>| -> Vec<_> {
+            of_workers(&[worker(7), worker(8)], gpu).iter().map(|worker| worker.memory_mib).collect()
+        };
+        assert_eq!(memory(Some(&watched(Some(usage())))), [Some(438), None]);
+        assert_eq!(memory(Some(&watched(None))), [None, None]);
+        assert_eq!(memory(None), [None, None]);
+        let json = serde_json::to_value(&of_workers(&[worker(7)], Some(&watched(Some(usage()))))[0]).unwrap();
+        assert_eq!((&json["pid"], &json["memory_mib"]), (&7.into(), &438.into()));
+    }
+
+    #[test]
+    fn a_model_without_room_for_a_shadow_says_what_it_needs() {
+        let usage = |free: u64, standby: Option<u64>| Usage {
+            memory: Memory { used: 0, free: free << 30, total: 0 },
+            utilisation_percent: None,
+            power: Power::default(),
+            processes: vec![
+                GpuProcess { pid: 7, bytes: Some(9 << 30) },
+                GpuProcess { pid: 8, bytes: standby.map(|gib| gib << 30) },
+            ],
+        };
+        let standby = WorkerStanding { role: "standby".to_owned(), ..worker(8) };
+        let said =
+            |workers: &[WorkerStanding], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
+        let short = "needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
+        assert_eq!(said(&[worker(7)], None, usage(4, None)).as_deref(), Some(short));
+        assert_eq!(said(&[worker(7)], None, usage(9, None)), None);
+        assert_eq!(said(&[worker(7), standby], None, usage(4, Some(5))), None, "it would be given up");
+        assert_eq!(
+            said(&[worker(9)], Some(9 << 30), usage(4, None)).as_deref(),
+            Some(short),
+            "by its profile"
+        );
+        assert_eq!(said(&[worker(9)], None, usage(0, None)), None, "nothing is known");
+        assert_eq!(no_room(&[worker(7)], Some(9 << 30), Some(&watched(None))), None);
+    }
+}

@@ -1,0 +1,175 @@
+//! The command: policies in a simulated world of a configuration's models.
+
+mod load;
+mod scenario;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use shadowslice_policy::sharing::Choice;
+use shadowslice_simulator::loads::MAX_SECONDS;
+use shadowslice_simulator::perturb::{self, Belief, Difference};
+use shadowslice_simulator::results::{Run, Trial};
+use shadowslice_simulator::scenario::Scenario;
+use shadowslice_simulator::world::{self, Settings};
+
+use shadowslice_config as config;
+
+use load::{BadLoad, Load, Source};
+use scenario::NotSimulated;
+use shadowslice_config::{Config, ConfigError};
+use shadowslice_shared::errors;
+use shadowslice_shared::exit::{self, fail};
+
+/// See how policies would share the GPUs of a configuration, in simulated time.
+///
+/// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
+#[derive(Debug, clap::Parser)]
+#[command(version, max_term_width = 100)]
+pub(crate) struct Options {
+    /// The configuration: emulated GPUs, and a profile for every model.
+    config: PathBuf,
+    /// What comes: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv
+    /// with one arrival per line as `seconds,model`. Several are run one after the other.
+    #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
+    load: Vec<Source>,
+    /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it, requests are
+    /// refused that cannot be answered in time.
+    #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
+    policy: Vec<Choice>,
+    /// Decides all that is random.
+    #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
+    seed: Vec<u64>,
+    /// How long named loads last, and how much is taken of those from files [default: 120 and all].
+    #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
+    seconds: Option<f64>,
+    /// The part of each GPU that a named load takes on average if each request costs as little as it can.
+    #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
+    utilisation: f64,
+    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, slices, joined
+    /// by commas.
+    #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
+    truth: Difference,
+    /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
+    #[arg(long, value_name = "BELIEF", default_value = "profile")]
+    belief: Belief,
+    /// Let nobody slow others down by the memory bandwidth it uses, as on emulated GPUs.
+    #[arg(long)]
+    no_interference: bool,
+    /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.
+    #[arg(long, value_name = "FILE.csv", value_parser = csv)]
+    write_arrivals: Option<PathBuf>,
+    /// As JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why nothing was simulated.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Scenario(#[from] NotSimulated),
+    #[error(transparent)]
+    Load(#[from] BadLoad),
+}
+
+impl Fault {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Scenario(_) => exit::CONFIG,
+            Self::Load(BadLoad::Read { .. } | BadLoad::Write { .. }) => exit::UNAVAILABLE,
+            Self::Load(_) => exit::USAGE,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    runs: Vec<Run>,
+}
+
+/// Simulates; returns the exit code.
+pub(crate) fn run(options: &Options) -> u8 {
+    match simulate(options) {
+        Ok(report) => show(&report, options.json),
+        Err(fault) => fail(&errors::chain(&fault), fault.code()),
+    }
+}
+
+fn simulate(options: &Options) -> Result<Report, Fault> {
+    if options.write_arrivals.is_some() && options.load.len() * options.seed.len() > 1 {
+        return Err(BadLoad::Several.into());
+    }
+    let config = config::load_here(&options.config)?;
+    let profiled = scenario::of(&config)?;
+    let mut runs = Vec::new();
+    for source in &options.load {
+        for &seed in &options.seed {
+            let scenario = perturb::apply(&profiled, options.truth, options.belief, seed);
+            let load = source.draw(&scenario, seed, options.seconds, options.utilisation)?;
+            if let Some(path) = &options.write_arrivals {
+                load.write(path, &scenario)?;
+            }
+            let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
+            for &contender in &options.policy {
+                let settings = settings(options, &config, seed);
+                runs.push(contend(contender, &scenario, &settings, &trial, &load));
+            }
+        }
+    }
+    Ok(Report { runs })
+}
+
+fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
+    Settings {
+        interval: config.controller.interval,
+        dwell: config.timeouts.dwell,
+        interference: !options.no_interference,
+        sharing: options.truth.sharing(),
+        noise: options.truth.noise(),
+        seed,
+    }
+}
+
+fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &Trial, load: &Load) -> Run {
+    let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
+    let mut policy = contender.policy(&scenario.gpus, &terms);
+    let mut started = scenario.clone();
+    for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
+        served.terms.initial = initial;
+    }
+    let arrivals = load.arrivals.iter().copied();
+    let outcome = world::run(&started, settings, arrivals, &mut |facts| policy.decide(facts));
+    Run::new(&contender.to_string(), trial, scenario, &outcome)
+}
+
+fn show(report: &Report, json: bool) -> u8 {
+    if json {
+        let json = serde_json::to_string(report).expect("numbers and text are always JSON");
+        exit::print(&format!("{json}\n"))
+    } else {
+        exit::print(&table::of(&report.runs))
+    }
+}
+
+fn csv(text: &str) -> Result<PathBuf, String> {
+    let named = text.ends_with(".csv").then(|| PathBuf::from(text));
+    named.ok_or_else(|| "give a file that ends in .csv, or --load will not take it".to_owned())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let wrong = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(wrong()) }
+}
+
+fn utilisation(text: &str) -> Result<f64, String> {
+    let wrong = || "give a part of the GPU from 0 to 100, such as 0.7".to_owned();
+    let utilisation: f64 = text.parse().map_err(|_| wrong())?;
+    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(wrong()) }
+}

@@ -1,0 +1,70 @@
+//! From a configuration to what is simulated.
+
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_simulator::scenario::{Scenario, Served};
+
+use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
+
+/// Why a configuration cannot be simulated.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotSimulated {
+    #[error(
+        "GPU {0} is a real one, of which only it knows how many SMs it has; give `device: emulated, sms: 132`, say"
+    )]
+    RealGpu(usize),
+    #[error("model {0} has no profile, so nobody knows what it costs; give it one")]
+    NoProfile(String),
+    #[error("{}", Listing(.0))]
+    BadFiles(Vec<Fault>),
+    #[error(
+        "model {0} is resized by restarting it, which is not simulated; give `handover: shadow` or `never`"
+    )]
+    Restarts(String),
+}
+
+/// The scenario of a configuration. Models' own files are not needed for that, only their profiles.
+pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
+    let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
+        Gpu::Emulated { sms } => Ok(*sms),
+        Gpu::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
+    };
+    let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
+    let served = |model: &Model| {
+        let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
+        served(model, profile, gpus[model.gpu])
+    };
+    let models = config.models.iter().map(served).collect::<Result<_, _>>()?;
+    Ok(Scenario { gpus, models })
+}
+
+/// What is wrong with a profile's file, or that none was given.
+fn no_profile(config: &Config, model: &Model) -> NotSimulated {
+    let about = |fault: &&Fault| !fault.path.ends_with("].path");
+    let faults: Vec<Fault> = config.file_faults.iter().filter(about).cloned().collect();
+    if model.profile_path.is_none() || faults.is_empty() {
+        return NotSimulated::NoProfile(model.name.clone());
+    }
+    NotSimulated::BadFiles(faults)
+}
+
+fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
+    if model.handover == HandoverMode::Restart {
+        return Err(NotSimulated::Restarts(model.name.clone()));
+    }
+    let in_process = matches!(model.handover, HandoverMode::Auto | HandoverMode::InProcess);
+    let division = Division::of(gpu).filter(|_| in_process);
+    let sms_of = |share: Percent| match &division {
+        Some(division) => division.sms_of(share),
+        None => share.sms_of(gpu),
+    };
+    Ok(Served {
+        terms: model.terms(sms_of),
+        truth: profile.clone(),
+        max_queued: model.queue.max_requests,
+        serve_late: model.queue.on_late == OnLate::Serve,
+        max_delay: model.batch.max_delay,
+        in_process,
+    })
+}

@@ -1,0 +1,238 @@
+use std::fs;
+
+use clap::Parser;
+
+use super::*;
+
+fn parsed(arguments: &str) -> Result<Options, clap::Error> {
+    Options::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
+}
+
+fn simulated(arguments: &str) -> Result<Report, Fault> {
+    simulate(&parsed(arguments).unwrap())
+}
+
+const MIX: &str = "../../configs/mix.yaml";
+
+#[test]
+fn every_policy_runs_on_the_same_requests() {
+    let report = simulated(&format!(
+        "{MIX} --load poisson step --policy static half gslice+doors --seed 3 4 --seconds 5"
+    ))
+    .unwrap();
+    let runs: Vec<_> = report.runs.iter().map(|run| (&*run.load, run.seed, &*run.policy)).collect();
+    assert_eq!(runs.len(), 12);
+    assert_eq!(runs[0], ("poisson", 3, "static"));
+    assert_eq!(runs[11], ("step", 4, "gslice+doors"));
+    assert!(report.runs[..3].iter().all(|run| run.offered_rps == report.runs[0].offered_rps));
+    for run in &report.runs {
+        assert!(run.goodput_rps <= run.offered_rps && (0.0..=1.0).contains(&run.attainment));
+        assert_eq!(run.per_model.len(), 7);
+    }
+}
+
+#[test]
+fn scripts_find_the_names_they_hold_on_to() {
+    let report = simulated(&format!("{MIX} --load surge --policy equal --seconds 2")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+    let run = &json["runs"][0];
+    for name in
+        ["policy", "load", "seed", "offered_rps", "goodput_rps", "attainment", "p99_ms", "repartitions"]
+    {
+        assert!(!run[name].is_null(), "{name}");
+    }
+    assert_eq!(run["per_model"]["bert"]["priority"], 1);
+    let table = table::of(&report.runs);
+    assert!(table.starts_with("LOAD") && table.contains("\nbert "), "{table}");
+}
+
+#[test]
+fn another_truth_is_another_run() {
+    let mean_ms = |more: &str| {
+        let report =
+            simulated(&format!("{MIX} --load poisson --policy unpartitioned --seconds 10 {more}")).unwrap();
+        report.runs[0].per_model["bert"].mean_ms
+    };
+    let plain = mean_ms("");
+    assert_eq!(plain, mean_ms("--truth profile --belief profile"));
+    assert_ne!(plain, mean_ms("--truth noise"));
+    assert_ne!(plain, mean_ms("--truth form,scale"));
+}
+
+#[test]
+fn models_that_need_much_bandwidth_slow_each_other_down_unless_told_not_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile =
+        "{source: {kind: illustrative}, bandwidth: 0.9, execution_ms: {sms: [66, 132], 1: [4.0, 3.9]}}";
+    fs::write(folder.path().join("profile.yaml"), profile).unwrap();
+    let model = |name: &str| {
+        format!(
+            "{{name: {name}, engine: emulated, profile: profile.yaml, slo: 50ms, share: {{initial: 50%}}, \
+             tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}]}}"
+        )
+    };
+    let config = folder.path().join("config.yaml");
+    let text = format!("gpus: [{{device: emulated, sms: 132}}]\nmodels: [{}, {}]", model("a"), model("b"));
+    fs::write(&config, text).unwrap();
+    let mean_ms = |more: &str| {
+        let config = config.display();
+        let run = format!("{config} --load poisson --policy static --seconds 10 {more}");
+        simulated(&run).unwrap().runs[0].per_model["a"].mean_ms
+    };
+    assert!(mean_ms("") > mean_ms("--no-interference"));
+}
+
+#[test]
+fn a_file_is_played_and_its_faults_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("load.csv");
+    let play = |text: &str, more: &str| {
+        fs::write(&path, text).unwrap();
+        simulated(&format!("{MIX} --policy static --load {} {more}", path.display()))
+    };
+    let run = |text, more| play(text, more).unwrap().runs[0].clone();
+    assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "").offered_rps, 1.5);
+    assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "--seconds 1").offered_rps, 1.0);
+    assert_eq!(run("0,bert\n", "").per_model["bert"].answered, 1);
+    let fault = |text| errors::chain(&play(text, "").unwrap_err());
+    let backwards = fault("1,bert\n0,bert");
+    assert!(
+        backwards.ends_with("line 2: time goes back from 1 s to 0 s; sort the lines by time"),
+        "{backwards}"
+    );
+    assert!(fault("1,berta").contains("\"berta\" is no model"));
+    assert!(fault("").contains("holds no arrival; give one"));
+    let later = errors::chain(&play("2.5,bert\n3,bert", "--seconds 2").unwrap_err());
+    assert!(
+        later.contains("no arrival before 2 s, the first comes at 2.5 s; give more --seconds"),
+        "{later}"
+    );
+    assert!(errors::chain(&play("", "--seconds 2").unwrap_err()).contains("holds no arrival; give one"));
+    let missing = simulated(&format!("{MIX} --load /nowhere/load.csv")).unwrap_err();
+    assert!(matches!(missing, Fault::Load(BadLoad::Read { .. })));
+}
+
+#[test]
+fn what_was_written_comes_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("load.csv");
+    let drawn =
+        format!("{MIX} --load gamma --seed 5 --seconds 3 --policy half --write-arrivals {}", path.display());
+    let again = format!("{MIX} --load {} --seconds 3 --policy half", path.display());
+    let [drawn, again] = [drawn, again].map(|arguments| simulated(&arguments).unwrap().runs.remove(0));
+    assert_eq!(drawn.per_model, again.per_model);
+    let fault = |arguments: &str| {
+        let given = format!("{MIX} --policy static --load poisson --seconds 1 {arguments}");
+        errors::chain(&simulated(&given).unwrap_err())
+    };
+    let several = fault(&format!("--seed 1 2 --write-arrivals {}", path.display()));
+    assert!(several.contains("one load and one seed"), "{several}");
+    assert!(fault("--write-arrivals /nowhere/load.csv").starts_with("cannot write /nowhere/load.csv"));
+}
+
+#[test]
+fn scripts_can_tell_a_wrong_load_from_a_file_that_cannot_be_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
+    fs::write(file("empty.csv"), "").unwrap();
+    fs::write(file("nonsense.csv"), "soon,bert").unwrap();
+    // Of nothing but a hole.
+    fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
+    for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
+        assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
+    }
+    assert_eq!(code(&format!("--load {}", file("missing.csv"))), exit::UNAVAILABLE);
+    std::os::unix::fs::symlink("/dev/full", file("full.csv")).unwrap();
+    let written = format!("--load poisson --seconds 1 --write-arrivals {}", file("full.csv"));
+    assert_eq!(code(&written), exit::UNAVAILABLE);
+    assert_eq!(code(&format!("{written} --seed 1 2")), exit::USAGE);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    let why = |gpu: &str, model: &str| {
+        let tensors = "tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
+        let text = format!(
+            "gpus: [{{{gpu}}}]\nmodels: [{{name: m, engine: emulated, {tensors}, slo: 20ms, {model}}}]"
+        );
+        fs::write(&path, text).unwrap();
+        errors::chain(&simulated(&format!("{} --load poisson", path.display())).unwrap_err())
+    };
+    let emulated = "device: emulated, sms: 132";
+    let profile = format!(
+        "profile: {}",
+        std::path::absolute("../../configs/profiles/resnet50.yaml").unwrap().display()
+    );
+    assert!(why(emulated, "priority: 1").contains("has no profile"));
+    assert!(why(emulated, &format!("{profile}, handover: restart")).contains("not simulated"));
+    assert!(why(emulated, "profile: nowhere.yaml").contains("nowhere.yaml"));
+    assert!(why(emulated, "slo: 20").contains("slo"));
+}
+
+#[test]
+fn nonsense_on_the_command_line_is_refused() {
+    for nonsense in [
+        "",
+        "--load possion",
+        "--load poisson --policy best",
+        "--load poisson --seconds 0",
+        "--load poisson --seconds nan",
+        "--load poisson --utilisation -1",
+        "--load poisson --truth noises",
+        "--load poisson --belief noise",
+        "--load poisson --seed -1",
+        "--load poisson --write-arrivals load.txt",
+    ] {
+        assert!(parsed(&format!("{MIX} {nonsense}")).is_err(), "{nonsense}");
+    }
+    for (nonsense, advice) in [("--seconds -1", "above 0"), ("--utilisation -0.5", "a part of the GPU")] {
+        let fault = parsed(&format!("{MIX} --load poisson {nonsense}")).unwrap_err();
+        assert!(fault.to_string().contains(advice), "{fault}");
+    }
+    assert_eq!(parsed(&format!("{MIX} --load poisson")).unwrap().policy[0].to_string(), "adaptive");
+}
+
+#[test]
+fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
+    let dir = tempfile::tempdir().unwrap();
+    let configs = std::env::current_dir().unwrap().join("../../configs/profiles");
+    let model = |name: &str, profile: &str, slo: &str, batch: u32, priority: u32| {
+        let tensors = "[{input: x, output: y, datatype: FP32, shape: [64]}]";
+        let profile = configs.join(profile);
+        let profile = profile.display();
+        format!(
+            "  - {{name: {name}, engine: emulated, tensors: {tensors}, profile: '{profile}', slo: {slo}, batch: {{max: {batch}}}, priority: {priority}}}\n"
+        )
+    };
+    let config = dir.path().join("config.yaml");
+    let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 1);
+    let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
+    fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
+    // Thirty a second beside 2,300, at random times.
+    let mut random = 1_u64;
+    let mut within_a_minute = |_| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % 60_000_000
+    };
+    let mut arrivals: Vec<(u64, &str)> = (0..60 * 30).map(|nth| (within_a_minute(nth), "urgent")).collect();
+    arrivals.extend((0..60 * 2_300).map(|nth| (within_a_minute(nth), "hog")));
+    arrivals.sort_unstable();
+    let lines: String =
+        arrivals.iter().map(|(us, name)| format!("{:.6},{name}\n", *us as f64 / 1e6)).collect();
+    let load = dir.path().join("load.csv");
+    fs::write(&load, lines).unwrap();
+    let (config, load) = (config.display(), load.display());
+    let options = format!("{config} --load {load} --seconds 60 --policy unpartitioned adaptive");
+    let report = simulated(&options).unwrap();
+    let kept = |run: usize, model: &str| {
+        let model = &report.runs[run].per_model[model];
+        model.goodput_rps / model.offered_rps
+    };
+    let urgent = [0, 1].map(|run| kept(run, "urgent"));
+    assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
+    assert!(urgent[1] > 0.93, "{urgent:?}");
+    assert!(kept(1, "hog") > 0.99);
+}

@@ -1,0 +1,11 @@
+//! `shadowslice-simulate`: see `shadowslice-simulate --help`.
+
+mod command;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    ExitCode::from(command::run(&command::Options::parse()))
+}
