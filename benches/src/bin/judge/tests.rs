@@ -99,7 +99,7 @@ fn the_command_line_says_all_that_is_simulated() {
     let ask = Ask { config: Path::new("m.yaml"), load: "flash", utilisation: 0.5, seed: 3, seconds: 20 };
     assert_eq!(
         ask.arguments("noise", &["adaptive", "half"]).join(" "),
-        "simulate m.yaml --load flash --seconds 20 --utilisation 0.5 --seed 3 --truth noise --no-interference --json \
+        "m.yaml --load flash --seconds 20 --utilisation 0.5 --seed 3 --truth noise --no-interference --json \
          --policy adaptive half"
     );
 }
