@@ -28,7 +28,9 @@ pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
 
-beside    := $(TARGET)/release/shadowslice-beside --page docs/measurements/beside.md $(BESIDE_ARGS)
+# Pages and figures that benchmarks write; docs/measurements.md has what is kept of them.
+measured  := $(TARGET)/measurements
+beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
 
 .PHONY: help
 help: ## Show this help
@@ -74,22 +76,22 @@ soak: build ## 1,300 hand-overs with twin runs, four hundred kills (nine minutes
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1
 
 .PHONY: bench
-bench: build ## Hot structures, decisions, echo requests, then the simulator beside the real thing (ten minutes once built)
+bench: build | $(measured) ## Hot structures, decisions, echo requests, then the simulator beside the real thing (ten minutes once built)
 	$(CARGO) bench --package shadowslice-benches --bench decide --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 	$(beside)
 
 .PHONY: beside
-beside: build ## The simulator beside the real thing, alone: docs/measurements/beside.md (five minutes once built)
+beside: build | $(measured) ## The simulator beside the real thing, alone: target/measurements/beside.md (five minutes once built)
 	$(beside)
 
 # Triton comes from PyPI, some 800 MB of it unpacked; it takes x86-64 and Python 3.11 or 3.12. It is no part of `make bench`, which would
 # have to fetch it.
 .PHONY: versus
-versus: build $(py_stamp) $(rivals) ## This server beside NVIDIA Triton: docs/measurements/versus.md (five minutes once built; not in bench)
-	$(with_env) $(TARGET)/release/shadowslice-versus --page docs/measurements/versus.md \
-	  --json docs/measurements/versus.json $(VERSUS_ARGS)
+versus: build $(py_stamp) $(rivals) | $(measured) ## This server beside NVIDIA Triton: target/measurements/versus.md (five minutes once built; not in bench)
+	$(with_env) $(TARGET)/release/shadowslice-versus --page $(measured)/versus.md \
+	  --json $(measured)/versus.json $(VERSUS_ARGS)
 
 .PHONY: perf-analyzer
 perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against this server, over both protocols, with and without shared memory
@@ -102,12 +104,12 @@ loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against
 # Counts come from linux-perf (as root) and valgrind, Debian's names; what is missing is said, and its columns are left out. Builds side by side:
 # make costs COSTS_ARGS="--binaries before=DIR --binaries after=target/release".
 .PHONY: costs
-costs: build ## What a request costs, counted (Debian: linux-perf, valgrind): docs/measurements/costs.md (four minutes once built)
-	$(TARGET)/release/shadowslice-costs --page docs/measurements/costs.md $(COSTS_ARGS)
+costs: build | $(measured) ## What a request costs, counted (Debian: linux-perf, valgrind): target/measurements/costs.md (four minutes once built)
+	$(TARGET)/release/shadowslice-costs --page $(measured)/costs.md $(COSTS_ARGS)
 
 .PHONY: growth
-growth: build ## Whether models, connections, tensors, requests hit a cliff: docs/measurements/growth.md (six minutes once built)
-	$(TARGET)/release/shadowslice-growth --page docs/measurements/growth.md $(GROWTH_ARGS)
+growth: build | $(measured) ## Whether models, connections, tensors, requests hit a cliff: target/measurements/growth.md (six minutes once built)
+	$(TARGET)/release/shadowslice-growth --page $(measured)/growth.md $(GROWTH_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
 judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:supervisor/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
@@ -121,11 +123,11 @@ judge: build ## The adaptive policy against its aims, simulated: docs/judgement.
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check
-gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) ## Proof and figures on a GPU host (three quarters of an hour once built)
+gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) | $(measured) ## Proof and figures on a GPU host (three quarters of an hour once built)
 	WORK=$(TARGET)/gpu-check BIN_DIR=$(TARGET)/release MAKE_MODELS=$(CURDIR)/models/make_gpu_models.py LIMIT=3600 \
 	  OUT=$(TARGET)/gpu-check/collected ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$(ort_gpu)} PYTHON="$(PYTHON)" \
 	  PYTHONPATH=$(TARGET)/python tests/gpu/run $(GPU_CHECK_ARGS)
-	cp $(TARGET)/gpu-check/collected/gpu.json $(TARGET)/gpu-check/collected/gpu.md docs/measurements/
+	cp $(TARGET)/gpu-check/collected/gpu.json $(TARGET)/gpu-check/collected/gpu.md $(measured)/
 
 .PHONY: gpu-pack
 gpu-pack: build $(ort_gpu) ## What gpu-check needs on a GPU host without a network, in target/gpu-pack
@@ -187,6 +189,9 @@ $(py_stamp): requirements.txt | have-pip
 $(models): models/make_models.py $(py_stamp)
 	$(with_libs) $< $(@D)
 	touch $@
+
+$(measured):
+	mkdir -p $@
 
 .PHONY: have-cargo have-pip
 have-cargo:

@@ -34,7 +34,7 @@ nothing here is written by hand. {METHODS}
     )
 }
 
-const METHODS: &str = "The load is that of [echo.md](echo.md): each connection sends a request, waits for its answer, checks every byte, sends the next. Each setting \
+const METHODS: &str = "The load is that of `make bench`'s echo: each connection sends a request, waits for its answer, checks every byte, sends the next. Each setting \
 has a server of its own with one model. Clients connect and warm up first, then a known number of requests is counted, so start-up does not count; what \
 an idle server does meanwhile does.
 

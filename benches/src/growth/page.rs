@@ -15,7 +15,7 @@ pub(super) fn of(found: &Found, name: Option<String>) -> String {
         "# What growth costs
 
 Whether anything falls off a cliff as models, connections, tensors and requests grow. `make growth` writes this page; nothing here is written by hand. \
-The load is that of [echo.md](echo.md), over Unix sockets, with models that answer at once; limits are raised where tensors need it \
+The load is that of `make bench`'s echo, over Unix sockets, with models that answer at once; limits are raised where tensors need it \
 (`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
 
 {cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.

@@ -74,7 +74,7 @@ sides, or all where there were none (see *Rounds* below), so that a quiet round 
 ## How it is measured
 
 * Clients are closed loops: each connection sends a request, waits for its answer, compares every byte of it, and sends the next. The
-  generator is the one of [the echo benchmark](echo.md), on the same cores as the servers, so requests per second are bounded by what it takes, too.
+  generator is that of `make bench`'s echo, on the same cores as the servers, so requests per second are bounded by what it takes, too.
 * Both are asked over TCP on the loop-back device where the row says so. Triton has no Unix sockets; rows with ours over one say so.
 * Requests are 64 bytes of FP32, or 600 kB, sent and answered as binary tensors.
 * Server CPU is user and system time, as the kernel accounts it to all of a server's processes: supervisor and workers, `tritonserver` and stubs.

@@ -55,8 +55,8 @@ impl Setting {
         }
         let absolute = |path: &Path| fs::canonicalize(path).map_err(Error::io("find", path));
         let out = absolute(&arguments.out)?;
-        if device == Device::Emulated && out.ends_with("docs/measurements") {
-            let why = "a rehearsal on the emulated device measures nothing; give another folder than docs/measurements";
+        if device == Device::Emulated && out.ends_with("target/measurements") {
+            let why = "a rehearsal on the emulated device measures nothing; give another folder than target/measurements";
             return Err(Error::Unusable(why.into()));
         }
         let found = models::find(&absolute(&arguments.models)?, &arguments.only)?;
