@@ -14,7 +14,7 @@
 //! * of partitions that part is known. Where SMs are only counted, as under a percentage, workers avoid each other as long as
 //!   there is room, and then are everywhere: `p` is the part of its own SMs that are not free, times the other's part of the GPU.
 //!
-//! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements/contention.md.
+//! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements.md, *Contention*.
 
 use std::time::Duration;
 

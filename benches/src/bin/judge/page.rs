@@ -21,7 +21,7 @@ pub(crate) fn of(judged: &[(Mechanism, Evidence)], rest: &[Trial], setup: &Setup
     let mut text = format!(
         "# The judgement of `{JUDGED}`\n\n\
          Simulated beside baselines, in a world of kernels that take turns as was measured on an H200\n\
-         ([contention](measurements/contention.md)). `make judge` writes this page; nothing here is written by hand.\n\n\
+         ([contention](measurements.md#contention)). `make judge` writes this page; nothing here is written by hand.\n\n\
          State: {state}.\n\n\
          {}\n\n\
          {mixes} mixes from seed {first_seed} on, {seconds} s each; execution and start times differ from the profiles\n\
