@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use shadowslice_policy::sharing::{Choice, Executed, Facts, Kind, Live, Policy, Seen, Terms};
+use shadowslice_policy::sharing::{Choice, Executed, Facts, PolicyName, Live, Policy, Seen, Terms};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -74,7 +74,7 @@ fn facts(round: u64, shares: &[Sms]) -> Facts {
 
 fn decide(criterion: &mut Criterion) {
     let terms: Vec<Terms> = (0..MODELS).map(terms).collect();
-    let mut policy = Policy::new(Choice::of(Kind::Adaptive), &[GPU; GPUS], &terms);
+    let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &[GPU; GPUS], &terms);
     let shares = policy.initial();
     let mut round = 0_u64;
     criterion.bench_function("decide/100 models on 10 GPUs", |bencher| {

@@ -288,7 +288,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Coun
             status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
         let roster = reach.roster();
         let told = |model: &Served| {
-            Some(metrics::Model {
+            Some(metrics::ModelMetrics {
                 status: statuses.remove(&model.model.name)?,
                 totals: model.pipeline.totals(),
                 changes: model.standing.borrow().changes.clone(),

@@ -21,7 +21,7 @@ const MAX_TENSORS: usize = 64;
 const MAX_THREADS: i64 = 1024;
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum EngineName {
     OnnxRuntime,
     Emulated,
 }
@@ -34,8 +34,8 @@ pub(super) fn engine(
     context: &Context<'_>,
 ) -> Engine {
     match kind(model) {
-        Some(Kind::OnnxRuntime) => onnxruntime(model, gpu, context),
-        Some(Kind::Emulated) => {
+        Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
+        Some(EngineName::Emulated) => {
             for key in ["path", "threads", "providers"] {
                 if let Some(value) = model.get(key) {
                     value.fault("the emulated engine computes nothing and needs none; remove this");
@@ -48,9 +48,9 @@ pub(super) fn engine(
 }
 
 /// The engine: the one that is given, else the one for the file's kind.
-fn kind(model: &Fields<'_>) -> Option<Kind> {
+fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
-        return value.one_of(&[("onnxruntime", Kind::OnnxRuntime), ("emulated", Kind::Emulated)]);
+        return value.one_of(&[("onnxruntime", EngineName::OnnxRuntime), ("emulated", EngineName::Emulated)]);
     }
     let Some(path) = model.get("path") else {
         model.fault(
@@ -66,7 +66,7 @@ fn kind(model: &Fields<'_>) -> Option<Kind> {
         );
         return None;
     }
-    Some(Kind::OnnxRuntime)
+    Some(EngineName::OnnxRuntime)
 }
 
 fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
-use shadowslice_policy::sharing::Kind;
+use shadowslice_policy::sharing::PolicyName;
 
 use super::types::{Choice, Controller, Limits, ModelControl, OnnxRuntime, Start, Timeouts};
 use super::{Context, Environment, absolute, units};
@@ -61,7 +61,8 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 /// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
-    let policy = fields.or("policy", Choice::of(Kind::Adaptive), |value| value.parsed(str::parse::<Choice>));
+    let policy =
+        fields.or("policy", Choice::of(PolicyName::Adaptive), |value| value.parsed(str::parse::<Choice>));
     let default = Duration::from_millis(100);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);

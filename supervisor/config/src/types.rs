@@ -8,7 +8,7 @@ use std::time::Duration;
 
 pub use shadowslice_policy::handover::Timeouts;
 pub use shadowslice_policy::sharing::Choice;
-use shadowslice_policy::sharing::Kind;
+use shadowslice_policy::sharing::PolicyName;
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
@@ -324,7 +324,7 @@ pub struct Controller {
 
 impl Controller {
     /// What nothing decides under.
-    pub const STATIC: Choice = Choice::of(Kind::Static);
+    pub const STATIC: Choice = Choice::of(PolicyName::Static);
 
     /// The policy, if one decides.
     pub fn decides(&self) -> Option<Choice> {

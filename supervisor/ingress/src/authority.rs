@@ -79,14 +79,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRepair<S> {
 /// The walk over the frames, which stops and goes on at any byte.
 #[derive(Default)]
 struct Walk {
-    place: Place,
+    place: Position,
     /// The header block under way, until its END_HEADERS.
     block: Option<Block>,
 }
 
 /// Where the next byte lies.
 #[derive(Clone, Copy)]
-enum Place {
+enum Position {
     Preface {
         seen: usize,
     },
@@ -114,13 +114,13 @@ struct Fragment {
     last: bool,
 }
 
-impl Default for Place {
+impl Default for Position {
     fn default() -> Self {
         Self::Preface { seen: 0 }
     }
 }
 
-impl Place {
+impl Position {
     const HEAD: Self = Self::Head { seen: 0, head: [0; 9] };
 
     fn skip(left: usize) -> Self {
@@ -139,69 +139,69 @@ impl Walk {
     /// Takes at least one byte; says how many.
     fn step(&mut self, bytes: &mut [u8]) -> usize {
         let (place, taken) = match self.place {
-            Place::Preface { seen } if bytes[0] != PREFACE[seen] => (Place::Lost, 1),
-            Place::Preface { seen } if seen + 1 == PREFACE.len() => (Place::HEAD, 1),
-            Place::Preface { seen } => (Place::Preface { seen: seen + 1 }, 1),
-            Place::Head { seen, mut head } => {
+            Position::Preface { seen } if bytes[0] != PREFACE[seen] => (Position::Lost, 1),
+            Position::Preface { seen } if seen + 1 == PREFACE.len() => (Position::HEAD, 1),
+            Position::Preface { seen } => (Position::Preface { seen: seen + 1 }, 1),
+            Position::Head { seen, mut head } => {
                 head[seen] = bytes[0];
                 (
                     if seen + 1 == head.len() {
                         self.frame(head)
                     } else {
-                        Place::Head { seen: seen + 1, head }
+                        Position::Head { seen: seen + 1, head }
                     },
                     1,
                 )
             }
-            Place::PadLength { mut frame } => {
+            Position::PadLength { mut frame } => {
                 frame.padding = usize::from(bytes[0]);
                 (self.fragment(frame, 1), 1)
             }
-            Place::Fragment(frame) => self.piece(frame, bytes),
-            Place::Skip { left } => {
+            Position::Fragment(frame) => self.piece(frame, bytes),
+            Position::Skip { left } => {
                 let taken = left.min(bytes.len());
-                (Place::skip(left - taken), taken)
+                (Position::skip(left - taken), taken)
             }
-            Place::Lost => (Place::Lost, bytes.len()),
+            Position::Lost => (Position::Lost, bytes.len()),
         };
         self.place = place;
         taken
     }
 
     /// What follows a frame's head.
-    fn frame(&mut self, head: [u8; 9]) -> Place {
+    fn frame(&mut self, head: [u8; 9]) -> Position {
         let [high, middle, low, kind, flags, ..] = head;
         let left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         let has = |flag| kind == HEADERS && flags & flag != 0;
         match (kind, self.block.is_some()) {
             (HEADERS, false) => self.block = Some(Block::default()),
             (CONTINUATION, true) => {}
-            (_, false) => return Place::skip(left),
-            (_, true) => return Place::Lost,
+            (_, false) => return Position::skip(left),
+            (_, true) => return Position::Lost,
         }
         let priority = if has(PRIORITY) { PRIORITY_BYTES } else { 0 };
         let frame = Fragment { priority, left, padding: 0, last: flags & END_HEADERS != 0 };
         match (has(PADDED), left) {
-            (true, 0) => Place::Lost,
-            (true, _) => Place::PadLength { frame },
+            (true, 0) => Position::Lost,
+            (true, _) => Position::PadLength { frame },
             (false, _) => self.fragment(frame, 0),
         }
     }
 
     /// Takes everything that is no header block off the frame's length, `used` bytes of which are
     /// already read.
-    fn fragment(&mut self, mut frame: Fragment, used: usize) -> Place {
+    fn fragment(&mut self, mut frame: Fragment, used: usize) -> Position {
         match frame.left.checked_sub(used + frame.priority + frame.padding) {
             Some(left) => {
                 frame.left = left;
                 self.go_on(frame)
             }
-            None => Place::Lost,
+            None => Position::Lost,
         }
     }
 
     /// Reads priority or header block.
-    fn piece(&mut self, mut frame: Fragment, bytes: &mut [u8]) -> (Place, usize) {
+    fn piece(&mut self, mut frame: Fragment, bytes: &mut [u8]) -> (Position, usize) {
         let taken = if frame.priority > 0 {
             let taken = frame.priority.min(bytes.len());
             frame.priority -= taken;
@@ -217,24 +217,24 @@ impl Walk {
         (self.go_on(frame), taken)
     }
 
-    fn go_on(&mut self, frame: Fragment) -> Place {
+    fn go_on(&mut self, frame: Fragment) -> Position {
         if frame.priority + frame.left > 0 {
-            return Place::Fragment(frame);
+            return Position::Fragment(frame);
         }
         if frame.last {
             self.block = None;
         }
-        Place::skip(frame.padding)
+        Position::skip(frame.padding)
     }
 }
 
 /// The walk over one header block (HPACK, RFC 7541).
 #[derive(Default)]
-struct Block(Step);
+struct Block(HeaderPart);
 
 /// What the next byte of a header block is.
 #[derive(Clone, Copy, Default)]
-enum Step {
+enum HeaderPart {
     /// A field's first byte.
     #[default]
     Field,
@@ -263,39 +263,39 @@ enum Text {
 impl Block {
     fn take(&mut self, byte: &mut u8) {
         self.0 = match self.0 {
-            Step::Field => field(*byte),
-            Step::Number if *byte & 0x80 == 0 => Step::Field,
-            Step::Index if *byte & 0x80 == 0 => Step::Length(Text::Value { authority: false }),
-            Step::Length(text) => {
+            HeaderPart::Field => field(*byte),
+            HeaderPart::Number if *byte & 0x80 == 0 => HeaderPart::Field,
+            HeaderPart::Index if *byte & 0x80 == 0 => HeaderPart::Length(Text::Value { authority: false }),
+            HeaderPart::Length(text) => {
                 let (plain, length) = (*byte & 0x80 == 0, usize::from(*byte & 0x7f));
                 if length == 0x7f {
-                    Step::LengthRest { text, plain, sum: length, shift: 0 }
+                    HeaderPart::LengthRest { text, plain, sum: length, shift: 0 }
                 } else {
                     string(text, plain, length)
                 }
             }
-            Step::LengthRest { shift, .. } if shift > 21 => Step::Lost,
-            Step::LengthRest { text, plain, sum, shift } => {
+            HeaderPart::LengthRest { shift, .. } if shift > 21 => HeaderPart::Lost,
+            HeaderPart::LengthRest { text, plain, sum, shift } => {
                 let sum = sum + (usize::from(*byte & 0x7f) << shift);
                 if *byte & 0x80 == 0 {
                     string(text, plain, sum)
                 } else {
-                    Step::LengthRest { text, plain, sum, shift: shift + 7 }
+                    HeaderPart::LengthRest { text, plain, sum, shift: shift + 7 }
                 }
             }
-            Step::Byte { text, left } => read(text, left - 1, byte),
-            step @ (Step::Number | Step::Index | Step::Lost) => step,
+            HeaderPart::Byte { text, left } => read(text, left - 1, byte),
+            step @ (HeaderPart::Number | HeaderPart::Index | HeaderPart::Lost) => step,
         };
     }
 }
 
 /// What follows a field's first byte.
-fn field(byte: u8) -> Step {
-    let number = |mask: u8| if byte & mask == mask { Step::Number } else { Step::Field };
+fn field(byte: u8) -> HeaderPart {
+    let number = |mask: u8| if byte & mask == mask { HeaderPart::Number } else { HeaderPart::Field };
     let literal = |mask: u8| match byte & mask {
-        0 => Step::Length(Text::Name { same: Some(0) }),
-        index if index == mask => Step::Index,
-        index => Step::Length(Text::Value { authority: index == 1 }),
+        0 => HeaderPart::Length(Text::Name { same: Some(0) }),
+        index if index == mask => HeaderPart::Index,
+        index => HeaderPart::Length(Text::Value { authority: index == 1 }),
     };
     match byte {
         0x80.. => number(0x7f),
@@ -306,12 +306,12 @@ fn field(byte: u8) -> Step {
 }
 
 /// What follows a string's length.
-fn string(text: Text, plain: bool, length: usize) -> Step {
+fn string(text: Text, plain: bool, length: usize) -> HeaderPart {
     let text = match text {
         Text::Name { .. } => Text::Name { same: (plain && length == AUTHORITY.len()).then_some(0) },
         Text::Value { authority } => Text::Value { authority: authority && plain },
     };
-    if length > 0 { Step::Byte { text, left: length } } else { after(text) }
+    if length > 0 { HeaderPart::Byte { text, left: length } } else { after(text) }
 }
 
 fn is_of_a_host(byte: u8) -> bool {
@@ -319,7 +319,7 @@ fn is_of_a_host(byte: u8) -> bool {
 }
 
 /// Reads, and where it must repairs, one byte of a string.
-fn read(text: Text, left: usize, byte: &mut u8) -> Step {
+fn read(text: Text, left: usize, byte: &mut u8) -> HeaderPart {
     let text = match text {
         Text::Name { same } => {
             Text::Name { same: same.filter(|&same| AUTHORITY[same] == *byte).map(|same| same + 1) }
@@ -332,13 +332,13 @@ fn read(text: Text, left: usize, byte: &mut u8) -> Step {
             text
         }
     };
-    if left > 0 { Step::Byte { text, left } } else { after(text) }
+    if left > 0 { HeaderPart::Byte { text, left } } else { after(text) }
 }
 
-fn after(text: Text) -> Step {
+fn after(text: Text) -> HeaderPart {
     match text {
-        Text::Name { same } => Step::Length(Text::Value { authority: same == Some(AUTHORITY.len()) }),
-        Text::Value { .. } => Step::Field,
+        Text::Name { same } => HeaderPart::Length(Text::Value { authority: same == Some(AUTHORITY.len()) }),
+        Text::Value { .. } => HeaderPart::Field,
     }
 }
 

@@ -9,7 +9,7 @@ use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
-use super::shared_memory::Place;
+use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
 use shadowslice_datapath::pipeline::Failure;
 
@@ -87,14 +87,14 @@ fn place(
     kind: &str,
     name: &str,
     parameters: &HashMap<String, InferParameter>,
-) -> Result<Option<Place>, Failure> {
+) -> Result<Option<SharedTensor>, Failure> {
     let Some(region) = parameters.get(REGION) else { return Ok(None) };
     let invalid = |why: String| Failure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
     let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
         return Err(invalid(format!("{REGION} must be a string")));
     };
     let size = parameters.contains_key(BYTE_SIZE).then(|| number(BYTE_SIZE, parameters)).transpose()?;
-    Place::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
+    SharedTensor::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
 }
 
 /// Refuses parameters that ask for what is not served; others are hints.

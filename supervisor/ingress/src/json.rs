@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
-use super::shared_memory::Place;
+use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, Terms};
@@ -188,7 +188,7 @@ fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Fa
     let name = Clipped(&input.name);
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
         parameters;
-    let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+    let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
         .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
     let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
         Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
@@ -232,7 +232,7 @@ fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutpu
         }
         let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
             parameters;
-        let place = Place::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+        let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
             .map_err(|why| Failure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
         wanted.push(WantedOutput { name, place });
         each.push(parameters.binary_data.unwrap_or(default));

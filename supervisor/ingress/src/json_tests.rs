@@ -179,7 +179,7 @@ fn classification_is_refused_and_shared_memory_read_not_ignored() {
     assert!(read(r#"{"classification":3}"#).unwrap_err().contains("not supported"));
     assert!(read(r#"{"shared_memory_region":"r"}"#).unwrap_err().contains("shared_memory_byte_size"));
     let wanted = read(r#"{"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":4}"#);
-    let place = Place { region: "r".into(), offset: 4, byte_size: 8 };
+    let place = SharedTensor { region: "r".into(), offset: 4, byte_size: 8 };
     assert_eq!(wanted.unwrap().request.outputs[0].place, Some(place));
 }
 

@@ -48,7 +48,7 @@ pub(super) enum Route {
     },
     /// Shared memory: a region's name, or none for all of them.
     Memory {
-        kind: Kind,
+        kind: MemoryKind,
         name: String,
         what: OfMemory,
     },
@@ -57,7 +57,7 @@ pub(super) enum Route {
 
 /// Whose memory it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MemoryKind {
     System,
     Cuda,
 }
@@ -94,10 +94,12 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
-            ["systemsharedmemory", what] => return Self::memory(Kind::System, "", what),
-            ["systemsharedmemory", "region", name, what] => return Self::memory(Kind::System, name, what),
-            ["cudasharedmemory", what] => return Self::memory(Kind::Cuda, "", what),
-            ["cudasharedmemory", "region", name, what] => return Self::memory(Kind::Cuda, name, what),
+            ["systemsharedmemory", what] => return Self::memory(MemoryKind::System, "", what),
+            ["systemsharedmemory", "region", name, what] => {
+                return Self::memory(MemoryKind::System, name, what);
+            }
+            ["cudasharedmemory", what] => return Self::memory(MemoryKind::Cuda, "", what),
+            ["cudasharedmemory", "region", name, what] => return Self::memory(MemoryKind::Cuda, name, what),
             ["trace", "setting"] | ["models", _, "trace", "setting"] => {
                 return Some(Self::Absent(Extension::Tracing));
             }
@@ -127,7 +129,7 @@ impl Route {
         Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
     }
 
-    fn memory(kind: Kind, name: &str, what: &str) -> Option<Self> {
+    fn memory(kind: MemoryKind, name: &str, what: &str) -> Option<Self> {
         let what = match what {
             "status" => OfMemory::Status,
             "unregister" => OfMemory::Unregister,
@@ -178,11 +180,11 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
-        Route::Memory { kind: Kind::System, name, what } => {
+        Route::Memory { kind: MemoryKind::System, name, what } => {
             memory::answer(&front.regions, name, what, &body.into_bytes())
                 .unwrap_or_else(|refusal| refused(&refusal))
         }
-        Route::Memory { kind: Kind::Cuda, name, what } => {
+        Route::Memory { kind: MemoryKind::Cuda, name, what } => {
             memory::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
         }
         Route::Absent(extension) => refused(&extension.into()),
@@ -365,8 +367,11 @@ mod tests {
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
         let memory = |kind, name: &str, what| Some(Route::Memory { kind, name: name.into(), what });
         let path = "/v2/systemsharedmemory/region/a%2Fb/register";
-        assert_eq!(Route::parse(path), memory(Kind::System, "a/b", OfMemory::Register));
-        assert_eq!(Route::parse("/v2/cudasharedmemory/status"), memory(Kind::Cuda, "", OfMemory::Status));
+        assert_eq!(Route::parse(path), memory(MemoryKind::System, "a/b", OfMemory::Register));
+        assert_eq!(
+            Route::parse("/v2/cudasharedmemory/status"),
+            memory(MemoryKind::Cuda, "", OfMemory::Status)
+        );
     }
 
     #[test]

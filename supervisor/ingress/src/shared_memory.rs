@@ -56,13 +56,13 @@ pub(super) struct Registered {
 
 /// Where a tensor lies, as a request says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SharedTensor {
     pub(super) region: String,
     pub(super) offset: u64,
     pub(super) byte_size: u64,
 }
 
-impl Place {
+impl SharedTensor {
     /// What the parameters of a tensor say; nothing if they name no region.
     pub(super) fn named(
         region: Option<String>,
@@ -85,7 +85,7 @@ impl Place {
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     region: Arc<Region>,
-    place: Place,
+    place: SharedTensor,
     /// From the beginning of the file.
     start: u64,
 }
@@ -169,7 +169,7 @@ impl Regions {
     }
 
     /// The place, if it lies within a region.
-    pub(super) fn find(&self, place: &Place) -> Result<Found, Refusal> {
+    pub(super) fn find(&self, place: &SharedTensor) -> Result<Found, Refusal> {
         self.check_allowed()?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
         let end = place.offset.checked_add(place.byte_size);

@@ -27,8 +27,8 @@ fn region(key: &str, offset: u64, byte_size: u64) -> Registered {
     Registered { name: "r".into(), key: key.into(), offset, byte_size }
 }
 
-fn place(offset: u64, byte_size: u64) -> Place {
-    Place { region: "r".into(), offset, byte_size }
+fn place(offset: u64, byte_size: u64) -> SharedTensor {
+    SharedTensor { region: "r".into(), offset, byte_size }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::shared_memory::Place;
+use super::shared_memory::SharedTensor;
 use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, Terms};
 
 /// An inference request in the form that both protocols share.
@@ -28,7 +28,7 @@ pub(super) struct WantedOutput {
     /// The model's name for it.
     pub(super) name: String,
     /// Where in shared memory it is to be put; else it goes into the answer.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<SharedTensor>,
 }
 
 /// A tensor as a client names and describes it.
@@ -43,7 +43,7 @@ pub(super) struct NamedTensor {
     /// Its elements, as in [`Input::data`]; none where they lie in shared memory.
     pub(super) data: Pieces,
     /// Where in shared memory it lies.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<SharedTensor>,
 }
 
 /// The most elements that a shape may speak of, its zeros counted as ones: an empty tensor must not

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::bound::Bound;
 use crate::scenario::{Arrival, Scenario};
 use crate::time::{ms, ns};
-use crate::world::{Outcome, Tally};
+use crate::world::{Counts, Outcome};
 
 /// One run of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,7 +100,7 @@ impl Run {
     /// What became of a scenario under a policy.
     pub fn new(policy: &str, trial: &Trial, scenario: &Scenario, outcome: &Outcome) -> Self {
         let seconds = trial.seconds;
-        let mut all = Tally::new();
+        let mut all = Counts::new();
         let mut per_model = BTreeMap::new();
         for (served, model) in scenario.models.iter().zip(&outcome.models) {
             let tally = &model.tally;
@@ -139,6 +139,6 @@ impl Run {
     }
 }
 
-fn attainment(tally: &Tally) -> f64 {
+fn attainment(tally: &Counts) -> f64 {
     if tally.arrived == 0 { 1.0 } else { tally.in_time as f64 / tally.arrived as f64 }
 }

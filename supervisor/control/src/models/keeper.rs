@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::instance::{Aim, Instance, MakeError, Workshop, resize, serving};
 use super::plan::{self, Change};
-use super::{Kind, ModelChange, Reload, Roster, Unloaded};
+use super::{ChangeKind, ModelChange, Reload, Roster, Unloaded};
 use crate::controller::{Cause, ModelState, Order, Sharer, Standing, first_shares};
 use shadowslice_config::{Config, Model, Sample};
 use shadowslice_datapath::repository::Asked;
@@ -241,16 +241,16 @@ impl Keeper {
         change: &Change,
         row: usize,
         waits: &mut Waits,
-    ) -> (Kind, Result<(), String>) {
+    ) -> (ChangeKind, Result<(), String>) {
         let acts = self.config.controller.acts().is_some();
         let new = Arc::new(change.model.clone());
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
-            return (Kind::Changed, Err("the configuration names no such model".to_owned()));
+            return (ChangeKind::Changed, Err("the configuration names no such model".to_owned()));
         };
         let Entry { model, state } = &mut self.entries[place];
         let State::Loaded { now, before, .. } = state else {
             *model = new;
-            return (Kind::Changed, Ok(()));
+            return (ChangeKind::Changed, Ok(()));
         };
         let standing = now.standing.borrow().clone();
         // A hand-over that is under way is as good as done.
@@ -265,10 +265,10 @@ impl Keeper {
         let fits = standing.share.clamp(new.share.min, new.share.max) == standing.share;
         if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
             let from = Was { share: wanted, held: standing.held, beside: soon };
-            return (Kind::Replaced, self.replace(place, new, from, row, waits).await);
+            return (ChangeKind::Replaced, self.replace(place, new, from, row, waits).await);
         }
         if let Err(why) = now.configure(Arc::clone(&new)).await {
-            return (Kind::Changed, Err(why));
+            return (ChangeKind::Changed, Err(why));
         }
         let old = std::mem::replace(model, new);
         if wanted != soon || !fits {
@@ -277,7 +277,7 @@ impl Keeper {
                 (now.orders.clone(), now.standing.clone(), self.workshop.patience());
             waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
         }
-        (Kind::Changed, Ok(()))
+        (ChangeKind::Changed, Ok(()))
     }
 
     /// Starts who is to take a model's place.
@@ -325,9 +325,9 @@ impl Keeper {
             let Ok((row, outcome)) = ended else { continue };
             let row = &mut rows[row];
             match row.change {
-                Kind::Replaced => self.settle(&row.name, &outcome),
-                Kind::Changed => self.settle_in_place(&row.name, &outcome).await,
-                Kind::Added | Kind::Removed => {}
+                ChangeKind::Replaced => self.settle(&row.name, &outcome),
+                ChangeKind::Changed => self.settle_in_place(&row.name, &outcome).await,
+                ChangeKind::Added | ChangeKind::Removed => {}
             }
             row.why = outcome.err();
         }

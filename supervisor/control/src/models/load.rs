@@ -2,7 +2,7 @@
 
 use super::keeper::{Keeper, Waits};
 use super::plan::{self, Change};
-use super::{Kind, ModelChange};
+use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
 use shadowslice_datapath::repository::{Wish, WishRefused};
 
@@ -45,7 +45,7 @@ impl Keeper {
             // Without anything that differs it is still to read its files again.
             self.change(&change.unwrap_or_else(|| Change::again(&new)), 0, &mut waits).await
         } else {
-            (Kind::Added, self.load(new, 0, &mut waits).await)
+            (ChangeKind::Added, self.load(new, 0, &mut waits).await)
         };
         if begun.is_err() && !loaded {
             self.go_by(name, &old);

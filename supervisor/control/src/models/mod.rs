@@ -73,7 +73,7 @@ pub struct ModelChange {
     /// Its name.
     pub name: String,
     /// What was to be done.
-    pub change: Kind,
+    pub change: ChangeKind,
     /// The keys that differ.
     pub keys: Vec<String>,
     /// Why that is not in force; then what was before is, and a model that was added is unready.
@@ -83,7 +83,7 @@ pub struct ModelChange {
 /// What is done to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ChangeKind {
     /// It comes.
     Added,
     /// It goes, when it has answered what it accepted.
@@ -94,7 +94,7 @@ pub enum Kind {
     Replaced,
 }
 
-impl Kind {
+impl ChangeKind {
     /// Its name, for people.
     pub fn name(self) -> &'static str {
         match self {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::keeper::{Keeper, Waits};
 use super::plan::{self, Change, Plan};
-use super::{Kind, ModelChange, ReloadRefused, Report};
+use super::{ChangeKind, ModelChange, ReloadRefused, Report};
 use shadowslice_config as config;
 use shadowslice_config::{Config, ConfigError, Listing};
 use shadowslice_shared::errors;
@@ -48,7 +48,7 @@ impl Keeper {
         let (mut rows, mut waits) = (Vec::new(), Waits::new());
         for name in plan.removed {
             self.remove(&name);
-            rows.push(row(&name, Kind::Removed, &[], Ok(())));
+            rows.push(row(&name, ChangeKind::Removed, &[], Ok(())));
         }
         for change in &plan.changed {
             let (kind, begun) = self.change(change, rows.len(), &mut waits).await;
@@ -57,18 +57,18 @@ impl Keeper {
         for model in plan.added {
             let name = model.name.clone();
             let begun = self.load(model, rows.len(), &mut waits).await;
-            rows.push(row(&name, Kind::Added, &[], begun));
+            rows.push(row(&name, ChangeKind::Added, &[], begun));
         }
         self.order_by(&config.models);
         self.publish();
         self.settle_all(&mut rows, waits).await;
-        let touched = rows.iter().filter(|row| row.change != Kind::Removed).count();
+        let touched = rows.iter().filter(|row| row.change != ChangeKind::Removed).count();
         let unchanged = config.models.len().saturating_sub(touched);
         Report { file: self.file.clone(), models: rows, unchanged, settings }
     }
 }
 
-fn row(name: &str, change: Kind, keys: &[&str], begun: Result<(), String>) -> ModelChange {
+fn row(name: &str, change: ChangeKind, keys: &[&str], begun: Result<(), String>) -> ModelChange {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
     ModelChange { name: name.to_owned(), change, keys, why: begun.err() }
 }

@@ -21,7 +21,7 @@ use super::shapes::ShapeTimes;
 use super::ticket::{InFlight, Shapes, Ticket, Waiting};
 use crate::clock::monotonic_ns;
 use crate::pipeline::BatchSocket;
-use crate::trace::Place;
+use crate::trace::RanAt;
 use shadowslice_shared::errors;
 
 /// What the scheduler knows of the way to a worker.
@@ -79,7 +79,7 @@ pub type Crowding = Arc<AtomicU32>;
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
     /// The same, with where it runs, for traces.
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<RanAt>,
     crowding: Crowding,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
@@ -116,7 +116,7 @@ impl Link {
         let lane = Lane::new(worker, &slice.scheduled(), blank, slots);
         let link = Self {
             worker,
-            place: Arc::new(Place { worker: worker.0, share: slice.share, sms: slice.sms, device }),
+            place: Arc::new(RanAt { worker: worker.0, share: slice.share, sms: slice.sms, device }),
             crowding,
             shapes: ShapeTimes::of(metadata, slice.sms),
             second_look: None,
@@ -130,9 +130,9 @@ impl Link {
 
     /// Its next batch runs on this part of the GPU.
     pub(crate) fn move_to(&mut self, slice: &Slice) {
-        let Place { worker, device, .. } = &*self.place;
+        let RanAt { worker, device, .. } = &*self.place;
         let (worker, device) = (*worker, Arc::clone(device));
-        self.place = Arc::new(Place { worker, share: slice.share, sms: slice.sms, device });
+        self.place = Arc::new(RanAt { worker, share: slice.share, sms: slice.sms, device });
     }
 
     /// Keeps the memory of what the worker has, whose requests are taken away, until it is through with it.

@@ -8,7 +8,7 @@ use shadowslice_shared::units::Moment;
 use super::counts::Refusal;
 use super::link::Sending;
 use super::ticket::{InFlight, Waiting};
-use crate::trace::{Ending, Handover, InBatch, Journal, Lost, Place};
+use crate::trace::{Ending, Handover, InBatch, Journal, Lost, RanAt};
 
 fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
     requests.iter().filter_map(|request| request.item.journal.as_ref())
@@ -27,7 +27,7 @@ pub(super) fn queued(requests: &[Waiting], at: Moment) {
 }
 
 /// A batch was sent.
-pub(super) fn sent(batch: &Sending, place: &Arc<Place>, at: Moment) {
+pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
     let &Sending { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {

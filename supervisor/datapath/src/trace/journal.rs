@@ -64,12 +64,12 @@ pub struct InBatch {
     /// Its requests.
     pub requests: usize,
     /// Who ran it.
-    pub place: Arc<Place>,
+    pub place: Arc<RanAt>,
 }
 
 /// A worker, and where it runs.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RanAt {
     /// Names it for the life of the supervisor.
     pub worker: u64,
     /// Its share of the GPU.
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn batch(id: u64) -> InBatch {
-        let place = Place { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
+        let place = RanAt { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
         InBatch { id, rows: 1, requests: 1, place: Arc::new(place) }
     }
 

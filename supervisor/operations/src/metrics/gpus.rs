@@ -1,7 +1,7 @@
 //! The metrics of real GPUs. Of an emulated one NVML says nothing, and so these have no values of it.
 
 use super::table::one;
-use super::text::Kind::{Counter, Gauge};
+use super::text::MetricType::{Counter, Gauge};
 use super::text::{Metric, Sample};
 use crate::status::{GpuMemory, GpuStatus, NvmlStatus};
 

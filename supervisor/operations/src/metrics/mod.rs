@@ -16,7 +16,7 @@ use text::{escaped, write_all};
 
 /// What is told of one model.
 #[derive(Debug)]
-pub struct Model {
+pub struct ModelMetrics {
     /// How it stands.
     pub status: ModelStatus,
     /// What was measured of its requests and batches since the start.
@@ -37,7 +37,7 @@ pub struct Policy {
 /// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are traced, and for
 /// the machine. Ours come first.
 pub fn render(
-    models: &[Model],
+    models: &[ModelMetrics],
     policy: Option<&Policy>,
     traces: Option<Counted>,
     gpus: &[GpuStatus],

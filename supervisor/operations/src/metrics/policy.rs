@@ -2,8 +2,8 @@
 
 use super::Policy;
 use super::table::histogram;
-use super::text::Kind::Histogram;
 use super::text::Metric;
+use super::text::MetricType::Histogram;
 
 /// All metrics of the policy.
 pub(super) const METRICS: &[Metric<Policy>] = &[Metric {

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::Model;
+use super::ModelMetrics;
 use super::gpus::MIB;
-use super::text::Kind::{Counter, Gauge, Histogram};
+use super::text::MetricType::{Counter, Gauge, Histogram};
 use super::text::{Metric, Sample};
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::{LatencyHistogram, RowsHistogram};
 
 /// All metrics. Values of one metric may be added up: nothing is counted under two labels.
-pub(super) const METRICS: &[Metric<Model>] = &[
+pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_model_ready",
         kind: Gauge,
@@ -254,12 +254,12 @@ pub(super) const METRICS: &[Metric<Model>] = &[
 ];
 
 /// What became of the orders, by who gave them. Those that answer no change of a load come first.
-fn causes(model: &Model) -> [(&'static str, &Outcomes); 3] {
+fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
 }
 
-fn repartitions(model: &Model) -> Vec<Sample> {
+fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
     let of = |(cause, outcomes): (&str, &Outcomes)| {
         let Outcomes { completed, aborted, refused, .. } = *outcomes;
         let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
@@ -281,7 +281,7 @@ fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
 }
 
 /// Workers of one role are added up. None where the memory is not known, for which 0 would be a lie.
-fn gpu_memory(model: &Model) -> Vec<Sample> {
+fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {
         if let Some(mib) = worker.memory_mib {
@@ -291,7 +291,7 @@ fn gpu_memory(model: &Model) -> Vec<Sample> {
     by("role", &by_role.into_iter().collect::<Vec<_>>())
 }
 
-fn outcomes(model: &Model) -> Vec<Sample> {
+fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
     let requests = &model.status.requests;
     let counts = [
         ("succeeded", requests.succeeded),
@@ -302,7 +302,7 @@ fn outcomes(model: &Model) -> Vec<Sample> {
     by("outcome", &counts)
 }
 
-fn refusals(model: &Model) -> Vec<Sample> {
+fn refusals(model: &ModelMetrics) -> Vec<Sample> {
     by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 

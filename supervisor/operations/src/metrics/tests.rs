@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::text::{Kind, Metric};
+use super::text::{Metric, MetricType};
 use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
@@ -12,7 +12,7 @@ use shadowslice_datapath::pipeline::Durations;
 
 const NO_MACHINE: MachineUsage = MachineUsage { cpu_busy: None, memory: None };
 
-fn model(name: &str) -> Model {
+fn model(name: &str) -> ModelMetrics {
     let requests = serde_json::from_value(json!({
         "accepted": 7, "succeeded": 4, "within_slo": 3, "failed": 2, "rejected": 5,
         "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
@@ -44,7 +44,7 @@ fn model(name: &str) -> Model {
         no_standby: None,
         handovers: Handovers::default(),
     };
-    Model { status, totals: Totals::default(), changes: Changes::default() }
+    ModelMetrics { status, totals: Totals::default(), changes: Changes::default() }
 }
 
 fn policy() -> Policy {
@@ -300,7 +300,7 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 #[test]
 fn slack_is_told_once_something_was_answered_and_may_be_negative() {
     let mut model = model("m");
-    let told = |model: &Model| render(std::slice::from_ref(model), None, None, &[], NO_MACHINE);
+    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NO_MACHINE);
     assert!(!told(&model).contains("slack_ratio{"));
     model.status.slo.slack = Some(-0.5);
     has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
@@ -346,8 +346,8 @@ fn tritons_metrics_say_the_same_under_its_names() {
 }
 
 /// Name and kind of every metric, in their order.
-fn all() -> Vec<(&'static str, Kind)> {
-    fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, Kind)> {
+fn all() -> Vec<(&'static str, MetricType)> {
+    fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, MetricType)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
     }
     let ours = of(table::METRICS).chain(of(policy::METRICS)).chain(of(gpus::METRICS));
@@ -385,9 +385,9 @@ fn the_documentation_has_every_metric_and_no_other() {
         let mut cells = row.split(" | ");
         let name = cells.next().unwrap().trim_end_matches('`');
         let kind = match cells.next() {
-            Some("counter") => Kind::Counter,
-            Some("gauge") => Kind::Gauge,
-            Some("histogram") => Kind::Histogram,
+            Some("counter") => MetricType::Counter,
+            Some("gauge") => MetricType::Gauge,
+            Some("histogram") => MetricType::Histogram,
             kind => panic!("{name} is a {kind:?}"),
         };
         told.push((name, kind));

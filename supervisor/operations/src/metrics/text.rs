@@ -3,7 +3,7 @@
 /// A metric, and how it is read off its subject.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricType,
     /// No backslash and no line end: it is written as it is.
     pub(super) help: &'static str,
     pub(super) samples: fn(&S) -> Vec<Sample>,
@@ -11,7 +11,7 @@ pub(super) struct Metric<S> {
 
 /// What may be done with a metric's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricType {
     Counter,
     Gauge,
     Histogram,
@@ -26,7 +26,7 @@ pub(super) struct Sample {
     pub(super) value: f64,
 }
 
-impl Kind {
+impl MetricType {
     fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",

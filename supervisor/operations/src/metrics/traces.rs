@@ -1,6 +1,6 @@
 //! What becomes of traces.
 
-use super::text::Kind::Counter;
+use super::text::MetricType::Counter;
 use super::text::{Metric, Sample};
 
 /// Spans that came to that end.

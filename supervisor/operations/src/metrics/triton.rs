@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::Model;
+use super::ModelMetrics;
 use super::gpus::{memory, told};
 use super::table::{by, one};
-use super::text::Kind::{Counter, Gauge};
+use super::text::MetricType::{Counter, Gauge};
 use super::text::{Metric, Sample, escaped, write_all};
 use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
@@ -15,7 +15,7 @@ use shadowslice_datapath::pipeline::Durations;
 const VERSION: &str = "1";
 
 /// Those of models.
-pub(super) const MODELS: &[Metric<Model>] = &[
+pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "nv_inference_request_success",
         kind: Counter,
@@ -141,7 +141,7 @@ pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
 ];
 
 /// Writes all of them.
-pub(super) fn write(text: &mut String, models: &[Model], gpus: &[GpuStatus], machine: MachineUsage) {
+pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatus], machine: MachineUsage) {
     write_all(text, MODELS, models, |model| {
         format!("model=\"{}\",version=\"{VERSION}\"", escaped(&model.status.name))
     });
@@ -153,7 +153,7 @@ pub(super) fn write(text: &mut String, models: &[Model], gpus: &[GpuStatus], mac
 }
 
 /// By Triton's reasons. What was accepted and failed did so for its worker, or for want of one.
-fn failures(model: &Model) -> Vec<Sample> {
+fn failures(model: &ModelMetrics) -> Vec<Sample> {
     let requests = &model.status.requests;
     let reasons = [
         ("REJECTED", requests.rejected),
@@ -164,6 +164,6 @@ fn failures(model: &Model) -> Vec<Sample> {
     by("reason", &reasons)
 }
 
-fn us(model: &Model, of: fn(&Durations) -> Duration) -> Vec<Sample> {
+fn us(model: &ModelMetrics, of: fn(&Durations) -> Duration) -> Vec<Sample> {
     one(of(&model.totals.durations).as_micros() as f64)
 }

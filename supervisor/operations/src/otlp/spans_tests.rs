@@ -4,7 +4,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::proto::any_value::Value;
 use super::*;
-use shadowslice_datapath::trace::{InBatch, Parent, Place, Try};
+use shadowslice_datapath::trace::{InBatch, Parent, RanAt, Try};
 
 const WALL: Wall =
     Wall { since_epoch: Duration::from_secs(1000), at: Moment::after_origin(Duration::from_secs(10)) };
@@ -19,7 +19,7 @@ fn unix(ms: u64) -> u64 {
 }
 
 fn ran(sent: u64, worker: u64, ending: Ending) -> Option<Ran> {
-    let place = Place { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
+    let place = RanAt { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
     let batch = InBatch { id: 5, rows: 9, requests: 2, place: Arc::new(place) };
     Some(Ran { sent: at(sent), batch, ending })
 }

@@ -26,7 +26,7 @@ use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootTimes, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
-use told::Told;
+use told::DriverView;
 
 /// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +105,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     let program = host::worker_program()?;
     let run_dir = RunDir::take(&config.run_dir)?;
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
-    let driver = Told::of(&config.gpus[0]);
+    let driver = DriverView::of(&config.gpus[0]);
     let bench = Bench {
         model,
         gpu: Arc::clone(&gpus[0]),

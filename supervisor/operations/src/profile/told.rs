@@ -11,9 +11,9 @@ const SECONDS_A_DAY: u64 = 86_400;
 
 /// The driver, and which of its GPUs is meant; nothing on an emulated device.
 #[derive(Debug)]
-pub(super) struct Told(Option<(Library, Gpu)>);
+pub(super) struct DriverView(Option<(Library, Gpu)>);
 
-impl Told {
+impl DriverView {
     pub(super) fn of(gpu: &Gpu) -> Self {
         let real = matches!(gpu, Gpu::Cuda { .. });
         // Where it cannot be asked, workers cannot run either, and say why.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::punctual::{Pick, Punctual};
-use super::queue::{Entry, Place, Queue};
+use super::queue::{Entry, Queue, QueueKey};
 use crate::latency::Predictor;
 
 /// What bounds the batches of one model.
@@ -60,7 +60,7 @@ pub fn next<K: Ord + Clone, T>(
     let Some(mut soonest) = waits_until(queue, head, limits, now) else {
         return Next::Run(take_batch(queue, head, limits, punctual));
     };
-    let mut ready: Option<Place> = None;
+    let mut ready: Option<QueueKey> = None;
     for start in queue.starts().filter(|&start| start != head) {
         match waits_until(queue, start, limits, now) {
             Some(until) => soonest = soonest.min(until),
@@ -88,7 +88,7 @@ pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
 /// Until when the batch that starts there waits for company; nothing when it is ready.
 fn waits_until<K: Ord + Clone, T>(
     queue: &Queue<K, T>,
-    start: Place,
+    start: QueueKey,
     limits: &Limits,
     now: Moment,
 ) -> Option<Moment> {
@@ -109,7 +109,7 @@ fn waits_until<K: Ord + Clone, T>(
 /// Takes out the batch that starts there.
 fn take_batch<K: Ord + Clone, T>(
     queue: &mut Queue<K, T>,
-    start: Place,
+    start: QueueKey,
     limits: &Limits,
     punctual: Option<&Punctual<'_>>,
 ) -> Taken<K, T> {

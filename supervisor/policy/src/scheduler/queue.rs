@@ -30,7 +30,7 @@ pub struct Entry<K, T> {
 
 /// Where an entry stands; the smallest is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct QueueKey {
     /// False for what was put back, which goes first.
     fresh: bool,
     deadline: Moment,
@@ -41,7 +41,7 @@ pub(crate) struct Place {
 /// The entries of one shape that may share a batch. Never empty.
 #[derive(Debug, Default)]
 struct Group {
-    places: BTreeSet<Place>,
+    places: BTreeSet<QueueKey>,
     rows: u64,
 }
 
@@ -51,11 +51,11 @@ pub struct Queue<K, T> {
     max_requests: usize,
     sequence: u64,
     rows: u64,
-    entries: BTreeMap<Place, Entry<K, T>>,
+    entries: BTreeMap<QueueKey, Entry<K, T>>,
     /// Places of the entries that may run with others, by shape.
     groups: BTreeMap<K, Group>,
     /// Places of the entries that may not.
-    alone: BTreeSet<Place>,
+    alone: BTreeSet<QueueKey>,
 }
 
 impl<K: Ord + Clone, T> Queue<K, T> {
@@ -114,13 +114,13 @@ impl<K: Ord + Clone, T> Queue<K, T> {
 
     /// Takes out the requests for which `gone` holds, head first. Looks at every request.
     pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
-        let places: Vec<Place> =
+        let places: Vec<QueueKey> =
             self.entries.iter().filter(|(_, entry)| gone(&entry.item)).map(|(&place, _)| place).collect();
         places.into_iter().map(|place| self.take(place)).collect()
     }
 
     fn insert(&mut self, entry: Entry<K, T>, fresh: bool) {
-        let place = Place { fresh, deadline: entry.deadline, sequence: self.sequence };
+        let place = QueueKey { fresh, deadline: entry.deadline, sequence: self.sequence };
         self.sequence += 1;
         self.rows += u64::from(entry.rows);
         if entry.alone {
@@ -138,7 +138,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// Takes out the entry at `place`, which must be taken.
-    pub(crate) fn take(&mut self, place: Place) -> Entry<K, T> {
+    pub(crate) fn take(&mut self, place: QueueKey) -> Entry<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
         self.rows -= u64::from(entry.rows);
         if entry.alone {
@@ -155,23 +155,23 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// The entry at `place`, which must be taken.
-    pub(crate) fn at(&self, place: Place) -> &Entry<K, T> {
+    pub(crate) fn at(&self, place: QueueKey) -> &Entry<K, T> {
         &self.entries[&place]
     }
 
     /// The place of the head.
-    pub(crate) fn head(&self) -> Option<Place> {
+    pub(crate) fn head(&self) -> Option<QueueKey> {
         self.entries.keys().next().copied()
     }
 
     /// Where batches can start: the first place of each shape, and the first that runs by itself.
-    pub(crate) fn starts(&self) -> impl Iterator<Item = Place> {
+    pub(crate) fn starts(&self) -> impl Iterator<Item = QueueKey> {
         let grouped = self.groups.values().filter_map(|group| group.places.first());
         grouped.chain(self.alone.first()).copied()
     }
 
     /// The first place of those with this shape that may run together.
-    pub(crate) fn first_of(&self, shape: &K) -> Option<Place> {
+    pub(crate) fn first_of(&self, shape: &K) -> Option<QueueKey> {
         self.groups.get(shape)?.places.first().copied()
     }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use shadowslice_shared::units::Sms;
 
-use super::{Kind, Policy, Terms, UnknownPolicy};
+use super::{Policy, PolicyName, Terms, UnknownPolicy};
 
 /// Behind a policy's name: requests that cannot be answered in time are turned away.
 const WITH_DOORS: &str = "+doors";
@@ -14,20 +14,20 @@ const WITH_DOORS: &str = "+doors";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// Which policy.
-    pub kind: Kind,
+    pub kind: PolicyName,
     /// Whether requests that cannot be answered in time are turned away.
     pub refuses_late: bool,
 }
 
 impl Choice {
     /// A policy as it is.
-    pub const fn of(kind: Kind) -> Self {
+    pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
     }
 
     /// Whether it tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
-        self.kind == Kind::Adaptive
+        self.kind == PolicyName::Adaptive
     }
 
     /// The policy for these models on these GPUs.
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn every_choice_is_read_as_it_is_written() {
-        for kind in Kind::ALL {
+        for kind in PolicyName::ALL {
             for refuses_late in [false, true] {
                 let choice = Choice { kind, refuses_late };
                 assert_eq!(choice.to_string().parse(), Ok(choice));

@@ -21,4 +21,4 @@ mod policy;
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
 pub use plan::{Change, Decision, Door, Missed, Plan, Verdict, Waiting, Why};
-pub use policy::{Kind, Policy, UnknownPolicy};
+pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -11,7 +11,7 @@ use super::{Choice, Decision, Facts, Terms};
 
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PolicyName {
     /// Ours: nothing until a model misses, then the least that helps.
     Adaptive,
     /// Every model may use the whole GPU.
@@ -28,7 +28,7 @@ pub enum Kind {
     Gpulet,
 }
 
-impl Kind {
+impl PolicyName {
     /// All of them, the one that is judged first.
     pub const ALL: [Self; 7] = [
         Self::Adaptive,
@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Kind {
 #[error("`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, gslice or gpulet")]
 pub struct UnknownPolicy(pub String);
 
-impl FromStr for Kind {
+impl FromStr for PolicyName {
     type Err = UnknownPolicy;
 
     fn from_str(word: &str) -> Result<Self, UnknownPolicy> {
@@ -99,13 +99,13 @@ impl Policy {
     pub fn new(choice: Choice, gpus: &[Sms], terms: &[Terms]) -> Self {
         assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
         let rule = match choice.kind {
-            Kind::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
-            Kind::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
-            Kind::Static => Rule::Fixed(Fixed::as_configured(terms)),
-            Kind::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
-            Kind::Half => Rule::Fixed(Fixed::half(gpus, terms)),
-            Kind::Gslice => Rule::Gslice(Gslice::new(terms)),
-            Kind::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
+            PolicyName::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
+            PolicyName::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
+            PolicyName::Static => Rule::Fixed(Fixed::as_configured(terms)),
+            PolicyName::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
+            PolicyName::Half => Rule::Fixed(Fixed::half(gpus, terms)),
+            PolicyName::Gslice => Rule::Gslice(Gslice::new(terms)),
+            PolicyName::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
         };
         Self { choice, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
     }
@@ -134,7 +134,7 @@ impl Policy {
     }
 
     /// Which policy it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PolicyName {
         self.choice.kind
     }
 
@@ -169,9 +169,9 @@ mod tests {
 
     #[test]
     fn every_policy_is_found_by_its_name() {
-        for kind in Kind::ALL {
+        for kind in PolicyName::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
-        assert!("Adaptive".parse::<Kind>().is_err());
+        assert!("Adaptive".parse::<PolicyName>().is_err());
     }
 }

@@ -44,7 +44,7 @@ const LANES: f64 = 2.0;
 /// What nothing can exceed under one load.
 pub struct Bound<'s> {
     scenario: &'s Scenario,
-    models: Vec<Model>,
+    models: Vec<Demand>,
     /// In their order.
     arrivals: Vec<Arrival>,
     span: Duration,
@@ -154,7 +154,7 @@ impl<'s> Bound<'s> {
 }
 
 /// One model with its load.
-struct Model {
+struct Demand {
     gpu: usize,
     slo: Duration,
     requests: f64,
@@ -165,13 +165,13 @@ struct Model {
 }
 
 /// The models, and what their lanes can do of these arrivals, the first first.
-fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
+fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Demand> {
     let mut lanes = Vec::with_capacity(scenario.models.len());
     for served in &scenario.models {
         let terms = &served.terms;
         let sms = scenario.gpus.get(terms.gpu).copied().unwrap_or(Sms(0));
         let cost = cheapest(&served.truth.execution, terms.max_batch, terms.most().min(sms), terms.slo);
-        let model = Model { gpu: terms.gpu, slo: terms.slo, requests: 0.0, cost, lanes_serve: 0.0 };
+        let model = Demand { gpu: terms.gpu, slo: terms.slo, requests: 0.0, cost, lanes_serve: 0.0 };
         lanes.push((model, Sweep::new(LANES)));
     }
     for arrival in arrivals {
@@ -182,9 +182,9 @@ fn models(scenario: &Scenario, arrivals: &[Arrival]) -> Vec<Model> {
             }
         }
     }
-    let served = |(model, lane): (Model, Sweep)| {
+    let served = |(model, lane): (Demand, Sweep)| {
         let lanes_serve = model.cost.map_or(0.0, |cost| model.requests - lane.lost() / cost.lane_ns);
-        Model { lanes_serve, ..model }
+        Demand { lanes_serve, ..model }
     };
     lanes.into_iter().map(served).collect()
 }

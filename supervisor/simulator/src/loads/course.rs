@@ -19,7 +19,7 @@ const HIGH: (f64, f64) = (2.2, 2.0);
 
 /// A span of constant rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Step {
+pub(crate) struct RateSpan {
     /// When it ends, in seconds.
     pub(crate) until: f64,
     /// The rate as a multiple of the mean.
@@ -29,7 +29,7 @@ pub(crate) struct Step {
 /// The steps of one model's rate. Their mean over the run is 1.
 #[derive(Debug, Clone)]
 pub(crate) enum Course {
-    Steps(std::vec::IntoIter<Step>),
+    Steps(std::vec::IntoIter<RateSpan>),
     Wave { phase: f64, seconds: f64, passed: u32 },
     Switching { random: Random, high: bool, until: f64 },
 }
@@ -39,7 +39,8 @@ impl Course {
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();
-        let scaled = steps.iter().map(|(end, factor)| Step { until: end * seconds, factor: factor / mean });
+        let scaled =
+            steps.iter().map(|(end, factor)| RateSpan { until: end * seconds, factor: factor / mean });
         Self::Steps(scaled.collect::<Vec<_>>().into_iter())
     }
 
@@ -56,9 +57,9 @@ impl Course {
 }
 
 impl Iterator for Course {
-    type Item = Step;
+    type Item = RateSpan;
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<RateSpan> {
         match self {
             Self::Steps(steps) => steps.next(),
             Self::Wave { phase, seconds, passed } => {
@@ -66,13 +67,13 @@ impl Iterator for Course {
                 *passed += 1;
                 let until = *seconds * f64::from(*passed) / f64::from(WAVE_STEPS);
                 let factor = 1.0 + WAVE_SWING * (TAU * (WAVE_PERIODS * middle + *phase)).sin();
-                Some(Step { until, factor })
+                Some(RateSpan { until, factor })
             }
             Self::Switching { random, high, until } => {
                 *high = !*high;
                 let (factor, mean) = if *high { HIGH } else { LOW };
                 *until += mean * random.exponential();
-                Some(Step { until: *until, factor })
+                Some(RateSpan { until: *until, factor })
             }
         }
     }

@@ -31,7 +31,7 @@ pub enum Named {
     /// Each model's rate swings by 0.8 of its mean, two periods in a run, each model at a phase of its own.
     Diurnal,
     /// One model, chosen by the seed, at 1x, 3x, 1x for a third of the run each.
-    Step,
+    RateSpan,
     /// One model, chosen by the seed, at five times its rate for a tenth of the run.
     Flash,
     /// Two models, chosen by the seed, in turns at 1.75 and 0.25 of their rates, six turns in a run.
@@ -49,7 +49,7 @@ impl Named {
         ("gamma", Self::Gamma),
         ("mmpp", Self::Mmpp),
         ("diurnal", Self::Diurnal),
-        ("step", Self::Step),
+        ("step", Self::RateSpan),
         ("flash", Self::Flash),
         ("anti", Self::Anti),
         ("surge", Self::Surge),
@@ -91,7 +91,7 @@ impl Named {
         match (self, turn) {
             (Self::Mmpp, _) => Course::switching(random()),
             (Self::Diurnal, _) => Course::wave(random().fraction(), seconds),
-            (Self::Step, 0) => steps(&[(1.0 / 3.0, 1.0), (2.0 / 3.0, 3.0), (1.0, 1.0)]),
+            (Self::RateSpan, 0) => steps(&[(1.0 / 3.0, 1.0), (2.0 / 3.0, 3.0), (1.0, 1.0)]),
             (Self::Flash, 0) => steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)]),
             (Self::Anti, 0) => six([0.25, 1.75]),
             (Self::Anti, 1) => six([1.75, 0.25]),

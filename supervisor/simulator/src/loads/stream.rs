@@ -1,6 +1,6 @@
 //! Arrivals of all models in the order of time, drawn one by one.
 
-use super::course::{Course, Step};
+use super::course::{Course, RateSpan};
 use crate::random::Random;
 use crate::scenario::Arrival;
 use crate::time::{NEVER, moment, seconds_to_ns};
@@ -22,13 +22,13 @@ pub(crate) struct Stream {
     /// Requests per second on average.
     rate: f64,
     at: f64,
-    step: Step,
+    step: RateSpan,
     end: f64,
 }
 
 impl Stream {
     pub(crate) fn new(random: Random, gaps: Gaps, course: Course, rate: f64, end: f64) -> Self {
-        Self { random, gaps, course, rate, at: 0.0, step: Step { until: 0.0, factor: 0.0 }, end }
+        Self { random, gaps, course, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
     }
 
     /// The next arrival in nanoseconds; [`NEVER`] past the end.

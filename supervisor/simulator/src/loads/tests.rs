@@ -51,7 +51,7 @@ fn every_load_takes_the_part_of_the_gpu_that_was_asked_for() {
 
 #[test]
 fn a_step_triples_one_model_and_leaves_the_others() {
-    let arrivals: Vec<_> = Named::Step.arrivals(&scenario(3), 4, 300.0, 2.0).collect();
+    let arrivals: Vec<_> = Named::RateSpan.arrivals(&scenario(3), 4, 300.0, 2.0).collect();
     let stepped = Random::new(4, Purpose::Choice, 0).order(3)[0];
     for model in 0..3 {
         let third = |n: u64| {

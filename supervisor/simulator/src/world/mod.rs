@@ -24,7 +24,7 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Decision, Facts};
 use shadowslice_shared::contention::Gpu;
 
-pub(crate) use tally::Tally;
+pub(crate) use tally::Counts;
 
 use gpus::{Gpus, Rules};
 use model::Model;
@@ -73,7 +73,7 @@ pub struct Outcome {
 /// What became of one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
-    pub(crate) tally: Tally,
+    pub(crate) tally: Counts,
     /// Requests without an answer when the run ended.
     pub(crate) pending: u64,
     /// When hand-overs came to effect, in nanoseconds.

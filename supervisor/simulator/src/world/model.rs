@@ -10,7 +10,7 @@ use shadowslice_shared::units::Sms;
 
 use super::handover::Under;
 use super::partitions::Inside;
-use super::tally::Tally;
+use super::tally::Counts;
 use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
@@ -37,7 +37,7 @@ pub(super) struct Model<'a> {
     pub(super) inside: Option<Inside>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
-    pub(super) tally: Tally,
+    pub(super) tally: Counts,
     alarm: u64,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Model<'a> {
             inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
             since: 0,
             repartitions: Vec::new(),
-            tally: Tally::new(),
+            tally: Counts::new(),
             alarm: NEVER,
         };
         new.attach(0, sms);

@@ -4,7 +4,7 @@ use crate::histogram::Histogram;
 
 /// Counts and latencies.
 #[derive(Debug, Clone)]
-pub(crate) struct Tally {
+pub(crate) struct Counts {
     pub(crate) arrived: u64,
     pub(crate) answered: u64,
     pub(crate) in_time: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Tally {
     pub(crate) latency: Histogram,
 }
 
-impl Tally {
+impl Counts {
     pub(crate) fn new() -> Self {
         let latency = Histogram::new();
         Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }

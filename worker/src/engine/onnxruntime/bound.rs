@@ -18,7 +18,7 @@ use crate::device::cuda::graph::{Executable, Recording};
 
 /// What batches are alike in that share their places.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct BatchForm {
     pub(super) slot: u8,
     /// The batch size; `None` for a model without a batch axis.
     pub(super) rows: Option<u32>,
@@ -26,7 +26,7 @@ pub(super) struct Kind {
     pub(super) shapes: Vec<Vec<i64>>,
 }
 
-impl Kind {
+impl BatchForm {
     /// Whether a batch like `other` fits into the places of this kind, padded if need be.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
@@ -37,7 +37,7 @@ impl Kind {
 /// while the one before executes.
 #[derive(Debug)]
 pub(super) struct Bound {
-    pub(super) kind: Kind,
+    pub(super) kind: BatchForm,
     pub(super) session: SessionOf,
     pub(super) how: How,
     pub(super) inputs: Vec<DeviceBuffer>,
@@ -97,7 +97,7 @@ impl Maker<'_> {
     pub(super) fn bind(
         &self,
         session: &Session,
-        (kind, of): (Kind, SessionOf),
+        (kind, of): (BatchForm, SessionOf),
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<Bound, RunFailure> {

@@ -11,7 +11,7 @@ use ort::session::builder::SessionBuilder;
 use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{Provider, Refusal};
 
-use super::bound::Kind;
+use super::bound::BatchForm;
 use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
 
@@ -60,7 +60,7 @@ impl Loader {
 
 /// The lengths that a kind of batches gives to the axes that a model leaves open; `None` where one of them has no name, or
 /// a name would stand for two lengths.
-pub(super) fn lengths(session: &Session, kind: &Kind) -> Option<Lengths> {
+pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
         let shape = kind.rows.map(i64::from).into_iter().chain(row.iter().copied());

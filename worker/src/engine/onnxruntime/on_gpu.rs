@@ -13,7 +13,7 @@ use shadowslice_shared::boot::{Provider, Refusal};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{Bound, Fixed, How, Kind, Maker, Recorded, Recorder, SessionOf};
+use super::bound::{BatchForm, Bound, Fixed, How, Maker, Recorded, Recorder, SessionOf};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::partitions::Partitions;
 use super::{Library, OnnxRuntime, Signature, broken, failed, operators, output};
@@ -282,7 +282,7 @@ impl OnGpu {
     /// The places for a batch like this one, made if need be.
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
-        let kind = Kind { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
         let fitting = self.bound.iter().enumerate().filter(|(_, bound)| bound.kind.holds(&kind));
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
             return Ok(found);
@@ -307,7 +307,7 @@ impl OnGpu {
     }
 
     /// The session that executes batches of this kind, loaded if need be.
-    fn session_for(&mut self, kind: &Kind) -> Result<SessionOf, RunFailure> {
+    fn session_for(&mut self, kind: &BatchForm) -> Result<SessionOf, RunFailure> {
         let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
         let known = self.bound.iter().find(alike).map(|bound| bound.session);
         let recordable = |index| SessionOf { index, recordable: true };

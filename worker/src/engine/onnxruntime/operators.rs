@@ -6,7 +6,7 @@ use prost::Message;
 
 /// A model, as far as it is of interest here: the numbers are ONNX's.
 #[derive(Message)]
-struct Model {
+struct ModelProto {
     #[prost(message, optional, tag = "7")]
     graph: Option<Graph>,
     /// What nodes may call by a name of the model's own.
@@ -47,8 +47,8 @@ struct Attribute {
 /// convolution: with the next shape that goes, and with it the kernels that a recording would start. A file that cannot
 /// be read may have such operators.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
-    let model = std::fs::read(model).ok().and_then(|bytes| Model::decode(bytes.as_slice()).ok());
-    let Some(Model { graph: Some(graph), functions }) = model else { return true };
+    let model = std::fs::read(model).ok().and_then(|bytes| ModelProto::decode(bytes.as_slice()).ok());
+    let Some(ModelProto { graph: Some(graph), functions }) = model else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
@@ -75,7 +75,7 @@ mod tests {
             let node = |operator: &&str| Node { operator: (*operator).to_owned(), attributes: Vec::new() };
             let graph = Graph { nodes: operators.iter().map(node).collect() };
             let path = folder.path().join("model.onnx");
-            let model = Model { graph: Some(graph), functions: Vec::new() };
+            let model = ModelProto { graph: Some(graph), functions: Vec::new() };
             std::fs::write(&path, model.encode_to_vec()).unwrap();
             remembers_shapes(&path)
         };

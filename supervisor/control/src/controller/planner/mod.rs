@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Kind, Live, Policy, Terms};
+use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -110,7 +110,7 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[
     let wanted = choice.policy(&whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
         // Ours goes on from where somebody chose to start a model; the others are what they say.
-        let chosen = choice.kind == Kind::Adaptive && terms.initial_given;
+        let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
         if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
     };
     models.iter().zip(terms.iter().zip(wanted)).map(share).collect()

@@ -355,7 +355,7 @@ fn what_was_learnt_is_known_while_models_stay() {
 
 #[test]
 fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
-    for kind in shadowslice_policy::sharing::Kind::ALL {
+    for kind in shadowslice_policy::sharing::PolicyName::ALL {
         let mut rig = Rig::new(&format!("policy: {kind}, act: false").replace("static", "equal"));
         rig.decide();
         rig.planner.sharers = watch::channel(Vec::new()).1;

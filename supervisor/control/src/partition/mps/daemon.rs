@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use tokio::process::{Child, ChildStdin};
 
 use super::control::Control;
-use super::place::Place;
+use super::place::Directories;
 use crate::partition::command;
 
 /// Ends the daemon if this process dies without a word: its input then ends. The daemon itself goes
@@ -46,7 +46,7 @@ impl Daemon {
     }
 
     /// Ends it: by asking it, unless at once; then by killing what is left.
-    pub(super) async fn end(mut self, control: &Control, place: &Place, at_once: bool) {
+    pub(super) async fn end(mut self, control: &Control, place: &Directories, at_once: bool) {
         if !at_once {
             match control.quit().await {
                 Ok(()) => {
@@ -66,7 +66,7 @@ impl Daemon {
     }
 
     /// Kills it and its servers.
-    pub(super) async fn kill(mut self, control: &Control, place: &Place) {
+    pub(super) async fn kill(mut self, control: &Control, place: &Directories) {
         if let (Some(group), Ok(None)) = (self.group, self.child.try_wait()) {
             // An error means that nobody is left.
             killpg(group, Signal::SIGKILL).ok();

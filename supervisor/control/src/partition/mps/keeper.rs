@@ -9,7 +9,7 @@ use super::MpsError;
 use super::answers::{ServerStatus, Termination};
 use super::control::{Control, ControlError};
 use super::daemon::Daemon;
-use super::place::Place;
+use super::place::Directories;
 use shadowslice_shared::errors;
 
 /// How often something is looked at that nobody tells.
@@ -64,7 +64,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) control: Control,
-    pub(super) place: Place,
+    pub(super) place: Directories,
     pub(super) uid: u32,
     pub(super) condition: watch::Sender<Condition>,
     /// Since when the server is at fault.
@@ -80,7 +80,9 @@ enum Over {
 impl Keeper {
     /// Starts a daemon and its server, and waits until that takes clients.
     pub(super) async fn start(&self) -> Result<(Daemon, i32), MpsError> {
-        self.place.make().map_err(|source| MpsError::Place { path: self.place.pipe.clone(), source })?;
+        self.place
+            .make()
+            .map_err(|source| MpsError::Directories { path: self.place.pipe.clone(), source })?;
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program().to_owned(), source })?;
         let ready = tokio::select! {

@@ -33,7 +33,7 @@ pub use control::{Control, ControlError, control_program};
 pub use generation::Generation;
 use keeper::{Condition, Inbox, Keeper, Request, Stop};
 pub use limits::Limits;
-use place::Place;
+use place::Directories;
 use shadowslice_shared::errors;
 
 /// Requests that may wait for a daemon's keeper; each worker has at most three.
@@ -67,7 +67,7 @@ pub enum MpsError {
     Control(#[source] ControlError),
     /// Its directories.
     #[error("{path} cannot be made")]
-    Place {
+    Directories {
         /// Where.
         path: PathBuf,
         /// The system's reason.
@@ -161,7 +161,7 @@ impl MpsGpu {
     /// Starts a daemon and a server for a GPU, and asks what a share comes to. Blocks until clients
     /// are taken, for a minute or two at most.
     pub fn start(setup: MpsSetup) -> Result<Self, MpsError> {
-        let place = Place::of(&setup.private, setup.index);
+        let place = Directories::of(&setup.private, setup.index);
         let surroundings = vec![
             (VISIBLE, setup.uuid.clone()),
             (PIPE_DIRECTORY, place.pipe.display().to_string()),

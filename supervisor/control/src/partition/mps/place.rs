@@ -34,12 +34,12 @@ const PROGRAMS: &str = "nvidia-cuda-mps-";
 
 /// The directories of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Directories {
     pub(super) pipe: PathBuf,
     pub(super) log: PathBuf,
 }
 
-impl Place {
+impl Directories {
     /// The directories of the `index`th GPU's daemon of the supervisor that has the folder `private`;
     /// the same every time. The pipe directory lies elsewhere if its path were too long there.
     pub(super) fn of(private: &Path, index: usize) -> Self {
@@ -174,19 +174,19 @@ mod tests {
 
     #[test]
     fn pipe_directories_are_short_and_the_same_every_time() {
-        let short = Place::of(Path::new("/run/shadowslice/private"), 0);
+        let short = Directories::of(Path::new("/run/shadowslice/private"), 0);
         assert_eq!(short.pipe, Path::new("/run/shadowslice/private/mps0/pipe"));
         let deep = PathBuf::from(format!("/{}/private", "d".repeat(90)));
-        let long = Place::of(&deep, 3);
+        let long = Directories::of(&deep, 3);
         assert!(long.pipe.as_os_str().len() <= MAX_PIPE && long.pipe.starts_with("/tmp"), "{long:?}");
-        assert_eq!(long, Place::of(&deep, 3));
-        assert_ne!(long.pipe, Place::of(&deep, 4).pipe);
+        assert_eq!(long, Directories::of(&deep, 3));
+        assert_ne!(long.pipe, Directories::of(&deep, 4).pipe);
     }
 
     #[test]
     fn what_others_may_read_is_not_lived_in() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), 0);
+        let place = Directories::of(folder.path(), 0);
         place.make().unwrap();
         place.make().unwrap();
         fs::set_permissions(&place.pipe, fs::Permissions::from_mode(0o755)).unwrap();
