@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use shadowslice_policy::sharing::{Choice, Executed, Facts, PolicyName, Live, Policy, Seen, Terms};
+use shadowslice_policy::sharing::{Choice, Executed, Facts, Live, Policy, PolicyName, Seen, Terms};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::{Moment, Sms};
 

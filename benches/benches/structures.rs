@@ -12,7 +12,7 @@ use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_policy::scheduler::batcher::{self, Limits, Next};
 use shadowslice_policy::scheduler::queue::{Entry, Queue};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, Output, Report, decode, encode,
+    Answer, Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output, decode, encode,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
@@ -95,7 +95,7 @@ fn messages(criterion: &mut Criterion) {
             requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
         });
         let output = Output { shape: vec![16], parts: extents().collect() };
-        let answer = Report::Answer(Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]) });
+        let answer = FromWorker::Answer(Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]) });
 
         group.bench_function(BenchmarkId::new("encode a batch", requests), |bencher| {
             bencher.iter(|| encode(black_box(&batch), &mut buffer).map(<[u8]>::len));
@@ -109,7 +109,7 @@ fn messages(criterion: &mut Criterion) {
         });
         let answer = encoded(&answer);
         group.bench_function(BenchmarkId::new("decode an answer", requests), |bencher| {
-            bencher.iter(|| decode::<Report>(black_box(&answer)));
+            bencher.iter(|| decode::<FromWorker>(black_box(&answer)));
         });
     }
     group.finish();

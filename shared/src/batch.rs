@@ -42,7 +42,7 @@ pub enum Command {
 
 /// Worker to supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum FromWorker {
     /// What became of a batch.
     Answer(Answer),
     /// What became of a partition that was to be made ready.

@@ -8,8 +8,8 @@ use clap::{Parser, Subcommand};
 use crate::serve;
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
-use shadowslice_control::models::{ModelChange, Report};
-use shadowslice_operations::admin::{self, Answer, Ask};
+use shadowslice_control::models::{ModelChange, ReloadReport};
+use shadowslice_operations::admin::{self, Ask, Reply};
 use shadowslice_operations::doctor;
 use shadowslice_operations::profile;
 use shadowslice_operations::status;
@@ -166,7 +166,7 @@ fn share_percent(text: &str) -> Result<u32, String> {
     number.parse().map_err(|_| wrong())
 }
 
-fn ask(ask: &Ask, at: RunDir) -> Result<Answer, u8> {
+fn ask(ask: &Ask, at: RunDir) -> Result<Reply, u8> {
     let Some(run_dir) = at.run_dir.or_else(config::default_run_dir) else {
         return Err(fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE));
     };
@@ -175,8 +175,8 @@ fn ask(ask: &Ask, at: RunDir) -> Result<Answer, u8> {
 
 fn status(json: bool, at: RunDir) -> u8 {
     match ask(&Ask::Status, at) {
-        Ok(Answer::Status(status)) if json => print(&as_json(&status)),
-        Ok(Answer::Status(status)) => print(status::table(&status).trim_end()),
+        Ok(Reply::Status(status)) if json => print(&as_json(&status)),
+        Ok(Reply::Status(status)) => print(status::table(&status).trim_end()),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }
@@ -184,18 +184,18 @@ fn status(json: bool, at: RunDir) -> u8 {
 
 fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
     match ask(&wanted, at) {
-        Ok(Answer::Handover { report, held }) => {
+        Ok(Reply::Handover { report, held }) => {
             let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
             match report.why {
                 None => printed,
                 Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
             }
         }
-        Ok(Answer::Unchanged { why, held }) if json => {
+        Ok(Reply::Unchanged { why, held }) if json => {
             print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
         }
-        Ok(Answer::Unchanged { why, held }) => print(&(why + kept(held))),
-        Ok(Answer::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
+        Ok(Reply::Unchanged { why, held }) => print(&(why + kept(held))),
+        Ok(Reply::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }
@@ -208,7 +208,7 @@ fn kept(held: bool) -> &'static str {
 
 fn reload(json: bool, at: RunDir) -> u8 {
     match ask(&Ask::Reload, at) {
-        Ok(Answer::Reloaded(report)) => {
+        Ok(Reply::Reloaded(report)) => {
             let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
             let failed = report.models.iter().filter(|model| model.why.is_some()).count();
             match failed {
@@ -216,18 +216,18 @@ fn reload(json: bool, at: RunDir) -> u8 {
                 failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
             }
         }
-        Ok(Answer::Faulty(faults)) => {
+        Ok(Reply::Faulty(faults)) => {
             exit::say(&faults);
             fail("the configuration has faults; nothing was changed", exit::CONFIG)
         }
-        Ok(Answer::Refused(why)) => fail(&why, exit::REFUSED),
+        Ok(Reply::Refused(why)) => fail(&why, exit::REFUSED),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }
 }
 
 /// What became of a configuration: a line a model that it changes.
-fn reloaded(report: &Report) -> String {
+fn reloaded(report: &ReloadReport) -> String {
     let line = |model: &ModelChange| {
         let ModelChange { name, change, keys, why } = model;
         let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
@@ -246,12 +246,12 @@ fn reloaded(report: &Report) -> String {
 
 fn hold(model: String, held: bool, at: RunDir) -> u8 {
     match ask(&Ask::Hold { model: model.clone(), held }, at) {
-        Ok(Answer::Held { held, news }) => {
+        Ok(Reply::Held { held, news }) => {
             let how = if news { "is" } else { "was already" };
             let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
             print(&format!("{model} {how} {what}"))
         }
-        Ok(Answer::Refused(why)) => fail(&why, exit::REFUSED),
+        Ok(Reply::Refused(why)) => fail(&why, exit::REFUSED),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }
@@ -259,8 +259,8 @@ fn hold(model: String, held: bool, at: RunDir) -> u8 {
 
 fn plan(json: bool, at: RunDir) -> u8 {
     match ask(&Ask::Plan, at) {
-        Ok(Answer::Plan(report)) if json => print(&as_json(&report)),
-        Ok(Answer::Plan(report)) => print(status::plan(&report).trim_end()),
+        Ok(Reply::Plan(report)) if json => print(&as_json(&report)),
+        Ok(Reply::Plan(report)) => print(status::plan(&report).trim_end()),
         Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
         Err(code) => code,
     }

@@ -1,6 +1,6 @@
 //! What Triton may have and this server has not. Clients are answered as by a Triton that was built without it. Pure.
 
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
@@ -11,7 +11,7 @@ pub(super) enum Extension {
     Logging,
 }
 
-impl From<Extension> for Refusal {
+impl From<Extension> for RequestError {
     fn from(extension: Extension) -> Self {
         let what = match extension {
             Extension::Tracing => "tracing",
@@ -22,21 +22,21 @@ impl From<Extension> for Refusal {
 }
 
 /// No region of CUDA memory is registered,
-pub(super) fn register_cuda(name: &str) -> Refusal {
+pub(super) fn register_cuda(name: &str) -> RequestError {
     let name = Clipped(name);
     let why = "CUDA shared memory is not supported here; use system shared memory";
     Failure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
 }
 
 /// so none is there to be told of by its name. Of all of them, which an empty name stands for, there is nothing to tell.
-pub(super) fn cuda_status(name: &str) -> Result<(), Refusal> {
+pub(super) fn cuda_status(name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Ok(());
     }
-    Err(Refusal::NotFound(format!("Unable to find cuda shared memory region: '{}'", Clipped(name))))
+    Err(RequestError::NotFound(format!("Unable to find cuda shared memory region: '{}'", Clipped(name))))
 }
 
 /// A gRPC call that is not served.
-pub(super) fn call(path: &str) -> Refusal {
-    Refusal::Unsupported(format!("the server does not support {}", Clipped(path)))
+pub(super) fn call(path: &str) -> RequestError {
+    RequestError::Unsupported(format!("the server does not support {}", Clipped(path)))
 }

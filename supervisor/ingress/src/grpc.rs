@@ -38,7 +38,7 @@ use super::proto::{
     SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
     TraceSettingResponse,
 };
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::shared_memory::Registered;
 use super::stop::Stop;
 use super::untaken::{self, Untaken};
@@ -157,7 +157,7 @@ async fn call(
     let span = front.begin_grpc(&mut request);
     let response = match front.admit() {
         Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
-        Err(refused) => Status::from(Refusal::from(refused)).into_http(),
+        Err(refused) => Status::from(RequestError::from(refused)).into_http(),
     };
     if let Some(span) = span {
         traced::end_grpc(span, &response);
@@ -202,11 +202,15 @@ impl Servers {
 struct Service(Arc<Frontend>);
 
 impl Service {
-    fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, Refusal> {
+    fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, RequestError> {
         model::metadata(&*model::find(&self.0.router, name, version)?, name)
     }
 
-    async fn infer(&self, request: ModelInferRequest, coming: Coming) -> Result<ModelInferResponse, Refusal> {
+    async fn infer(
+        &self,
+        request: ModelInferRequest,
+        coming: Coming,
+    ) -> Result<ModelInferResponse, RequestError> {
         let name = request.model_name.clone();
         let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
         if let Some(journal) = &coming.journal {
@@ -354,14 +358,14 @@ impl GrpcInferenceService for Service {
         &self,
         _: Request<TraceSettingRequest>,
     ) -> Result<Response<TraceSettingResponse>, Status> {
-        Err(Refusal::from(Extension::Tracing).into())
+        Err(RequestError::from(Extension::Tracing).into())
     }
 
     async fn log_settings(
         &self,
         _: Request<LogSettingsRequest>,
     ) -> Result<Response<LogSettingsResponse>, Status> {
-        Err(Refusal::from(Extension::Logging).into())
+        Err(RequestError::from(Extension::Logging).into())
     }
 
     async fn model_statistics(

@@ -10,7 +10,7 @@ use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
-use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, Terms};
+use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
 
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ struct RequestParameters<'a> {
 }
 
 impl RequestParameters<'_> {
-    fn terms(&self) -> Result<Terms, Failure> {
+    fn terms(&self) -> Result<RequestOptions, Failure> {
         let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
             None => Ok(0),
             Some(text) => text.parse().map_err(|_| tensors::no_number(name, text)),
@@ -277,8 +277,12 @@ fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
         ));
     }
     let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, place: None };
-    let request =
-        InferRequest { id: String::new(), inputs: vec![input], outputs: Vec::new(), terms: Terms::default() };
+    let request = InferRequest {
+        id: String::new(),
+        inputs: vec![input],
+        outputs: Vec::new(),
+        terms: RequestOptions::default(),
+    };
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 

@@ -190,9 +190,12 @@ fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
         parse(body.into(), None, &model()).map(|read| read.request.terms)
     };
     let ms = std::time::Duration::from_millis;
-    assert_eq!(read("{}"), Ok(Terms::default()));
-    assert_eq!(read(r#"{"priority":0,"timeout":0}"#), Ok(Terms::default()));
-    assert_eq!(read(r#"{"priority":3,"timeout":2000}"#), Ok(Terms { priority: 3, timeout: Some(ms(2)) }));
+    assert_eq!(read("{}"), Ok(RequestOptions::default()));
+    assert_eq!(read(r#"{"priority":0,"timeout":0}"#), Ok(RequestOptions::default()));
+    assert_eq!(
+        read(r#"{"priority":3,"timeout":2000}"#),
+        Ok(RequestOptions { priority: 3, timeout: Some(ms(2)) })
+    );
     assert_eq!(read(r#"{"priority":18446744073709551615}"#).unwrap().priority, u64::MAX);
     for bad in ["-1", "1.5", "\"1\"", "true", "[1]", "18446744073709551616", "1e3"] {
         for name in ["priority", "timeout"] {

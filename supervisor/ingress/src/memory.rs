@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::absent;
 use super::http::{Answer, document, empty};
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::routes::OfMemory;
 use super::shared_memory::{Regions, Registered};
 use shadowslice_datapath::pipeline::Failure;
@@ -25,7 +25,7 @@ pub(super) fn answer(
     name: String,
     what: OfMemory,
     body: &[u8],
-) -> Result<Answer, Refusal> {
+) -> Result<Answer, RequestError> {
     match what {
         OfMemory::Status => {
             let told = regions.status(&name)?.into_iter().map(|region| {
@@ -46,7 +46,7 @@ pub(super) fn answer(
 }
 
 /// The same of CUDA memory, of which there is none.
-pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, Refusal> {
+pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, RequestError> {
     match what {
         OfMemory::Status => {
             absent::cuda_status(name)?;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use shadowslice_shared::tensor::Datatype;
 
 use super::Frontend;
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
@@ -31,14 +31,14 @@ pub(super) struct Answered {
 }
 
 /// The model of that name and version; an empty version is the one there is.
-pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Guest, Refusal> {
+pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Guest, RequestError> {
     let pipeline = router.model(name).ok_or_else(|| {
-        Refusal::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
+        RequestError::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
     })?;
     if version.is_empty() || version == VERSION {
         Ok(pipeline)
     } else {
-        Err(Refusal::NotFound(format!(
+        Err(RequestError::NotFound(format!(
             "Request for unknown model: '{}' version {} is not found; its version is {VERSION}",
             Clipped(name),
             Clipped(version)
@@ -47,7 +47,7 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Guest, 
 }
 
 /// What the model is, or why that is not known yet.
-pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, Refusal> {
+pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
         Failure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
@@ -61,7 +61,7 @@ pub(super) async fn infer(
     metadata: &Metadata,
     mut request: InferRequest,
     coming: Coming,
-) -> Result<Vec<Answered>, Refusal> {
+) -> Result<Vec<Answered>, RequestError> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
@@ -94,13 +94,15 @@ pub(super) async fn infer(
 
 /// Reads the inputs that lie in shared memory. All of them together are bounded as if they had been sent, for
 /// a short request may name the same region many times.
-fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), Refusal> {
+fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), RequestError> {
     let mut left = front.request_bytes as u64;
     for input in inputs {
         let Some(place) = &input.place else { continue };
         left = left.checked_sub(place.byte_size).ok_or_else(|| {
             let limit = front.request_bytes;
-            Refusal::TooLarge(format!("the request names more than {limit} bytes (limits.request_bytes)"))
+            RequestError::TooLarge(format!(
+                "the request names more than {limit} bytes (limits.request_bytes)"
+            ))
         })?;
         input.data = front.regions.find(place)?.read()?.into();
     }

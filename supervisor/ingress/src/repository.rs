@@ -14,7 +14,7 @@ use super::proto::{
     ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
     RepositoryModelUnloadRequest,
 };
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
@@ -44,7 +44,7 @@ struct Body {
     parameters: HashMap<String, Value>,
 }
 
-impl From<WishRefused> for Refusal {
+impl From<WishRefused> for RequestError {
     fn from(refused: WishRefused) -> Self {
         let message = refused.to_string();
         match refused {
@@ -57,7 +57,11 @@ impl From<WishRefused> for Refusal {
 }
 
 /// Answers one HTTP request.
-pub(super) async fn answer(repository: &Repository, route: Route, body: &[u8]) -> Result<Answer, Refusal> {
+pub(super) async fn answer(
+    repository: &Repository,
+    route: Route,
+    body: &[u8],
+) -> Result<Answer, RequestError> {
     let wish = match route {
         Route::Index => {
             let IndexBody { ready } = read(body)?;
@@ -94,7 +98,7 @@ fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure>
 pub(super) fn index(
     repository: &Repository,
     request: &RepositoryIndexRequest,
-) -> Result<RepositoryIndexResponse, Refusal> {
+) -> Result<RepositoryIndexResponse, RequestError> {
     only_one(&request.repository_name)?;
     let model = |Listed { name, state, reason }| ModelIndex {
         name,
@@ -109,7 +113,7 @@ pub(super) fn index(
 pub(super) async fn load(
     repository: &Repository,
     request: RepositoryModelLoadRequest,
-) -> Result<(), Refusal> {
+) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
     let text = |(name, parameter): (String, ModelRepositoryParameter)| match parameter.parameter_choice {
         Some(ParameterChoice::StringParam(text)) => (name, Some(text)),
@@ -123,7 +127,7 @@ pub(super) async fn load(
 pub(super) async fn unload(
     repository: &Repository,
     request: RepositoryModelUnloadRequest,
-) -> Result<(), Refusal> {
+) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
     Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
 }

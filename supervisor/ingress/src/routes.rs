@@ -14,7 +14,7 @@ use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
@@ -206,7 +206,7 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
     }
 }
 
-fn refused(refusal: &Refusal) -> Answer {
+fn refused(refusal: &RequestError) -> Answer {
     error(refusal.status(), &refusal.message())
 }
 
@@ -217,7 +217,7 @@ async fn of_model(
     what: What,
     head: &Parts,
     body: Pieces,
-) -> Result<Answer, Refusal> {
+) -> Result<Answer, RequestError> {
     let pipeline = model::find(&front.router, name, version)?;
     if what == What::Ready {
         return Ok(match pipeline.ready() {
@@ -277,7 +277,7 @@ async fn parse(
     headers: &HeaderMap,
     body: Pieces,
     metadata: &Arc<Metadata>,
-) -> Result<HttpRequest, Refusal> {
+) -> Result<HttpRequest, RequestError> {
     let body = match content_encoding(headers)? {
         Some(encoding) => encoding.decompress(body.into_bytes(), front.request_bytes).await?.into(),
         None => body,
@@ -290,7 +290,7 @@ async fn parse(
     tokio::task::spawn_blocking(move || json::parse(body, header_length, &metadata))
         .await
         .unwrap_or_else(|why| Err(Failure::Internal(format!("parsing the request failed: {why}"))))
-        .map_err(Refusal::from)
+        .map_err(RequestError::from)
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
@@ -321,7 +321,7 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
 }
 
 /// The answer, compressed where the client would rather have that and there is something to gain.
-async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, Refusal> {
+async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, RequestError> {
     let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
     let bytes = match encoding {

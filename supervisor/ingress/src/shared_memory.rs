@@ -16,7 +16,7 @@ use bytes::Bytes;
 use nix::fcntl::OFlag;
 use parking_lot::Mutex;
 
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
@@ -100,13 +100,13 @@ impl Regions {
         self.allowed
     }
 
-    fn check_allowed(&self) -> Result<(), Refusal> {
+    fn check_allowed(&self) -> Result<(), RequestError> {
         let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
-        if self.allowed { Ok(()) } else { Err(Refusal::Unsupported(why.to_owned())) }
+        if self.allowed { Ok(()) } else { Err(RequestError::Unsupported(why.to_owned())) }
     }
 
     /// Opens the shared memory of that key, and lets requests name `byte_size` bytes of it from `offset` on.
-    pub(super) fn register(&self, region: Registered) -> Result<(), Refusal> {
+    pub(super) fn register(&self, region: Registered) -> Result<(), RequestError> {
         self.check_allowed()?;
         let Registered { name, key, offset, byte_size } = region;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
@@ -115,7 +115,9 @@ impl Regions {
         let mut by_name = self.by_name.lock();
         if by_name.contains_key(&name) {
             let name = Clipped(&name);
-            return Err(Refusal::AlreadyExists(format!("shared memory region '{name}' already in manager")));
+            return Err(RequestError::AlreadyExists(format!(
+                "shared memory region '{name}' already in manager"
+            )));
         }
         if by_name.len() >= MAX_REGIONS {
             let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
@@ -135,7 +137,7 @@ impl Regions {
     }
 
     /// Forgets a region; one that is not there is no matter. Requests under way keep it until they end.
-    pub(super) fn unregister(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn unregister(&self, name: &str) -> Result<(), RequestError> {
         self.check_allowed()?;
         // Dropped after the lock: to close the last descriptor of a region may take long.
         let gone = self.by_name.lock().remove(name);
@@ -144,7 +146,7 @@ impl Regions {
     }
 
     /// Forgets all of them.
-    pub(super) fn unregister_all(&self) -> Result<(), Refusal> {
+    pub(super) fn unregister_all(&self) -> Result<(), RequestError> {
         self.check_allowed()?;
         let gone = std::mem::take(&mut *self.by_name.lock());
         drop(gone);
@@ -152,7 +154,7 @@ impl Regions {
     }
 
     /// The region of that name, or with an empty one all of them, by name.
-    pub(super) fn status(&self, name: &str) -> Result<Vec<Registered>, Refusal> {
+    pub(super) fn status(&self, name: &str) -> Result<Vec<Registered>, RequestError> {
         self.check_allowed()?;
         let by_name = self.by_name.lock();
         if !name.is_empty() && !by_name.contains_key(name) {
@@ -169,7 +171,7 @@ impl Regions {
     }
 
     /// The place, if it lies within a region.
-    pub(super) fn find(&self, place: &SharedTensor) -> Result<Found, Refusal> {
+    pub(super) fn find(&self, place: &SharedTensor) -> Result<Found, RequestError> {
         self.check_allowed()?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
         let end = place.offset.checked_add(place.byte_size);
@@ -195,7 +197,7 @@ impl Region {
 
 impl Found {
     /// What lies there.
-    pub(super) fn read(&self) -> Result<Bytes, Refusal> {
+    pub(super) fn read(&self) -> Result<Bytes, RequestError> {
         let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
         // The memory is asked for only once it is known that there is as much to read.
         self.check_length(self.place.byte_size)?;
@@ -208,7 +210,7 @@ impl Found {
     }
 
     /// Puts bytes there.
-    pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), RequestError> {
         let needed = bytes.len() as u64;
         if needed > self.place.byte_size {
             return invalid(format!(
@@ -221,26 +223,26 @@ impl Found {
         self.region.file.write_all_at(bytes, self.start).map_err(|error| self.failed("written", &error))
     }
 
-    fn check_length(&self, bytes: u64) -> Result<(), Refusal> {
+    fn check_length(&self, bytes: u64) -> Result<(), RequestError> {
         let length = self.region.length().map_err(|error| self.failed("looked at", &error))?;
         let end = self.start.checked_add(bytes);
         if end.is_some_and(|end| end <= length) { Ok(()) } else { Err(self.shrunk()) }
     }
 
-    fn shrunk(&self) -> Refusal {
+    fn shrunk(&self) -> RequestError {
         let name = Clipped(&self.place.region);
         Failure::Invalid(format!("shared memory region '{name}' has become smaller than it was registered"))
             .into()
     }
 
-    fn failed(&self, what: &str, error: &std::io::Error) -> Refusal {
+    fn failed(&self, what: &str, error: &std::io::Error) -> RequestError {
         let name = Clipped(&self.place.region);
         Failure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
     }
 }
 
 /// Opens shared memory by its key, which is a plain name with or without a slash before it.
-fn open(key: &str) -> Result<File, Refusal> {
+fn open(key: &str) -> Result<File, RequestError> {
     let shown = Clipped(key);
     let name = Path::new(key.strip_prefix('/').unwrap_or(key));
     let mut parts = name.components();
@@ -264,11 +266,11 @@ fn open(key: &str) -> Result<File, Refusal> {
     }
 }
 
-fn unknown(name: &str) -> Refusal {
-    Refusal::NotFound(format!("Unable to find system shared memory region: '{}'", Clipped(name)))
+fn unknown(name: &str) -> RequestError {
+    RequestError::NotFound(format!("Unable to find system shared memory region: '{}'", Clipped(name)))
 }
 
-fn invalid<T>(why: String) -> Result<T, Refusal> {
+fn invalid<T>(why: String) -> Result<T, RequestError> {
     Err(Failure::Invalid(why).into())
 }
 

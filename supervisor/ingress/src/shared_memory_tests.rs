@@ -36,7 +36,7 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
     let shared = Shared::new("bounds", b"0123456789");
     let regions = Regions::new(true);
     regions.register(region(&format!("/{}", shared.key), 2, 6)).unwrap();
-    assert!(matches!(regions.register(region(&shared.key, 0, 1)), Err(Refusal::AlreadyExists(_))));
+    assert!(matches!(regions.register(region(&shared.key, 0, 1)), Err(RequestError::AlreadyExists(_))));
     assert_eq!(regions.find(&place(0, 6)).unwrap().read().unwrap(), &b"234567"[..]);
     assert_eq!(regions.find(&place(5, 1)).unwrap().read().unwrap(), &b"7"[..]);
     for (offset, size) in [(0, 7), (6, 1), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX)] {
@@ -48,8 +48,8 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
     assert_eq!(std::fs::read(&shared.path).unwrap(), b"012ab56789");
     assert_eq!(regions.status("r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);
     regions.unregister("r").unwrap();
-    assert!(matches!(regions.find(&place(0, 1)), Err(Refusal::NotFound(_))));
-    assert!(matches!(regions.status("r"), Err(Refusal::NotFound(_))));
+    assert!(matches!(regions.find(&place(0, 1)), Err(RequestError::NotFound(_))));
+    assert!(matches!(regions.status("r"), Err(RequestError::NotFound(_))));
     assert_eq!(found.read().unwrap(), &b"ab5"[..], "a request under way keeps it");
 }
 
@@ -100,7 +100,7 @@ fn nothing_else_is_opened() {
         "no-such-key-here",
     ] {
         let refused = regions.register(region(key, 0, 1));
-        assert!(matches!(refused, Err(Refusal::Failed(Failure::Invalid(_)))), "{key}: {refused:?}");
+        assert!(matches!(refused, Err(RequestError::Failed(Failure::Invalid(_)))), "{key}: {refused:?}");
     }
     for (offset, size) in [(0, 0), (0, 5), (4, 1), (u64::MAX, 2), (1, u64::MAX)] {
         assert!(regions.register(region(&shared.key, offset, size)).is_err(), "{offset} {size}");
@@ -117,7 +117,7 @@ fn regions_are_bounded_in_number() {
     let register =
         |count: usize| regions.register(Registered { name: count.to_string(), ..region(&shared.key, 0, 4) });
     (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
-    assert!(matches!(register(MAX_REGIONS), Err(Refusal::Failed(Failure::Unavailable(_)))));
+    assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(Failure::Unavailable(_)))));
     regions.unregister_all().unwrap();
     register(0).unwrap();
 }
@@ -133,6 +133,8 @@ fn where_it_is_not_allowed_nothing_is_said_or_done() {
         regions.find(&place(0, 1)).map(drop),
     ];
     for refused in refused {
-        assert!(matches!(&refused, Err(Refusal::Unsupported(why)) if why.contains("limits.shared_memory")));
+        assert!(
+            matches!(&refused, Err(RequestError::Unsupported(why)) if why.contains("limits.shared_memory"))
+        );
     }
 }

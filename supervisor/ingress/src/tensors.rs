@@ -7,7 +7,7 @@ use std::time::Duration;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::shared_memory::SharedTensor;
-use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, Terms};
+use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOptions};
 
 /// An inference request in the form that both protocols share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) struct InferRequest {
     /// The outputs wanted, in this order; empty for all of them.
     pub(super) outputs: Vec<WantedOutput>,
     /// Its priority and timeout.
-    pub(super) terms: Terms,
+    pub(super) terms: RequestOptions,
 }
 
 /// An output that a client names.
@@ -51,8 +51,8 @@ pub(super) struct NamedTensor {
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
 /// What the request parameters `priority` and `timeout` (in µs) ask for; 0 is nothing.
-pub(super) fn terms(priority: u64, timeout_us: u64) -> Terms {
-    Terms { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
+pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
+    RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
 }
 
 /// What the request hears whose `priority` or `timeout` is none.

@@ -16,7 +16,7 @@ use shadowslice_config::Model;
 use shadowslice_control::controller::{Handovers, ModelPlan, ModelState, Standing};
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::partition::{GpuStanding, Partition};
-use shadowslice_datapath::pipeline::{Counts, Pipeline, Report};
+use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 
 /// The whole supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -154,7 +154,7 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let Report { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
+    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let execution = pipeline.execution_times().into_iter();
     let shadow = standing.mechanism == "shadow";

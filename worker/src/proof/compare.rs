@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
-use super::reference::Answer;
+use super::reference::ReferenceOutput;
 
 /// How an answer differs from the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -35,7 +35,11 @@ fn tolerance(datatype: Datatype) -> f64 {
 
 /// Compares an answer with the reference; returns how far it lies from it, relative to the output's largest
 /// magnitude. All but floats must be equal.
-pub(super) fn compare(datatype: Datatype, want: &Answer, got: &Answer) -> Result<f64, Wrong> {
+pub(super) fn compare(
+    datatype: Datatype,
+    want: &ReferenceOutput,
+    got: &ReferenceOutput,
+) -> Result<f64, Wrong> {
     if want.shape != got.shape {
         return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
     }
@@ -89,9 +93,9 @@ fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
 
-    fn fp32(values: &[f32]) -> Answer {
+    fn fp32(values: &[f32]) -> ReferenceOutput {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Answer { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
+        ReferenceOutput { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
     }
 
     fn compared(want: &[f32], got: &[f32]) -> Result<f64, Wrong> {
@@ -118,7 +122,7 @@ mod tests {
 
     #[test]
     fn all_else_must_be_equal_and_of_one_shape() {
-        let answer = |bytes: &[u8]| Answer { shape: vec![1], bytes: bytes.to_vec() };
+        let answer = |bytes: &[u8]| ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() };
         assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0])).is_ok());
         let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]));
         assert_eq!(off, Err(Wrong::Differs));
@@ -128,12 +132,16 @@ mod tests {
 
     #[test]
     fn halves_are_read_as_halves() {
-        let halves =
-            |value: f32| Answer { shape: vec![1], bytes: f16::from_f32(value).to_le_bytes().to_vec() };
+        let halves = |value: f32| ReferenceOutput {
+            shape: vec![1],
+            bytes: f16::from_f32(value).to_le_bytes().to_vec(),
+        };
         assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01)).is_ok());
         assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1)).is_err());
-        let brains =
-            |value: f32| Answer { shape: vec![1], bytes: bf16::from_f32(value).to_le_bytes().to_vec() };
+        let brains = |value: f32| ReferenceOutput {
+            shape: vec![1],
+            bytes: bf16::from_f32(value).to_le_bytes().to_vec(),
+        };
         assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04)).is_ok());
         assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1)).is_err());
     }

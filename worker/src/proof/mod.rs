@@ -25,7 +25,7 @@ use crate::engine::{Engine, Signature};
 use crate::inputs::Inputs;
 pub use made_up::Draw;
 use made_up::Fill;
-use reference::{Answer, Reference, SizeAnswers};
+use reference::{Reference, ReferenceOutput, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
 /// A model on trial. It answers as it does in service.
@@ -153,7 +153,12 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
 }
 
 /// How far answers lie from those that were written, which must not be too far.
-fn off(signature: &Signature, expected: &[Answer], answers: &[Answer], size: u32) -> Result<f64, Refusal> {
+fn off(
+    signature: &Signature,
+    expected: &[ReferenceOutput],
+    answers: &[ReferenceOutput],
+    size: u32,
+) -> Result<f64, Refusal> {
     let mut farthest = 0.0_f64;
     for ((spec, expected), answer) in signature.outputs.iter().zip(expected).zip(answers) {
         let off = compare::compare(spec.datatype, expected, answer)
@@ -170,7 +175,7 @@ impl Trial<'_> {
     }
 
     /// Runs one batch of a single request; returns its answers, and how long it executed.
-    fn run(&mut self, run: Run) -> Result<(Vec<Answer>, Duration), Refusal> {
+    fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), Refusal> {
         let made_up = self.made_up(run)?;
         let Run { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), vec![made_up.request.clone()]);
@@ -186,7 +191,7 @@ impl Trial<'_> {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();
-            Answer { shape: output.shape, bytes: parts.concat() }
+            ReferenceOutput { shape: output.shape, bytes: parts.concat() }
         });
         Ok((answers.collect(), took))
     }

@@ -20,12 +20,12 @@ pub(super) struct Reference {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SizeAnswers {
     pub(super) size: u32,
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<ReferenceOutput>,
 }
 
 /// One output.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Answer {
+pub(super) struct ReferenceOutput {
     /// Without the batch axis.
     pub(super) shape: Vec<i64>,
     pub(super) bytes: Vec<u8>,
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn reference() -> Reference {
-        let answer = Answer { shape: vec![2], bytes: vec![1, 2, 3, 250] };
+        let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
         Reference { fill: Fill::Ones, sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
     }
 

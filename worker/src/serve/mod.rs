@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, MAX_MESSAGE_BYTES, Output, Prepared, Report, RunFailure, UNREADABLE, decode,
+    Answer, Batch, Command, FromWorker, MAX_MESSAGE_BYTES, Output, Prepared, RunFailure, UNREADABLE, decode,
     encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
@@ -70,11 +70,11 @@ impl Warm {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
-                Ok(Command::Run(batch)) => Report::Answer(self.answer(&batch)),
+                Ok(Command::Run(batch)) => FromWorker::Answer(self.answer(&batch)),
                 // What the host's processor computes, or the emulated GPU, runs anywhere at once.
-                Ok(Command::Prepare(groups)) => Report::Prepared(Prepared { groups, result: Ok(()) }),
+                Ok(Command::Prepare(groups)) => FromWorker::Prepared(Prepared { groups, result: Ok(()) }),
                 Ok(Command::Forget(_)) => continue,
-                Err(unreadable) => Report::Answer(unreadable),
+                Err(unreadable) => FromWorker::Answer(unreadable),
             };
             if !say(&self.socket, &report, &mut message)? {
                 return Ok(());
@@ -134,7 +134,7 @@ fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
 }
 
 /// Sends a report; `false` if nobody is there to hear it.
-fn say(socket: &OwnedFd, report: &Report, message: &mut [u8]) -> Result<bool, ServeFault> {
+fn say(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeFault> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
         Err(_) => encode(&too_long(report), message).expect("a short reason fits").len(),
@@ -154,16 +154,16 @@ fn unreadable(why: &str) -> Answer {
     Answer { id: UNREADABLE, execution_us: 0, result: Err(RunFailure::BadBatch(why.to_owned())) }
 }
 
-fn too_long(report: &Report) -> Report {
+fn too_long(report: &FromWorker) -> FromWorker {
     match report {
-        Report::Answer(Answer { id, execution_us, .. }) => {
+        FromWorker::Answer(Answer { id, execution_us, .. }) => {
             let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
             let (id, execution_us) = (*id, *execution_us);
-            Report::Answer(Answer { id, execution_us, result: Err(RunFailure::BadBatch(why)) })
+            FromWorker::Answer(Answer { id, execution_us, result: Err(RunFailure::BadBatch(why)) })
         }
-        Report::Prepared(prepared) => {
+        FromWorker::Prepared(prepared) => {
             let why = "the reason is longer than a message may be".to_owned();
-            Report::Prepared(Prepared { result: Err(why), ..prepared.clone() })
+            FromWorker::Prepared(Prepared { result: Err(why), ..prepared.clone() })
         }
     }
 }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use rustix::event::{PollFd, PollFlags, poll};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, Report, RunFailure,
+    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, RunFailure,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -85,16 +85,16 @@ impl OnGpu {
     }
 
     /// Carries out a command; there is a report at once only of what did not take long.
-    fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<Report>, ServeFault> {
+    fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
-            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(Report::Answer)),
-            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(Report::Prepared)),
+            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
+            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
             Ok(Command::Forget(groups)) => {
                 let in_use = self.flying.iter().any(|batch| batch.groups == groups);
                 self.engine.forget(groups, in_use);
                 Ok(None)
             }
-            Err(unreadable) => Ok(Some(Report::Answer(unreadable))),
+            Err(unreadable) => Ok(Some(FromWorker::Answer(unreadable))),
         }
     }
 
@@ -149,7 +149,7 @@ impl OnGpu {
     fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
         while let Some(prepared) = self.engine.made() {
-            if !say(socket, &Report::Prepared(prepared), message)? {
+            if !say(socket, &FromWorker::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
@@ -157,7 +157,7 @@ impl OnGpu {
             let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
-            if !say(socket, &Report::Answer(answered(id, execution, outputs)), message)? {
+            if !say(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }

@@ -15,8 +15,8 @@ use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver, IpcSender};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, Report, RunFailure, decode,
-    encode,
+    Answer, Batch, BatchRequest, Command, Extent, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure,
+    decode, encode,
 };
 use shadowslice_shared::boot::{
     Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned, ProvenPartitions,
@@ -164,7 +164,7 @@ impl Worker {
     }
 
     /// Waits for a report.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> FromWorker {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         assert_ne!(len, 0, "the worker is dead");
@@ -174,7 +174,7 @@ impl Worker {
     /// Waits for an answer.
     pub fn receive(&self) -> Answer {
         match self.report() {
-            Report::Answer(answer) => answer,
+            FromWorker::Answer(answer) => answer,
             other => panic!("{other:?}"),
         }
     }
@@ -183,7 +183,7 @@ impl Worker {
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
-            Report::Prepared(prepared) => {
+            FromWorker::Prepared(prepared) => {
                 assert_eq!(prepared.groups, groups);
                 prepared.result
             }

@@ -17,7 +17,7 @@ use crate::host::onnxruntime_library;
 use crate::partition::Gpus;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate};
-use shadowslice_datapath::pipeline::{FACTS, Pipeline, Rules, Settings, Slo};
+use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings, Slo};
 use shadowslice_datapath::router::{Guests, Route};
 use shadowslice_shared::errors;
 
@@ -142,8 +142,8 @@ impl Workshop {
 }
 
 /// What of the configuration a pipeline takes over while it serves.
-fn rules(model: &Model) -> Rules {
-    Rules {
+fn rules(model: &Model) -> LiveSettings {
+    LiveSettings {
         slo: Slo { latency: model.slo.latency, percentile: model.slo.percentile },
         max_delay: model.batch.max_delay,
         reject_late: model.queue.on_late == OnLate::Reject,
@@ -166,7 +166,7 @@ impl Instance {
     pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
         let order = Order::Configure { model: Arc::clone(&model) };
         give(&self.orders, order).await?;
-        self.pipeline.set_rules(rules(&model));
+        self.pipeline.set_live_settings(rules(&model));
         self.model = model;
         Ok(())
     }

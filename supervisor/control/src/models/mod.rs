@@ -39,7 +39,7 @@ pub const COMMANDS: usize = 16;
 #[derive(Debug)]
 pub struct Reload {
     /// Hears how it went.
-    pub reply: oneshot::Sender<Result<Report, ReloadRefused>>,
+    pub reply: oneshot::Sender<Result<ReloadReport, ReloadRefused>>,
 }
 
 /// Why a configuration is not taken over. Then nothing has changed.
@@ -55,7 +55,7 @@ pub enum ReloadRefused {
 
 /// What became of a new configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Report {
+pub struct ReloadReport {
     /// The file.
     pub file: PathBuf,
     /// Every model that it changed.

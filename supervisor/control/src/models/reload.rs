@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::keeper::{Keeper, Waits};
 use super::plan::{self, Change, Plan};
-use super::{ChangeKind, ModelChange, ReloadRefused, Report};
+use super::{ChangeKind, ModelChange, ReloadRefused, ReloadReport};
 use shadowslice_config as config;
 use shadowslice_config::{Config, ConfigError, Listing};
 use shadowslice_shared::errors;
@@ -12,7 +12,7 @@ use shadowslice_shared::errors;
 impl Keeper {
     /// Goes by the configuration's file as it is now. A file with faults, or one that asks for what cannot be,
     /// changes nothing.
-    pub(super) async fn reload(&mut self) -> Result<Report, ReloadRefused> {
+    pub(super) async fn reload(&mut self) -> Result<ReloadReport, ReloadRefused> {
         let outcome = match self.read().await {
             Ok((config, plan)) => Ok(self.carry_out(&config, plan).await),
             Err(refused) => Err(refused),
@@ -39,7 +39,7 @@ impl Keeper {
         Ok((config, plan))
     }
 
-    async fn carry_out(&mut self, config: &Config, plan: Plan) -> Report {
+    async fn carry_out(&mut self, config: &Config, plan: Plan) -> ReloadReport {
         for note in &config.notes {
             tracing::warn!("{note}");
         }
@@ -64,7 +64,7 @@ impl Keeper {
         self.settle_all(&mut rows, waits).await;
         let touched = rows.iter().filter(|row| row.change != ChangeKind::Removed).count();
         let unchanged = config.models.len().saturating_sub(touched);
-        Report { file: self.file.clone(), models: rows, unchanged, settings }
+        ReloadReport { file: self.file.clone(), models: rows, unchanged, settings }
     }
 }
 
@@ -81,9 +81,9 @@ fn faults(error: &ConfigError) -> String {
     }
 }
 
-fn tell(outcome: &Result<Report, ReloadRefused>) {
+fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
     match outcome {
-        Ok(Report { models, unchanged, settings, .. }) => {
+        Ok(ReloadReport { models, unchanged, settings, .. }) => {
             for key in settings {
                 tracing::info!(key, "reloaded");
             }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{Environment, GpuStanding, GrantError, Partition, Tally, Ticket, Wanted};
+use super::{Claims, Environment, GpuStanding, GrantError, Lease, Partition, Wanted};
 
 /// An emulated GPU. Its tickets are seats.
 #[derive(Debug)]
@@ -20,19 +20,19 @@ pub struct EmulatedGpu {
     division: Option<Arc<Division>>,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
-    tally: Tally,
+    tally: Claims,
 }
 
 impl EmulatedGpu {
     /// A GPU of `sms` SMs that nobody uses.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
-        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), tally: Tally::default() })
+        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), tally: Claims::default() })
     }
 }
 
 /// A ticket's seat.
-fn seat(ticket: Ticket) -> u32 {
+fn seat(ticket: Lease) -> u32 {
     u32::try_from(ticket.0).unwrap_or(u32::MAX)
 }
 
@@ -58,18 +58,18 @@ impl Partition for EmulatedGpu {
             .ok_or("the emulated GPU has too few SMs, or too many, to be divided into groups")
     }
 
-    fn tally(&self) -> &Tally {
+    fn tally(&self) -> &Claims {
         &self.tally
     }
 
-    fn enter(&self) -> Result<Ticket, GrantError> {
+    fn enter(&self) -> Result<Lease, GrantError> {
         let mut taken = self.taken.lock();
         let number = (0..SEATS).find(|seat| !taken.contains(seat)).ok_or(GrantError::NoSeat)?;
         taken.insert(number);
-        Ok(Ticket(u64::from(number)))
+        Ok(Lease(u64::from(number)))
     }
 
-    fn leave(&self, ticket: Ticket) {
+    fn leave(&self, ticket: Lease) {
         let seat = seat(ticket);
         self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
@@ -83,7 +83,7 @@ impl Partition for EmulatedGpu {
         vec![(SHARE_VARIABLE, wanted.share.get().to_string())]
     }
 
-    fn device(&self, ticket: Ticket) -> DeviceSpec {
+    fn device(&self, ticket: Lease) -> DeviceSpec {
         DeviceSpec::Emulated { sms: self.sms, seat: seat(ticket) }
     }
 

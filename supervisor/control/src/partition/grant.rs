@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
 use shadowslice_shared::units::Sms;
 
-use super::{Environment, GrantError, Partition, Room, Ticket, VISIBLE, Wait, Wanted};
+use super::{Environment, GrantError, Lease, Partition, Room, VISIBLE, Wait, Wanted};
 use crate::process::Inherited;
 
 /// A worker's part of a GPU, to be [given back](Grant::give_back) when it is dead and not before.
@@ -15,7 +15,7 @@ pub struct Grant {
     gpu: Arc<dyn Partition>,
     wanted: Wanted,
     /// None for a worker that must not touch the GPU.
-    ticket: Option<Ticket>,
+    ticket: Option<Lease>,
     /// Until the worker takes its memory.
     reservation: Option<Reservation>,
 }
@@ -74,7 +74,7 @@ impl Grant {
 
     /// What the worker is told about its device.
     pub fn device(&self) -> DeviceSpec {
-        self.gpu.device(self.ticket.unwrap_or(Ticket(0)))
+        self.gpu.device(self.ticket.unwrap_or(Lease(0)))
     }
 
     /// The SMs that come with its share.

@@ -66,13 +66,13 @@ pub struct Room {
 
 /// What the workers of a GPU claim together.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Claims {
     crowding: Crowding,
     /// Bytes of memory for workers that have not come to take them.
     reserved: Arc<AtomicU64>,
 }
 
-impl Tally {
+impl Claims {
     /// What is left of so many free bytes when all have come who were promised some.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))
@@ -103,7 +103,7 @@ pub enum GrantError {
 
 /// What a backend remembers of a worker that it let in: a seat, or the life of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ticket(pub(crate) u64);
+pub struct Lease(pub(crate) u64);
 
 /// How a GPU stands, for `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,7 +139,7 @@ pub trait Partition: fmt::Debug + Send + Sync {
     }
 
     /// What its workers claim together.
-    fn tally(&self) -> &Tally;
+    fn tally(&self) -> &Claims;
 
     /// The claims of all its workers on SMs, added up.
     fn crowding(&self) -> Crowding {
@@ -147,16 +147,16 @@ pub trait Partition: fmt::Debug + Send + Sync {
     }
 
     /// Lets a worker in. Never waits.
-    fn enter(&self) -> Result<Ticket, GrantError>;
+    fn enter(&self) -> Result<Lease, GrantError>;
 
     /// Takes back what a worker had; it is dead.
-    fn leave(&self, _ticket: Ticket) {}
+    fn leave(&self, _ticket: Lease) {}
 
     /// What the worker's environment must say.
     fn environment(&self, wanted: &Wanted) -> Environment;
 
     /// What the worker is told about its device.
-    fn device(&self, ticket: Ticket) -> DeviceSpec;
+    fn device(&self, ticket: Lease) -> DeviceSpec;
 
     /// The memory that the workers of an emulated GPU share.
     fn pool(&self) -> Option<BorrowedFd<'_>> {
@@ -178,7 +178,7 @@ pub trait Partition: fmt::Debug + Send + Sync {
     }
 
     /// Ends when a worker that was let in then has surely lost its context, even if it does not know.
-    fn lost(&self, _ticket: Ticket) -> Option<Wait> {
+    fn lost(&self, _ticket: Lease) -> Option<Wait> {
         None
     }
 

@@ -8,7 +8,7 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
-    Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wanted,
+    Claims, Environment, GpuStanding, GrantError, Lease, PIPE_DIRECTORY, Partition, VISIBLE, Wanted,
 };
 
 /// A CUDA GPU on which no share is enforced.
@@ -18,7 +18,7 @@ pub struct WholeGpu {
     uuid: String,
     sms: Sms,
     no_pipe: PathBuf,
-    tally: Tally,
+    tally: Claims,
 }
 
 impl WholeGpu {
@@ -29,7 +29,7 @@ impl WholeGpu {
             device,
             "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
         );
-        Self { device, uuid, sms, no_pipe, tally: Tally::default() }
+        Self { device, uuid, sms, no_pipe, tally: Claims::default() }
     }
 
     /// What a process needs to see this GPU and no MPS.
@@ -62,12 +62,12 @@ impl Partition for WholeGpu {
         Percent::WHOLE
     }
 
-    fn tally(&self) -> &Tally {
+    fn tally(&self) -> &Claims {
         &self.tally
     }
 
-    fn enter(&self) -> Result<Ticket, GrantError> {
-        Ok(Ticket(0))
+    fn enter(&self) -> Result<Lease, GrantError> {
+        Ok(Lease(0))
     }
 
     fn environment(&self, wanted: &Wanted) -> Environment {
@@ -76,7 +76,7 @@ impl Partition for WholeGpu {
         environment
     }
 
-    fn device(&self, _ticket: Ticket) -> DeviceSpec {
+    fn device(&self, _ticket: Lease) -> DeviceSpec {
         DeviceSpec::Cuda
     }
 

@@ -5,8 +5,8 @@ use shadowslice_shared::batch::{Extent, Output as WireOutput};
 use shadowslice_shared::slab::{AnswerSlab, OutOfSlab};
 use shadowslice_shared::tensor::{TensorSpec, byte_strings, elements};
 
+use super::pending::Waiting;
 use super::request::{Metadata, Output};
-use super::ticket::Waiting;
 
 /// Why an answer makes no sense.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

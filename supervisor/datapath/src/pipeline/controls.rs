@@ -18,11 +18,11 @@ use super::state::Gate;
 use super::stats::Latencies;
 use super::timings::Timings;
 use super::totals::Totals;
-use super::{Pipeline, Rules};
+use super::{LiveSettings, Pipeline};
 
 /// How a pipeline's requests fare.
 #[derive(Debug, Clone, Copy)]
-pub struct Report {
+pub struct PipelineReport {
     /// What became of them since the start.
     pub counts: Counts,
     /// Batches answered since the start.
@@ -60,9 +60,9 @@ impl Pipeline {
     }
 
     /// From now on these rules hold for requests that come, and for what waits where they say when it is sent.
-    pub fn set_rules(&self, rules: Rules) {
+    pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        self.change(|state| state.set_rules(rules, now));
+        self.change(|state| state.set_live_settings(rules, now));
     }
 
     /// Takes requests from now on.
@@ -177,10 +177,10 @@ impl Pipeline {
     }
 
     /// How it goes.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        Report {
+        PipelineReport {
             counts: state.stats.counts,
             batches: state.stats.totals.batch_rows.count(),
             latencies: state.stats.latencies(now),

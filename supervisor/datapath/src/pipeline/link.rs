@@ -16,19 +16,19 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::memory::Reservation;
+use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::request::Metadata;
 use super::shapes::ShapeTimes;
-use super::ticket::{InFlight, Shapes, Ticket, Waiting};
 use crate::clock::monotonic_ns;
 use crate::pipeline::BatchSocket;
 use crate::trace::RanAt;
 use shadowslice_shared::errors;
 
 /// What the scheduler knows of the way to a worker.
-pub(crate) type Lane = scheduler::Lane<Shapes, Ticket>;
+pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
 /// A batch to send.
-pub(crate) type Sending = scheduler::Sending<Shapes, Ticket>;
+pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
 
 /// A warm worker that comes to a pipeline.
 #[derive(Debug)]

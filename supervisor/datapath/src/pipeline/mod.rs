@@ -21,6 +21,7 @@ mod histogram;
 mod link;
 mod memory;
 mod note;
+mod pending;
 mod pieces;
 mod reader;
 mod request;
@@ -33,7 +34,6 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod ticket;
 mod timings;
 mod totals;
 
@@ -48,7 +48,7 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Moment;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-pub use controls::Report;
+pub use controls::PipelineReport;
 pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
@@ -56,7 +56,7 @@ pub use histogram::{LatencyHistogram, RowsHistogram};
 pub use link::{Arrival, Crowding, Slice};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
-pub use request::{Coming, Failure, Input, Metadata, Output, Terms};
+pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
 pub use shadowslice_policy::scheduler::WorkerId;
 pub use socket::BatchSocket;
 pub use stall::Stall;
@@ -70,10 +70,10 @@ use alarm::Alarm;
 use claim::{Claim, Wait};
 use facts::Reporter;
 use memory::{RequestMemory, Reservation};
+use pending::Pending;
 use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
-use ticket::Ticket;
 
 /// What a pipeline is made from.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub struct Settings {
 
 /// What of a pipeline can change while it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rules {
+pub struct LiveSettings {
     /// The model's SLO; its latency is every request's deadline.
     pub slo: Slo,
     /// How long an incomplete batch waits for company.
@@ -105,7 +105,7 @@ pub struct Rules {
     pub reject_late: bool,
 }
 
-impl Rules {
+impl LiveSettings {
     /// What the scheduler needs of them.
     fn scheduled(&self) -> scheduler::Rules {
         let &Self { slo, max_delay, reject_late } = self;
@@ -132,7 +132,7 @@ impl Pipeline {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
         let Settings { slo, max_delay, reject_late, .. } = settings;
-        let rules = Rules { slo, max_delay, reject_late };
+        let rules = LiveSettings { slo, max_delay, reject_late };
         let state = State {
             name: Arc::clone(&name),
             gate: Gate::Shut("the model is being loaded".to_owned()),
@@ -185,7 +185,7 @@ impl Pipeline {
     pub async fn infer(
         &self,
         inputs: Vec<Input>,
-        terms: Terms,
+        terms: RequestOptions,
         Coming { began, journal }: Coming,
     ) -> Result<Vec<Output>, Failure> {
         let (received, took) = (self.clock.now(), began.elapsed());
@@ -206,7 +206,7 @@ impl Pipeline {
             deadline: received,
             level: terms.level(),
             alone: false,
-            item: Ticket {
+            item: Pending {
                 memory: Arc::new(memory),
                 reply,
                 claim: claim.clone(),

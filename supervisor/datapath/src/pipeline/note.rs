@@ -7,7 +7,7 @@ use shadowslice_shared::units::Moment;
 
 use super::counts::Refusal;
 use super::link::Sending;
-use super::ticket::{InFlight, Waiting};
+use super::pending::{InFlight, Waiting};
 use crate::trace::{Ending, Handover, InBatch, Journal, Lost, RanAt};
 
 fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use shadowslice_policy::scheduler::WorkerId;
-use shadowslice_shared::batch::{self, Answer, MAX_MESSAGE_BYTES, Output as WireOutput, Report, RunFailure};
+use shadowslice_shared::batch::{
+    self, Answer, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+};
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Moment;
 
@@ -14,9 +16,9 @@ use super::durations::Spent;
 use super::facts::LaneFact;
 use super::link::{Arrival, Link};
 use super::note;
+use super::pending::InFlight;
 use super::request::{Failure, Metadata, Output};
 use super::state;
-use super::ticket::InFlight;
 use super::timings::Took;
 use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
@@ -91,8 +93,8 @@ impl LaneReader {
     /// Takes one message; an error says what was wrong with it.
     fn reported(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
-            Report::Answer(answer) => self.answered(answer),
-            Report::Prepared(prepared) => {
+            FromWorker::Answer(answer) => self.answered(answer),
+            FromWorker::Prepared(prepared) => {
                 let fact = LaneFact::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().reporter.report(fact);
                 Ok(())

@@ -81,14 +81,14 @@ impl Coming {
 
 /// What a request asks for besides its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Terms {
-    /// Lower numbers go first; 0 for [`Terms::DEFAULT_PRIORITY`].
+pub struct RequestOptions {
+    /// Lower numbers go first; 0 for [`RequestOptions::DEFAULT_PRIORITY`].
     pub priority: u64,
     /// After this, from its arrival, an answer is of no use any more.
     pub timeout: Option<Duration>,
 }
 
-impl Terms {
+impl RequestOptions {
     /// The priority of requests that ask for none, so that there is room before and behind them.
     pub const DEFAULT_PRIORITY: u64 = 100;
 

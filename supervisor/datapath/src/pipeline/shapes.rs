@@ -7,8 +7,8 @@ use std::time::Duration;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_shared::units::Sms;
 
+use super::pending::Shapes;
 use super::request::Metadata;
-use super::ticket::Shapes;
 
 /// The most shapes that are remembered of a worker; another one takes the place of the first.
 const MOST: usize = 64;

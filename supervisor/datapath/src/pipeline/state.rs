@@ -12,15 +12,15 @@ use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler, Work
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::units::Moment;
 
-use super::Rules;
+use super::LiveSettings;
 use super::counts::Refusal;
 use super::facts::{LaneFact, Reporter};
 use super::link::{Lane, Link, SendFailure, Sending};
 use super::note;
+use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
-use super::ticket::{InFlight, Shapes, Ticket, Waiting};
 use crate::trace::{Handover, Lost};
 
 /// Workers that went and are remembered: more than a model has at a time, as several may go at once.
@@ -31,7 +31,7 @@ const WENT: usize = 8;
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
 /// A request that is refused.
-type Refused = scheduler::Refused<Shapes, Ticket>;
+type Refused = scheduler::Refused<Shapes, Pending>;
 
 /// Whether requests are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) struct State {
     /// The model's name.
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
-    pub(crate) scheduler: Scheduler<Shapes, Ticket>,
+    pub(crate) scheduler: Scheduler<Shapes, Pending>,
     /// One for each of its lanes.
     pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
@@ -118,7 +118,7 @@ impl State {
     }
 
     /// The configuration has changed. What was queued keeps its deadline.
-    pub(crate) fn set_rules(&mut self, rules: Rules, now: Moment) {
+    pub(crate) fn set_live_settings(&mut self, rules: LiveSettings, now: Moment) {
         self.stats.set_slo(rules.slo);
         self.scheduler.set_rules(rules.scheduled());
         self.dispatch(now);
@@ -270,7 +270,7 @@ impl State {
     }
 
     /// Takes the requests back that `worker` has. It may still read their memory, which stays taken.
-    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Ticket> {
+    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Pending> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
         if let Some((link, lane)) = link.zip(scheduler.lane(worker)) {

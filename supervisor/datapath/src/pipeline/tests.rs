@@ -15,7 +15,7 @@ use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_policy::sharing::Door;
 use shadowslice_shared::batch::{
-    self, Answer, Batch, Command, Extent, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared, Report,
+    self, Answer, Batch, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared,
     RunFailure,
 };
 use shadowslice_shared::boot::WarmTime;
@@ -66,13 +66,13 @@ impl Actor {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
-    fn report(&self, report: &Report) {
+    fn report(&self, report: &FromWorker) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         self.say(batch::encode(report, &mut message).unwrap());
     }
 
     fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
-        self.report(&Report::Answer(Answer { id, execution_us: 10, result }));
+        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result }));
     }
 
     /// Answers each request of a batch with four bytes.
@@ -161,7 +161,9 @@ impl Stage {
     fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data: data.into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], Terms::default(), Coming::now(None)).await })
+        tokio::spawn(async move {
+            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await
+        })
     }
 
     /// Waits until so many requests wait and so many are in flight.
@@ -309,7 +311,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     stage.pipeline.prepare(WorkerId(1), groups);
     assert_eq!(worker.command().await, Command::Prepare(groups));
     let prepared = Prepared { groups, result: Ok(()) };
-    worker.report(&Report::Prepared(prepared.clone()));
+    worker.report(&FromWorker::Prepared(prepared.clone()));
     assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, share: Percent::new(20).unwrap(), sms: Sms(24), times: Vec::new() };
     stage.pipeline.move_to(WorkerId(1), slice);

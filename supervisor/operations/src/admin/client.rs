@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use super::{Answer, Ask, MAX_ANSWER_BYTES, SOCKET};
+use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum AskError {
 }
 
 /// Asks the supervisor of `run_dir`, and waits for its answer: a hand-over's for as long as that takes.
-pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Answer, AskError> {
+pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
     let socket = run_dir.join(SOCKET);
     let mut stream = UnixStream::connect(&socket).map_err(|source| AskError::Connect { socket, source })?;
     let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;

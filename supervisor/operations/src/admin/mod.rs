@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::Status;
 use shadowslice_control::controller::{HandoverReport, PlanReport};
-use shadowslice_control::models::Report;
+use shadowslice_control::models::ReloadReport;
 
 /// The socket's name in the run directory.
 pub const SOCKET: &str = "control.sock";
@@ -51,7 +51,7 @@ pub enum Ask {
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum Reply {
     /// How everything stands.
     Status(Status),
     /// How a hand-over went.
@@ -71,7 +71,7 @@ pub enum Answer {
     /// What the policy would do now.
     Plan(PlanReport),
     /// What became of the configuration.
-    Reloaded(Report),
+    Reloaded(ReloadReport),
     /// The configuration has faults, each a line.
     Faulty(String),
     /// The share is in force already.

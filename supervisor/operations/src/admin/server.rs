@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::{Answer, Ask, MAX_REQUEST_BYTES, SOCKET};
+use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
 use crate::status::{self, ModelStatus, Status};
 use shadowslice_config::Controller;
 use shadowslice_control::controller::{
@@ -196,19 +196,19 @@ async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
     asked.map_err(|_| io::ErrorKind::TimedOut)??;
     let answer = match serde_json::from_slice::<Ask>(&line) {
         Ok(ask) => answer(ask, reach).await,
-        Err(error) => Answer::Refused(format!("the request is not understood: {error}")),
+        Err(error) => Reply::Refused(format!("the request is not understood: {error}")),
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
     tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-async fn answer(ask: Ask, reach: &Reach) -> Answer {
+async fn answer(ask: Ask, reach: &Reach) -> Reply {
     match ask {
-        Ask::Status => Answer::Status(reach.status()),
+        Ask::Status => Reply::Status(reach.status()),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
         Ask::Hold { model, held } => hold(&model, held, reach).await,
-        Ask::Plan => Answer::Plan(reach.plan()),
+        Ask::Plan => Reply::Plan(reach.plan()),
         Ask::Reload => reload(reach).await,
     }
 }
@@ -234,51 +234,51 @@ fn order(model: &Served, order: Order) -> Result<(), String> {
     model.orders.try_send(order).map_err(|_| full())
 }
 
-async fn hold(name: &str, held: bool, reach: &Reach) -> Answer {
+async fn hold(name: &str, held: bool, reach: &Reach) -> Reply {
     let (reply, outcome) = oneshot::channel();
     let ordered = named(name, reach).and_then(|model| order(&model, Order::Hold { held, reply }));
     match ordered {
         Ok(()) => match outcome.await {
-            Ok(news) => Answer::Held { held, news },
-            Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+            Ok(news) => Reply::Held { held, news },
+            Err(_) => Reply::Refused(ResizeRefused::Stopping.to_string()),
         },
-        Err(why) => Answer::Refused(why),
+        Err(why) => Reply::Refused(why),
     }
 }
 
-async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Answer {
+async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Reply {
     let share = match Percent::new(share_percent) {
         Ok(share) => share,
-        Err(error) => return Answer::Refused(error.to_string()),
+        Err(error) => return Reply::Refused(error.to_string()),
     };
     let (reply, outcome) = oneshot::channel();
     let resize = Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
     if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
-        return Answer::Refused(why);
+        return Reply::Refused(why);
     }
     let held = reach.controller.acts().is_some();
     match outcome.await {
-        Ok(Ok(report)) => Answer::Handover { report, held },
+        Ok(Ok(report)) => Reply::Handover { report, held },
         Ok(Err(refused @ ResizeRefused::InForce { .. })) => {
-            Answer::Unchanged { why: refused.to_string(), held }
+            Reply::Unchanged { why: refused.to_string(), held }
         }
-        Ok(Err(refused)) => Answer::Refused(refused.to_string()),
-        Err(_) => Answer::Refused(ResizeRefused::Stopping.to_string()),
+        Ok(Err(refused)) => Reply::Refused(refused.to_string()),
+        Err(_) => Reply::Refused(ResizeRefused::Stopping.to_string()),
     }
 }
 
-async fn reload(reach: &Reach) -> Answer {
+async fn reload(reach: &Reach) -> Reply {
     let (reply, outcome) = oneshot::channel();
     if reach.reloads.try_send(Reload { reply }).is_err() {
-        return Answer::Refused(
+        return Reply::Refused(
             "too many reloads wait, or the server is stopping; try again later".to_owned(),
         );
     }
     match outcome.await {
-        Ok(Ok(report)) => Answer::Reloaded(report),
-        Ok(Err(ReloadRefused::Faulty(faults))) => Answer::Faulty(faults),
-        Ok(Err(refused)) => Answer::Refused(refused.to_string()),
-        Err(_) => Answer::Refused("the server is stopping".to_owned()),
+        Ok(Ok(report)) => Reply::Reloaded(report),
+        Ok(Err(ReloadRefused::Faulty(faults))) => Reply::Faulty(faults),
+        Ok(Err(refused)) => Reply::Refused(refused.to_string()),
+        Err(_) => Reply::Refused("the server is stopping".to_owned()),
     }
 }
 

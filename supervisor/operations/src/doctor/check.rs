@@ -6,7 +6,7 @@ use super::facts::Trouble;
 
 /// All checks.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct Checks {
     pub(super) checks: Vec<Check>,
 }
 
@@ -82,7 +82,7 @@ impl Check {
     }
 }
 
-impl Report {
+impl Checks {
     /// A line a check.
     pub(super) fn lines(&self) -> String {
         self.checks.iter().map(Check::line).collect::<Vec<_>>().join("\n")

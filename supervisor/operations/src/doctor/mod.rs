@@ -10,7 +10,7 @@ mod need;
 
 use std::path::PathBuf;
 
-use check::{Level, Report};
+use check::{Checks, Level};
 use need::Need;
 
 use shadowslice_config as config;
@@ -42,7 +42,7 @@ pub fn run(options: &Options) -> u8 {
     if options.partitions {
         facts.partitions = Some(gather::partitions(&facts, need.gpus.as_deref()));
     }
-    let report = Report { checks: judge::judge(&facts, &need) };
+    let report = Checks { checks: judge::judge(&facts, &need) };
     let text = if options.json { report.json() } else { report.lines() };
     let printed = exit::print(&format!("{text}\n"));
     if report.checks.iter().any(|check| check.level == Level::Fault) { exit::UNAVAILABLE } else { printed }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::check::{Check, Level, Report};
+use super::check::{Check, Checks, Level};
 use super::facts::*;
 use super::judge::judge;
 use super::need::Need;
@@ -429,7 +429,7 @@ fn a_configuration_needs_what_its_models_need() {
 #[test]
 fn lines_for_people_and_json_for_scripts() {
     let checks = vec![Check::ok("user", "root"), Check::fault("mps", "not there", "install it")];
-    let report = Report { checks };
+    let report = Checks { checks };
     assert_eq!(report.lines(), "ok       user: root\nfault    mps: not there; install it");
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
     let told = serde_json::json!({"checks": [

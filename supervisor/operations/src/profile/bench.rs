@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, Prepared, Report, decode, encode,
+    Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, MessageError, Prepared, decode,
+    encode,
 };
 use shadowslice_shared::boot::{
     Assignment, Loaded, Partitioned, ProvenPartitions, Purpose, Refusal, WarmUp, Warmed,
@@ -361,7 +362,7 @@ fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send).map(drop)
 }
 
-async fn report(socket: &BatchSocket) -> Result<Report, BenchError> {
+async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
@@ -374,15 +375,15 @@ async fn report(socket: &BatchSocket) -> Result<Report, BenchError> {
 async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
-        Report::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
-        Report::Answer(_) => Err(BenchError::Ended("when it answered what nobody asked".to_owned())),
+        FromWorker::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
+        FromWorker::Answer(_) => Err(BenchError::Ended("when it answered what nobody asked".to_owned())),
     }
 }
 
 /// Runs one batch; returns its execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
-    let Report::Answer(answer) = report(socket).await? else {
+    let FromWorker::Answer(answer) = report(socket).await? else {
         return Err(BenchError::Ended("when it spoke of a partition that nobody asked for".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;

@@ -17,7 +17,7 @@ const MIN_STANDING: Duration = Duration::from_secs(1);
 const STANDING_PER_SLO: u32 = 10;
 
 #[derive(Debug, Clone, Copy)]
-enum Standing {
+enum QueueState {
     Empty,
     Since(Moment),
     /// There was an outage since the queue was last empty.
@@ -28,38 +28,38 @@ enum Standing {
 #[derive(Debug, Clone)]
 pub(super) struct Lateness {
     tolerated: Duration,
-    standing: Standing,
+    standing: QueueState,
 }
 
 impl Lateness {
     /// Of an empty queue of a model with this latency objective.
     pub(super) fn new(slo: Duration) -> Self {
         let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
-        Self { tolerated, standing: Standing::Empty }
+        Self { tolerated, standing: QueueState::Empty }
     }
 
     /// The lane took the last request out. Not for a queue that emptied because its clients left.
     pub(super) fn emptied(&mut self) {
-        self.standing = Standing::Empty;
+        self.standing = QueueState::Empty;
     }
 
     /// Something is in the queue.
     pub(super) fn queued(&mut self, now: Moment) {
-        if let Standing::Empty = self.standing {
-            self.standing = Standing::Since(now);
+        if let QueueState::Empty = self.standing {
+            self.standing = QueueState::Since(now);
         }
     }
 
     /// Nobody serves the queue for a while: its worker died or could not take over.
     pub(super) fn disturbed(&mut self) {
-        self.standing = Standing::Disturbed;
+        self.standing = QueueState::Disturbed;
     }
 
     /// Whether a request with this deadline, whose turn has come, is refused.
     pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
         match self.standing {
-            Standing::Since(start) => deadline < now && now.since(start) >= self.tolerated,
-            Standing::Empty | Standing::Disturbed => false,
+            QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,
+            QueueState::Empty | QueueState::Disturbed => false,
         }
     }
 }

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::{Isolation, ProbeError, isolation, probe};
 use super::{
-    Environment, GpuStanding, GrantError, PIPE_DIRECTORY, Partition, Tally, Ticket, VISIBLE, Wait, Wanted,
+    Claims, Environment, GpuStanding, GrantError, Lease, PIPE_DIRECTORY, Partition, VISIBLE, Wait, Wanted,
 };
 use answers::Termination;
 pub use control::{Control, ControlError, control_program};
@@ -136,7 +136,7 @@ pub struct MpsGpu {
     total: Sms,
     least: Sms,
     division: Result<Arc<Division>, String>,
-    tally: Tally,
+    tally: Claims,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     running: Mutex<Option<Running>>,
@@ -187,7 +187,7 @@ impl MpsGpu {
             total: found.total,
             least: found.least,
             division: found.division,
-            tally: Tally::default(),
+            tally: Claims::default(),
             requests,
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),
@@ -357,14 +357,14 @@ impl Partition for MpsGpu {
         self.division.as_ref().map_err(String::as_str)
     }
 
-    fn tally(&self) -> &Tally {
+    fn tally(&self) -> &Claims {
         &self.tally
     }
 
-    fn enter(&self) -> Result<Ticket, GrantError> {
+    fn enter(&self) -> Result<Lease, GrantError> {
         let condition = self.condition.borrow();
         match &condition.server {
-            Ok(_) => Ok(Ticket(condition.life)),
+            Ok(_) => Ok(Lease(condition.life)),
             Err(why) => Err(GrantError::Recovering(why.clone())),
         }
     }
@@ -381,7 +381,7 @@ impl Partition for MpsGpu {
         environment
     }
 
-    fn device(&self, _ticket: Ticket) -> DeviceSpec {
+    fn device(&self, _ticket: Lease) -> DeviceSpec {
         DeviceSpec::Cuda
     }
 
@@ -449,7 +449,7 @@ impl Partition for MpsGpu {
         }))
     }
 
-    fn lost(&self, ticket: Ticket) -> Option<Wait> {
+    fn lost(&self, ticket: Lease) -> Option<Wait> {
         let (mut condition, grace) = (self.condition.clone(), self.limits.lost);
         Some(Box::pin(async move {
             let over = condition.wait_for(|condition| condition.life != ticket.0).await.is_ok();

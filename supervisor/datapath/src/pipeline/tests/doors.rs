@@ -100,7 +100,7 @@ async fn who_waits_behind_takes_the_place_of_who_is_refused() {
     let late = stage.ask();
     stage.until((1, 1)).await;
     let slo = Slo { latency: EASY, percentile: 99.0 };
-    stage.pipeline.set_rules(Rules { slo, max_delay: Duration::ZERO, reject_late: true });
+    stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
     let others = [stage.ask(), stage.ask()];
     stage.until((3, 1)).await;
     stage.pipeline.set_door(Door { refuse_late: true, ..Door::open(2) });
@@ -223,10 +223,10 @@ async fn a_look_sees_what_came_since_the_last_one() {
     let batch = worker.batch().await;
     stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
     let slo = |latency| Slo { latency, percentile: 99.0 };
-    let rules = |latency| Rules { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
-    stage.pipeline.set_rules(rules(HOPELESS));
+    let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
+    stage.pipeline.set_live_settings(rules(HOPELESS));
     refused(stage.ask(), "SLO").await;
-    stage.pipeline.set_rules(rules(EASY));
+    stage.pipeline.set_live_settings(rules(EASY));
     worker.answer_well(&batch);
     answered(first).await;
     let seen = stage.pipeline.observe();

@@ -1,7 +1,7 @@
 //! Workers that hang, and who is served meanwhile.
 
+use super::super::pending::Shapes;
 use super::super::shapes::ShapeTimes;
-use super::super::ticket::Shapes;
 use super::*;
 
 /// Longer than between two looks.
@@ -90,7 +90,7 @@ async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_aga
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
     let slo = Slo { latency: Duration::from_secs(1), percentile: 99.0 };
-    stage.pipeline.set_rules(Rules { slo, max_delay: DELAY, reject_late: false });
+    stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: DELAY, reject_late: false });
     executes_since(&stage, 1, Duration::from_secs(10));
     let waits = stage.ask();
     stage.until((1, 1)).await;

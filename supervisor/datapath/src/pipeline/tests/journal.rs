@@ -8,10 +8,9 @@ fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<Output>, Failure>>, Journal) {
     let (pipeline, journal) = (Arc::clone(&stage.pipeline), Journal::default());
     let input = Input { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
     let noted = journal.clone();
-    let asked =
-        tokio::spawn(
-            async move { pipeline.infer(vec![input], Terms::default(), Coming::now(Some(noted))).await },
-        );
+    let asked = tokio::spawn(async move {
+        pipeline.infer(vec![input], RequestOptions::default(), Coming::now(Some(noted))).await
+    });
     (asked, journal)
 }
 

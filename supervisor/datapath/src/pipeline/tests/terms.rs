@@ -14,18 +14,18 @@ async fn busy(stage: &Stage) -> (Actor, Batch) {
     (worker, batch)
 }
 
-fn ask(stage: &Stage, byte: u8, terms: Terms) -> JoinHandle<Result<Vec<Output>, Failure>> {
+fn ask(stage: &Stage, byte: u8, terms: RequestOptions) -> JoinHandle<Result<Vec<Output>, Failure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
     tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await })
 }
 
-fn priority(priority: u64) -> Terms {
-    Terms { priority, ..Terms::default() }
+fn priority(priority: u64) -> RequestOptions {
+    RequestOptions { priority, ..RequestOptions::default() }
 }
 
-fn timeout(timeout: Duration) -> Terms {
-    Terms { timeout: Some(timeout), ..Terms::default() }
+fn timeout(timeout: Duration) -> RequestOptions {
+    RequestOptions { timeout: Some(timeout), ..RequestOptions::default() }
 }
 
 /// Waits until so many requests were given up by their clients.
@@ -66,8 +66,8 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
         settings.slo = Slo { latency: Duration::from_secs(60), ..settings.slo };
     });
     let (worker, first) = busy(&stage).await;
-    let patient = Terms { priority: 1, timeout: Some(Duration::from_secs(50)) };
-    let hasty = Terms { priority: 1, timeout: Some(Duration::from_secs(40)) };
+    let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };
+    let hasty = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(40)) };
     let pipeline = Arc::clone(&stage.pipeline);
     let wide = |terms| {
         let pipeline = Arc::clone(&pipeline);
@@ -132,7 +132,7 @@ async fn a_timeout_longer_than_time_itself_is_none() {
 async fn who_goes_away_is_counted_at_once_and_not_run() {
     let stage = Stage::new();
     let (worker, first) = busy(&stage).await;
-    let leaves = ask(&stage, 1, Terms::default());
+    let leaves = ask(&stage, 1, RequestOptions::default());
     stage.until((1, 2)).await;
     leaves.abort();
     cancelled(&stage, 1).await;
@@ -153,7 +153,7 @@ async fn those_who_go_away_make_room_and_the_last_few_are_left_out_when_their_tu
     let (worker, first) = busy(&stage).await;
     let mut asked = Vec::new();
     for waiting in 1..=18 {
-        asked.push(ask(&stage, 1, Terms::default()));
+        asked.push(ask(&stage, 1, RequestOptions::default()));
         stage.until((waiting, 2)).await;
     }
     for (leaves, waiting) in [(17, 18), (16, 18), (15, 15), (0, 15)] {
@@ -171,7 +171,7 @@ async fn those_who_go_away_make_room_and_the_last_few_are_left_out_when_their_tu
 async fn who_goes_away_while_he_is_served_is_no_success() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let leaves = ask(&stage, 1, Terms::default());
+    let leaves = ask(&stage, 1, RequestOptions::default());
     let batch = worker.batch().await;
     leaves.abort();
     cancelled(&stage, 1).await;
@@ -186,7 +186,7 @@ async fn who_goes_away_while_he_is_served_is_no_success() {
 }
 
 /// What is counted of the way of a request that began to come half a minute ago.
-async fn counted_of_half_a_minute(terms: Terms) -> Duration {
+async fn counted_of_half_a_minute(terms: RequestOptions) -> Duration {
     let stage = Stage::with(|settings| settings.slo.latency = Duration::from_secs(100));
     let worker = stage.enter(1);
     let pipeline = Arc::clone(&stage.pipeline);
@@ -204,6 +204,6 @@ async fn counted_of_half_a_minute(terms: Terms) -> Duration {
 
 #[tokio::test]
 async fn a_quarter_of_its_time_is_the_most_that_a_slow_client_spends() {
-    assert_eq!(counted_of_half_a_minute(Terms::default()).await, Duration::from_secs(25));
+    assert_eq!(counted_of_half_a_minute(RequestOptions::default()).await, Duration::from_secs(25));
     assert_eq!(counted_of_half_a_minute(timeout(Duration::from_secs(40))).await, Duration::from_secs(10));
 }

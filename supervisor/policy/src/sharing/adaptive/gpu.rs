@@ -9,7 +9,7 @@ use super::super::{Facts, Terms};
 use super::levers::{Moved, Step, next_step};
 use super::load::Load;
 use super::window::SPAN;
-use super::{Adaptive, Model};
+use super::{Adaptive, ModelHistory};
 
 /// What is seen of a step before it is judged: this long, and so many requests of the model that it is for, or [`SPAN`].
 const SETTLES: Duration = Duration::from_millis(300);
@@ -41,7 +41,7 @@ const TOO_EARLY: Duration = Duration::from_secs(60);
 
 /// What is remembered of a GPU.
 #[derive(Debug, Clone)]
-pub(super) struct Gpu {
+pub(super) struct GpuHistory {
     /// What was done, the last at the end.
     pub(super) steps: Vec<Step>,
     trial: Trial,
@@ -91,7 +91,7 @@ impl Loss {
     }
 }
 
-impl Default for Gpu {
+impl Default for GpuHistory {
     fn default() -> Self {
         Self {
             steps: Vec::new(),
@@ -104,7 +104,7 @@ impl Default for Gpu {
     }
 }
 
-impl Gpu {
+impl GpuHistory {
     /// Whether requests are refused that cannot be in time.
     pub(super) fn refuses(&self, now: Moment) -> bool {
         now < self.refuses_until
@@ -299,7 +299,11 @@ impl Adaptive {
         self.on_gpu(gpu, terms).for_each(|model| model.load = Load::default());
     }
 
-    fn on_gpu<'m>(&'m mut self, gpu: usize, terms: &'m [Terms]) -> impl Iterator<Item = &'m mut Model> {
+    fn on_gpu<'m>(
+        &'m mut self,
+        gpu: usize,
+        terms: &'m [Terms],
+    ) -> impl Iterator<Item = &'m mut ModelHistory> {
         let models = self.models.iter_mut().zip(terms);
         models.filter(move |(_, terms)| terms.gpu == gpu).map(|(model, _)| model)
     }

@@ -26,7 +26,7 @@ use shadowslice_shared::units::{Moment, Sms};
 
 use super::carry_out::Target;
 use super::{Door, Facts, Missed, Terms, Why};
-use gpu::Gpu;
+use gpu::GpuHistory;
 use levers::{Stands, Step};
 use load::Load;
 use window::Window;
@@ -41,13 +41,13 @@ const KEEPS_UP: f64 = 0.9;
 /// The policy's memory.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
-    models: Vec<Model>,
-    gpus: Vec<Gpu>,
+    models: Vec<ModelHistory>,
+    gpus: Vec<GpuHistory>,
 }
 
 /// What is remembered of a model.
 #[derive(Debug, Clone)]
-struct Model {
+struct ModelHistory {
     recent: Window,
     load: Load,
     /// The SMs that it should have.
@@ -56,7 +56,7 @@ struct Model {
     helpless: Option<(Moment, Duration)>,
 }
 
-impl Model {
+impl ModelHistory {
     fn is_helpless(&self, now: Moment) -> bool {
         self.helpless.is_some_and(|(since, span)| now.since(since) < span)
     }
@@ -66,14 +66,14 @@ impl Adaptive {
     pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
         let model = |terms: &Terms| {
             let sms = if terms.initial_given { terms.initial } else { gpus[terms.gpu] };
-            Model {
+            ModelHistory {
                 recent: Window::default(),
                 load: Load::default(),
                 share: terms.within(sms),
                 helpless: None,
             }
         };
-        Self { models: terms.iter().map(model).collect(), gpus: vec![Gpu::default(); gpus.len()] }
+        Self { models: terms.iter().map(model).collect(), gpus: vec![GpuHistory::default(); gpus.len()] }
     }
 
     /// The shares that models should have.
@@ -131,7 +131,7 @@ impl Adaptive {
             return Why::MakesRoom { sake: step.sake, before: step.missed, now };
         }
         let missed = self.missed(model, terms);
-        let Model { recent, helpless, .. } = &self.models[model];
+        let ModelHistory { recent, helpless, .. } = &self.models[model];
         match helpless {
             _ if !recent.is_short(terms[model].may_miss()) => Why::Met(missed),
             Some((since, span)) if self.models[model].is_helpless(facts.now) => {

@@ -16,14 +16,14 @@ use crate::trace::Journal;
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
 /// A request on its way.
-pub(crate) type Waiting = Entry<Shapes, Ticket>;
+pub(crate) type Waiting = Entry<Shapes, Pending>;
 
 /// A batch that a worker has.
-pub(crate) type InFlight = scheduler::InFlight<Shapes, Ticket>;
+pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
 
 /// What is known of a request besides its place in the queue.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct Pending {
     pub(crate) memory: Arc<Reservation>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
     /// Taken once it is settled.
@@ -38,7 +38,7 @@ pub(crate) struct Ticket {
     pub(crate) journal: Option<Journal>,
 }
 
-impl scheduler::Ticket for Ticket {
+impl scheduler::Ticket for Pending {
     fn is_settled(&self) -> bool {
         self.claim.is_taken()
     }

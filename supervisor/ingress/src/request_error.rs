@@ -11,7 +11,7 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// Why a request is not answered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum RequestError {
     /// Nothing of that name is here.
     #[error("{0}")]
     NotFound(String),
@@ -29,7 +29,7 @@ pub(super) enum Refusal {
     Failed(#[from] Failure),
 }
 
-impl Refusal {
+impl RequestError {
     /// Its HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         match self {
@@ -52,7 +52,7 @@ impl Refusal {
     }
 }
 
-impl From<Undone> for Refusal {
+impl From<Undone> for RequestError {
     fn from(undone: Undone) -> Self {
         let message = undone.to_string();
         match undone {
@@ -63,18 +63,18 @@ impl From<Undone> for Refusal {
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
+impl From<RequestError> for Status {
+    fn from(refusal: RequestError) -> Self {
         let message = refusal.message();
         match refusal {
-            Refusal::NotFound(_) => Self::not_found(message),
-            Refusal::AlreadyExists(_) => Self::already_exists(message),
-            Refusal::Unsupported(_) => Self::unimplemented(message),
-            Refusal::TooLarge(_) => Self::out_of_range(message),
-            Refusal::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
-            Refusal::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
-            Refusal::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
-            Refusal::Failed(Failure::Internal(_)) => Self::internal(message),
+            RequestError::NotFound(_) => Self::not_found(message),
+            RequestError::AlreadyExists(_) => Self::already_exists(message),
+            RequestError::Unsupported(_) => Self::unimplemented(message),
+            RequestError::TooLarge(_) => Self::out_of_range(message),
+            RequestError::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
+            RequestError::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
+            RequestError::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
+            RequestError::Failed(Failure::Internal(_)) => Self::internal(message),
         }
     }
 }
