@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use strsim::levenshtein;
+
 use super::faults::{Fault, FaultLog, Position};
 use super::yaml::{Content, Entry, Node};
 
@@ -274,32 +276,15 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "YAML's merge keys are not known here; write the keys out".to_owned();
     }
-    let nearest = known.iter().map(|name| (distance(key, name), name)).min();
+    // The distance of a long key would take long to compute, and it is far from every one.
+    let nearest =
+        known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
     match nearest {
         Some((distance, name)) if distance <= 1 + name.len() / 4 => {
             format!("unknown key; did you mean `{name}`?")
         }
         _ => format!("unknown key; known here: {}", known.join(", ")),
     }
-}
-
-/// Levenshtein's distance. Long keys are far from everything.
-fn distance(from: &str, to: &str) -> usize {
-    if from.len() > MAX_QUOTED {
-        return usize::MAX;
-    }
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (index, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = index + 1;
-        for (column, b) in to.iter().enumerate() {
-            let substituted = diagonal + usize::from(a != *b);
-            diagonal = row[column + 1];
-            row[column + 1] = substituted.min(row[column] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
 }
 
 fn alternatives(names: &[&str]) -> String {
@@ -319,8 +304,6 @@ mod tests {
 
     #[test]
     fn near_misses_are_recognised() {
-        assert_eq!(distance("shre", "share"), 1);
-        assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
         assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; known here: models, gpus");
     }

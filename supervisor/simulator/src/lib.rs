@@ -8,7 +8,6 @@
 //! [`world`] what happens then, and [`results`] how good that was.
 
 pub mod bound;
-mod histogram;
 pub mod loads;
 pub mod perturb;
 mod random;

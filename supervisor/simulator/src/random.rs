@@ -1,6 +1,9 @@
 //! Random numbers that are the same everywhere for the same seed.
 
-use std::f64::consts::TAU;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
+use rand_pcg::Pcg64;
 
 /// What random numbers are drawn for. Each purpose has a sequence of its own, so that drawing more for
 /// one changes nothing about another.
@@ -20,67 +23,41 @@ pub(crate) enum Purpose {
     Noise,
 }
 
-/// Steele, Lea and Flood's `SplitMix64`.
+/// O'Neill's PCG, whose sequences are part of what it promises.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(Pcg64);
 
 impl Random {
     /// The sequence of a seed for one purpose of one model.
     pub(crate) fn new(seed: u64, purpose: Purpose, index: usize) -> Self {
-        let mut seeded = Self(seed);
-        let mut purposed = Self(seeded.number() ^ purpose as u64);
-        Self(purposed.number() ^ index as u64)
-    }
-
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
 
     /// Uniform from 0 to 1, without 1.
     pub(crate) fn fraction(&mut self) -> f64 {
-        (self.number() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Uniform from 0 to `count`, without it; 0 where there is nothing to choose from.
-    pub(crate) fn below(&mut self, count: usize) -> usize {
-        (self.fraction() * count as f64) as usize
+        self.0.random()
     }
 
     /// A random order of `count` indices.
     pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
-        for last in (1..count).rev() {
-            order.swap(last, self.below(last + 1));
-        }
+        order.shuffle(&mut self.0);
         order
     }
 
     /// Exponential with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
-        -(1.0 - self.fraction()).ln()
+        Exp1.sample(&mut self.0)
     }
 
-    /// Normal with mean 0 and deviation 1 (Box and Muller).
+    /// Normal with mean 0 and deviation 1.
     pub(crate) fn normal(&mut self) -> f64 {
-        let radius = (2.0 * self.exponential()).sqrt();
-        radius * (TAU * self.fraction()).cos()
+        StandardNormal.sample(&mut self.0)
     }
 
-    /// Gamma of this shape, above 0 and below 1, with mean 1 (Marsaglia and Tsang, with their boost).
+    /// Gamma of this shape, which is above 0, with mean 1.
     pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
-        let d = shape + 1.0 - 1.0 / 3.0;
-        let c = 1.0 / (9.0 * d).sqrt();
-        let raised = loop {
-            let x = self.normal();
-            let v = (1.0 + c * x).powi(3);
-            if v > 0.0 && (1.0 - self.fraction()).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
-                break d * v;
-            }
-        };
-        raised * (1.0 - self.fraction()).powf(1.0 / shape) / shape
+        Gamma::new(shape, 1.0 / shape).map_or(1.0, |gamma| gamma.sample(&mut self.0))
     }
 }
 
@@ -111,7 +88,7 @@ mod tests {
 
     #[test]
     fn purposes_models_and_seeds_have_sequences_of_their_own() {
-        let first = |seed, purpose, index| Random::new(seed, purpose, index).number();
+        let first = |seed, purpose, index| Random::new(seed, purpose, index).fraction().to_bits();
         let base = first(1, Purpose::Gaps, 0);
         assert_eq!(base, first(1, Purpose::Gaps, 0));
         assert_ne!(base, first(2, Purpose::Gaps, 0));
@@ -125,6 +102,5 @@ mod tests {
         assert_ne!(order, (0..10).collect::<Vec<_>>());
         order.sort_unstable();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
-        assert_eq!(Random::new(3, Purpose::Choice, 0).below(0), 0);
     }
 }

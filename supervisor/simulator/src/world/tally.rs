@@ -1,6 +1,11 @@
 //! What became of a model's requests since the start.
 
-use crate::histogram::Histogram;
+use hdrhistogram::Histogram;
+
+/// Latencies are kept to so many digits, from 1 us to 19 hours.
+const DIGITS: u8 = 2;
+const LEAST_NS: u64 = 1_000;
+const MOST_NS: u64 = 1_000 << 36;
 
 /// Counts and latencies.
 #[derive(Debug, Clone)]
@@ -10,12 +15,13 @@ pub(crate) struct Counts {
     pub(crate) in_time: u64,
     pub(crate) refused: u64,
     pub(crate) latency_sum_ns: u128,
-    pub(crate) latency: Histogram,
+    pub(crate) latency: Histogram<u64>,
 }
 
 impl Counts {
     pub(crate) fn new() -> Self {
-        let latency = Histogram::new();
+        let latency =
+            Histogram::new_with_bounds(LEAST_NS, MOST_NS, DIGITS).expect("the bounds lie far enough apart");
         Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }
     }
 
@@ -25,14 +31,14 @@ impl Counts {
         self.in_time += other.in_time;
         self.refused += other.refused;
         self.latency_sum_ns += other.latency_sum_ns;
-        self.latency.add(&other.latency);
+        self.latency.add(&other.latency).expect("all have the same bounds");
     }
 
     pub(crate) fn answer(&mut self, latency_ns: u64, slo_ns: u64) {
         self.answered += 1;
         self.in_time += u64::from(latency_ns <= slo_ns);
         self.latency_sum_ns += u128::from(latency_ns);
-        self.latency.record(latency_ns);
+        self.latency.saturating_record(latency_ns);
     }
 
     /// Zero without any answer.

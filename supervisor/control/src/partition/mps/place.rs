@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
+use procfs::process::{Process, all_processes};
 use tokio::time::{Instant, sleep};
 
 use crate::partition::PIPE_DIRECTORY;
@@ -86,14 +87,12 @@ impl Directories {
 
     /// The programs of MPS, `program` among them, that live here.
     pub(super) fn inhabitants(&self, program: &Path) -> Vec<i32> {
-        let setting = [PIPE_DIRECTORY.as_bytes(), b"=", self.pipe.as_os_str().as_bytes()].concat();
-        let lives_here = |pid: &i32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            is_mps(*pid, program) && environment.split(|byte| *byte == 0).any(|entry| entry == setting)
+        let lives_here = |process: &Process| {
+            let pipe = process.environ().ok().and_then(|mut all| all.remove(OsStr::new(PIPE_DIRECTORY)));
+            is_mps(process, program) && pipe.as_deref() == Some(self.pipe.as_os_str())
         };
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.filter(lives_here).collect()
+        let all = all_processes().into_iter().flatten().flatten();
+        all.filter(lives_here).map(|process| process.pid).collect()
     }
 
     /// Kills them, and waits until they are gone: what comes next finds the GPU free of them.
@@ -134,17 +133,19 @@ pub(super) fn foreign_daemon(named: Option<PathBuf>, program: &Path) -> Option<(
     let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
     places.into_iter().find_map(|place| {
         let file = fs::read_to_string(place.join("nvidia-cuda-mps-control.pid")).ok()?;
-        let pid = file.trim().parse().ok().filter(|pid| is_mps(*pid, program))?;
+        let pid = file.trim().parse().ok()?;
+        Process::new(pid).ok().filter(|process| is_mps(process, program))?;
         Some((place, pid))
     })
 }
 
 /// Whether this process runs a program of MPS.
-fn is_mps(pid: i32, program: &Path) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
-    let name = Path::new(OsStr::from_bytes(first)).file_name().unwrap_or_default();
-    name.as_bytes().starts_with(PROGRAMS.as_bytes()) || Some(name) == program.file_name()
+fn is_mps(process: &Process, program: &Path) -> bool {
+    let arguments = process.cmdline().unwrap_or_default();
+    let name = arguments.first().and_then(|first| Path::new(first).file_name());
+    name.is_some_and(|name| {
+        name.as_bytes().starts_with(PROGRAMS.as_bytes()) || Some(name) == program.file_name()
+    })
 }
 
 fn tail(path: &Path) -> String {

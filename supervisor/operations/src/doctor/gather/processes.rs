@@ -1,8 +1,6 @@
 //! Processes, as `/proc` shows them to this user.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 /// The supervisor's name.
 const SUPERVISOR: &str = "shadowslice";
@@ -24,29 +22,20 @@ pub(super) type Processes = BTreeMap<i32, Process>;
 
 /// The processes that there are.
 pub(super) fn all() -> Processes {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| Some((pid, process(pid)?))).collect()
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter_map(|process| Some((process.pid, seen(&process)?))).collect()
 }
 
-fn process(pid: i32) -> Option<Process> {
-    let folder = format!("/proc/{pid}");
-    let uid = fs::metadata(&folder).ok()?.uid();
-    let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
-    let arguments = fs::read(format!("{folder}/cmdline")).unwrap_or_default();
-    parse(&stat, &arguments, uid)
+fn seen(process: &procfs::process::Process) -> Option<Process> {
+    let stat = process.stat().ok()?;
+    let arguments = process.cmdline().unwrap_or_default();
+    let name = name(arguments.first().map_or("", String::as_str), &stat.comm).to_owned();
+    Some(Process { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// From a line of `/proc/PID/stat`, in which the name may hold spaces and parentheses and is cut short, and from the
-/// arguments, which processes of the kernel do not have.
-fn parse(stat: &str, arguments: &[u8], uid: u32) -> Option<Process> {
-    let (before, after) = stat.rsplit_once(')')?;
-    let short = before.split_once('(')?.1;
-    let parent = after.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    let program = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
-    let program = String::from_utf8_lossy(program);
-    let name = program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short);
-    Some(Process { name: name.to_owned(), uid, parent })
+/// The name in `/proc/PID/stat` is cut short; that of the program is in the arguments, which processes of the kernel do not have.
+fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
+    program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }
 
 /// Whether a running supervisor started it.
@@ -58,9 +47,8 @@ pub(super) fn is_our_own(pid: i32, processes: &Processes) -> bool {
 
 /// A variable in the environment of a process, if this user may see it.
 pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let mut variables = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    variables.find_map(|variable| Some(variable.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    let mut environment = procfs::process::Process::new(pid).ok()?.environ().ok()?;
+    Some(environment.remove(std::ffi::OsStr::new(name))?.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -81,9 +69,8 @@ mod tests {
 
     #[test]
     fn a_long_name_comes_from_the_arguments() {
-        let parse = |arguments: &[u8]| parse("7 (nvidia-cuda-mps) S 3 7", arguments, 0).unwrap();
-        assert_eq!(parse(b"/usr/bin/nvidia-cuda-mps-control\0-f\0").name, "nvidia-cuda-mps-control");
-        assert_eq!((parse(b"").name.as_str(), parse(b"").parent), ("nvidia-cuda-mps", 3));
+        assert_eq!(name("/usr/bin/nvidia-cuda-mps-control", "nvidia-cuda-mps"), "nvidia-cuda-mps-control");
+        assert_eq!(name("", "kworker/0:1"), "kworker/0:1");
     }
 
     #[test]
