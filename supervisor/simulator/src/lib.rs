@@ -1,13 +1,11 @@
 //! A world with a virtual clock, in which shadowslice's policies are judged.
 //!
 //! The code that decides here is the code that serves: the `policy` crate's queue, batcher and
-//! sharing policies. What this crate adds is what they decide about: arrivals, execution, hand-overs;
-//! and what they are held against: the bound, which uses none of their code.
+//! sharing policies. What this crate adds is what they decide about: arrivals, execution, hand-overs.
 //!
 //! [`loads`] says what comes, [`perturb`] how the world differs from what a policy is told,
 //! [`world`] what happens then, and [`results`] how good that was.
 
-pub mod bound;
 pub mod loads;
 pub mod perturb;
 mod random;

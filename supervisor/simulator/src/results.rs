@@ -1,12 +1,10 @@
 //! What a run amounts to, as people and scripts read it.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bound::Bound;
-use crate::scenario::{Arrival, Scenario};
+use crate::scenario::Scenario;
 use crate::time::{ms, ns};
 use crate::world::{Counts, Outcome};
 
@@ -23,8 +21,6 @@ pub struct Run {
     pub offered_rps: f64,
     /// Requests answered within their SLOs per second.
     pub goodput_rps: f64,
-    /// What nothing can exceed.
-    pub bound_goodput_rps: f64,
     /// Requests answered within their SLOs, of those offered; 1 when nothing was.
     pub attainment: f64,
     /// 99th percentile of the answers' latency; 0 without any.
@@ -70,7 +66,7 @@ pub struct ModelRun {
     pub sms: u32,
 }
 
-/// What was simulated, and what it is held against. The same for every policy that meets a load.
+/// What was simulated: the same for every policy that meets a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// What came.
@@ -79,21 +75,6 @@ pub struct Trial {
     pub seed: u64,
     /// How long it came.
     pub seconds: f64,
-    /// See [`Run::bound_goodput_rps`].
-    pub bound_goodput_rps: f64,
-}
-
-impl Trial {
-    /// A load on a scenario, and the goodput that could be had of it.
-    pub fn new(load: &str, seed: u64, seconds: f64, scenario: &Scenario, arrivals: &[Arrival]) -> Self {
-        let span = Duration::from_secs_f64(seconds);
-        Self {
-            load: load.to_owned(),
-            seed,
-            seconds,
-            bound_goodput_rps: Bound::new(scenario, arrivals, span).goodput_rps(),
-        }
-    }
 }
 
 impl Run {
@@ -128,7 +109,6 @@ impl Run {
             policy: policy.to_owned(),
             load: trial.load.clone(),
             seed: trial.seed,
-            bound_goodput_rps: trial.bound_goodput_rps,
             offered_rps: all.arrived as f64 / seconds,
             goodput_rps: all.in_time as f64 / seconds,
             attainment: attainment(&all),

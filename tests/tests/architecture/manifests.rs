@@ -63,6 +63,10 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
         "supervisor/simulator",
         Dependencies::Only(&[
             "clap",
+            "hdrhistogram",
+            "rand",
+            "rand_distr",
+            "rand_pcg",
             "serde",
             "serde_json",
             "shadowslice-config",

@@ -36,7 +36,6 @@ fn run(policy: &str, first: f64, second: f64) -> Run {
         seed: 1,
         offered_rps: 400.0,
         goodput_rps: 100.0 * first + 300.0 * second,
-        bound_goodput_rps: 400.0,
         attainment: (100.0 * first + 300.0 * second) / 400.0,
         p99_ms: 9.0,
         repartitions: 0,

@@ -115,7 +115,7 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             if let Some(path) = &options.write_arrivals {
                 load.write(path, &scenario)?;
             }
-            let trial = Trial::new(&source.to_string(), seed, load.seconds, &scenario, &load.arrivals);
+            let trial = Trial { load: source.to_string(), seed, seconds: load.seconds };
             for &contender in &options.policy {
                 let settings = settings(options, &config, seed);
                 runs.push(contend(contender, &scenario, &settings, &trial, &load));

@@ -4,8 +4,7 @@ use shadowslice_simulator::results::{ModelRun, Run};
 
 /// A line for each run; for a single one its models as well.
 pub(super) fn of(runs: &[Run]) -> String {
-    let heads =
-        ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "BOUND/S", "MET", "P99 MS", "REPARTITIONS"];
+    let heads = ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));
     if let [run] = runs {
         let heads = [
@@ -26,14 +25,13 @@ pub(super) fn of(runs: &[Run]) -> String {
     text
 }
 
-fn row(run: &Run) -> [String; 9] {
+fn row(run: &Run) -> [String; 8] {
     [
         run.load.clone(),
         run.seed.to_string(),
         run.policy.clone(),
         format!("{:.1}", run.offered_rps),
         format!("{:.1}", run.goodput_rps),
-        format!("{:.1}", run.bound_goodput_rps),
         format!("{:.2}%", run.attainment * 100.0),
         format!("{:.1}", run.p99_ms),
         run.repartitions.to_string(),

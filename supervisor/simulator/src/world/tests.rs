@@ -58,21 +58,6 @@ fn change(to: u32, at_once: bool) -> Change {
 }
 
 #[test]
-fn long_batches_in_hand_overs_do_not_exceed_the_bound() {
-    let mut one = model("a", 2_000.0);
-    one.terms.slo = Duration::from_secs(60);
-    let scenario = on_one_gpu(100, vec![one]);
-    let shares = [60, 80].into_iter().cycle();
-    let changes = shares.take(10).enumerate().map(|(n, to)| (14 * n + 2, change(to, false)));
-    let arrivals: Vec<Arrival> = (0..100).map(at).collect();
-    let outcome = Script::new(changes.collect()).run(&scenario, arrivals.clone());
-    let (answered, repartitions) = (outcome.models[0].tally.in_time, outcome.models[0].repartitions.len());
-    let bound = crate::bound::Bound::new(&scenario, &arrivals, Duration::from_secs(60)).in_time();
-    assert!(repartitions > 5 && answered > 30, "{repartitions} {answered}");
-    assert!(answered <= bound, "{answered} of {bound} at most");
-}
-
-#[test]
 fn an_m_d_1_queue_waits_as_pollaczek_and_khinchine_say() {
     // Half loaded, one by one: a mean wait of rho / (2 (1 - rho)) = a half of the service time.
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
