@@ -20,7 +20,8 @@ use shadowslice_shared::exit::{self, fail};
 ///
 /// A supervisor serves all models of a configuration. It starts a worker for each, gives it a share of the GPU's
 /// SMs, and answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A share
-/// is changed by starting a shadow worker at the new share, warming it up, and handing traffic over.
+/// changes between two batches: inside the worker where the model and the GPU allow that, else by a
+/// shadow worker that starts at the new share, warms up and takes the traffic over.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -59,8 +60,8 @@ enum Command {
     },
     /// Give a model another share, and wait until it is in force.
     ///
-    /// A shadow worker starts at the new share, warms up and proves its answers while the old one
-    /// serves; then it takes over between two batches. A policy does not change that share until `shadowslice release`.
+    /// The worker moves to other SMs, or a shadow worker starts at the new share, warms up and proves its answers while the
+    /// old one serves, and takes over between two batches. A policy does not change that share until `shadowslice release`.
     Resize {
         /// The model's name.
         model: String,

@@ -11,8 +11,6 @@ pub mod perturb;
 mod random;
 pub mod results;
 pub mod scenario;
-#[cfg(test)]
-mod testing;
 mod time;
 mod timers;
 pub mod world;

@@ -200,7 +200,7 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_handover_settle_seconds",
         kind: Histogram,
-        help: "From the change of a load to the first second in which all was answered in time again, by cause.",
+        help: "From the decision to the first second in which all was answered in time again, by cause.",
         samples: |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.settle),
     },
     Metric {
