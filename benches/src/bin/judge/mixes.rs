@@ -66,8 +66,10 @@ pub(crate) fn described() -> String {
     format!(
         "A mix has {fewest} to {most} models with the profiles of `configs/profiles` on {SMS} SMs, each with an\n\
          SLO of {tightest} to {loosest} times what one request takes on all of them ({LEAST_SLO_MS} ms or more).\n\
-         Drawn are the percentage of requests that keep it ({}), the largest batch ({}),\n\
-         the priority ({}), the load ({}), and what that takes of the GPU on average ({}).",
+         Drawn are the percentage of requests that keep it ({}), the largest batch\n\
+         ({}), the priority ({}), the load\n\
+         ({}), and what that takes of the GPU on average\n\
+         ({}).",
         listed(&PERCENTILES),
         listed(&BATCHES),
         listed(&PRIORITIES),

@@ -21,12 +21,14 @@ pub(crate) fn of(judged: &[(Mechanism, Evidence)], rest: &[Trial], setup: &Setup
     let mut text = format!(
         "# The judgement of `{JUDGED}`\n\n\
          Simulated beside baselines, in a world of kernels that take turns as was measured on an H200\n\
-         ([contention](measurements.md#contention)). `make judge` writes this page; nothing here is written by hand.\n\n\
+         ([contention](measurements.md#contention)). `make judge` writes this page; nothing here is written\n\
+         by hand.\n\n\
          State: {state}.\n\n\
          {}\n\n\
-         {mixes} mixes from seed {first_seed} on, {seconds} s each; execution and start times differ from the profiles\n\
-         (`--truth {WORLD}`). *{FOUND}*: shares that never change, found for each mix by trying 75, 50 and\n\
-         25 % for one model after the other on the very same requests. *{SLICES}*: no MPS.\n\n",
+         {mixes} mixes from seed {first_seed} on, {seconds} s each; execution and start times differ from the\n\
+         profiles (`--truth {WORLD}`). *{FOUND}*: shares that never change,\n\
+         found for each mix by trying 75, 50 and 25 % for one model after the other on the very same\n\
+         requests. *{SLICES}*: no MPS.\n\n",
         described()
     );
     let mut add = |part: String| text.push_str(&part);
@@ -53,8 +55,8 @@ fn met(is: bool) -> &'static str {
 fn no_harm(evidence: &Evidence) -> String {
     let harmed = evidence.harmed();
     let mut text = format!(
-        "**No harm** ({}): of {} mixes in which `{BASE}` keeps 99 % or more of every model in time, {} lose more than 0.3 %, or have\n\
-         requests refused, or a median over 1.1 times + 0.5 ms.\n\n",
+        "**No harm** ({}): of {} mixes in which `{BASE}` keeps 99 % or more of every model\n\
+         in time, {} lose more than 0.3 %, or have requests refused, or a median over 1.1 times + 0.5 ms.\n\n",
         met(harmed.is_empty()),
         evidence.easy.len(),
         harmed.len(),
@@ -92,8 +94,8 @@ fn help(evidence: &Evidence) -> String {
         vec![format!("`{policy}`"), percent(kept.all), percent(kept.first), easy]
     });
     format!(
-        "**Help**: in the other {} mixes, all in all at least the best of the others less 0.5 % ({}); of the highest\n\
-         priority 5 % more than `{BASE}` ({}).\n\n{}\n",
+        "**Help**: in the other {} mixes, all in all at least the best of the others less 0.5 %\n\
+         ({}); of the highest priority 5 % more than `{BASE}` ({}).\n\n{}\n",
         evidence.hard.len(),
         met(ours.all >= best - LESS_THAN_BEST),
         met(ours.first >= base.first + MORE_OF_FIRST),
@@ -105,8 +107,8 @@ fn at_rest(trials: &[Trial]) -> String {
     let (most, mean) = moves_at_rest(trials, f64::from(STEADY_SECONDS));
     format!(
         "## At rest\n\n\
-         **Nothing moves** ({}): under `{STEADY}`, {AT_REST_FROM_S} s after the start, there are {mean:.2} changes a minute on average\n\
-         over all mixes, and {most:.1} in the mix that has most; {MOVES_PER_MINUTE} may be.\n",
+         **Nothing moves** ({}): under `{STEADY}`, {AT_REST_FROM_S} s after the start, there are {mean:.2}\n\
+         changes a minute on average over all mixes, and {most:.1} in the mix that has most; {MOVES_PER_MINUTE} may be.\n",
         met(most <= MOVES_PER_MINUTE)
     )
 }
