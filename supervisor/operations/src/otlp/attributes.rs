@@ -1,10 +1,10 @@
 //! Attributes of spans.
 
-use super::proto::any_value::Value;
-use super::proto::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 
 fn attribute(key: &'static str, value: Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
 /// An attribute that is text.

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::attributes::text;
 use super::outage::{Outage, Word};
-use super::proto::trace_service_client::TraceServiceClient;
-use super::proto::{
-    ExportTraceServiceRequest, InstrumentationScope, Resource, ResourceSpans, ScopeSpans, Span,
-};
 use super::spans::{Wall, spans};
 use shadowslice_config::Tracing;
 use shadowslice_datapath::clock::Clock;
@@ -99,7 +100,7 @@ fn resource(service: &str) -> Resource {
         text("service.version", VERSION),
         text("service.instance.id", format!("{:032x}", fastrand::u128(..))),
     ];
-    Resource { attributes }
+    Resource { attributes, ..Resource::default() }
 }
 
 struct Sender {
@@ -162,9 +163,17 @@ impl Sender {
         let mut next_id = || fastrand::u64(1..);
         let spans: Vec<Span> = requests.iter().flat_map(|one| spans(one, wall, &mut next_id)).collect();
         let count = spans.len() as u64;
-        let scope = InstrumentationScope { name: NAME.to_owned(), version: VERSION.to_owned() };
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
-        let resource_spans = vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans }];
+        let scope = InstrumentationScope {
+            name: NAME.to_owned(),
+            version: VERSION.to_owned(),
+            ..InstrumentationScope::default()
+        };
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
+        let resource_spans = vec![ResourceSpans {
+            resource: Some(self.resource.clone()),
+            scope_spans,
+            ..ResourceSpans::default()
+        }];
         let why = match self.client.export(ExportTraceServiceRequest { resource_spans }).await {
             Ok(answer) => {
                 let partial = answer.into_inner().partial_success.unwrap_or_default();

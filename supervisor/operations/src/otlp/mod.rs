@@ -8,16 +8,4 @@ mod exporter;
 mod outage;
 mod spans;
 
-/// The protocol's messages.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    unused_qualifications,
-    clippy::all,
-    reason = "generated from the protocol's definition"
-)]
-mod proto {
-    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
-}
-
 pub use exporter::{Exporter, ExporterError};

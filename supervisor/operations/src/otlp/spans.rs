@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use shadowslice_shared::units::Moment;
 
 use super::attributes::{number, text};
-use super::proto::span::{Event, SpanKind};
-use super::proto::status::StatusCode;
-use super::proto::{KeyValue, Span, Status};
 use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
 
 /// The flag of a trace that is sampled, and that whether the parent is remote is known.
@@ -65,7 +65,7 @@ impl Maker<'_> {
         span.kind = SpanKind::Server.into();
         span.trace_state.clone_from(&self.traced.state);
         if let Some(parent) = parent {
-            span.parent_span_id = Bytes::copy_from_slice(&parent.span_id.to_be_bytes());
+            span.parent_span_id = parent.span_id.to_be_bytes().to_vec();
             span.flags |= REMOTE;
         }
         span.attributes = of_protocol(protocol);
@@ -110,14 +110,14 @@ impl Maker<'_> {
     fn child(&mut self, parent: u64, name: &str, times: (Moment, Moment)) -> Span {
         let span_id = (self.next_id)();
         let mut span = self.span(span_id, name, times);
-        span.parent_span_id = Bytes::copy_from_slice(&parent.to_be_bytes());
+        span.parent_span_id = parent.to_be_bytes().to_vec();
         span
     }
 
     fn span(&self, span_id: u64, name: &str, (began, ended): (Moment, Moment)) -> Span {
         Span {
-            trace_id: Bytes::copy_from_slice(&self.traced.trace_id.to_be_bytes()),
-            span_id: Bytes::copy_from_slice(&span_id.to_be_bytes()),
+            trace_id: self.traced.trace_id.to_be_bytes().to_vec(),
+            span_id: span_id.to_be_bytes().to_vec(),
             flags: SAMPLED,
             name: name.to_owned(),
             kind: SpanKind::Internal.into(),
@@ -132,11 +132,11 @@ impl Maker<'_> {
         let name = if from.is_some() { "handover" } else { "worker replaced" };
         let from = from.map(|from| number("shadowslice.from_worker.id", from));
         let attributes = from.into_iter().chain([number("shadowslice.to_worker.id", to)]).collect();
-        Event { time_unix_nano: self.wall.unix_ns(at), name: name.to_owned(), attributes }
+        Event { time_unix_nano: self.wall.unix_ns(at), name: name.to_owned(), attributes, ..Event::default() }
     }
 }
 
-fn id(bytes: &Bytes) -> u64 {
+fn id(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 

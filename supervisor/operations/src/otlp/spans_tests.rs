@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::super::proto::any_value::Value;
 use super::*;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use shadowslice_datapath::trace::{InBatch, Parent, RanAt, Try};
 
 const WALL: Wall =
@@ -52,6 +52,7 @@ fn said(span: &Span, key: &str) -> Option<String> {
         Value::StringValue(text) => text.clone(),
         Value::IntValue(number) => number.to_string(),
         Value::BoolValue(flag) => flag.to_string(),
+        _ => return None,
     })
 }
 
