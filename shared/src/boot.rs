@@ -60,7 +60,7 @@ pub enum WorkerSays {
     /// Every batch size has run, and the answers were right (or, from a reference worker: have been written).
     Warmed(Warmed),
     /// It cannot go on, and exits.
-    Refused(Refusal),
+    Refused(BootRefusal),
 }
 
 /// What the supervisor orders.
@@ -268,7 +268,7 @@ pub struct WarmTime {
 
 /// Why a worker cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Refusal {
+pub enum BootRefusal {
     /// ONNX Runtime's library cannot be loaded.
     #[error("ONNX Runtime's library cannot be used: {0}")]
     Library(String),

@@ -11,13 +11,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
 use shadowslice_config::{Config, Limits, ModelControl, Start};
+use shadowslice_control::backend::{GpuBackend, Gpus};
 use shadowslice_control::controller::{
     Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
 };
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::models::{COMMANDS, Keeper, Reload, Roster, Served, Shown, Workshop};
+use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::partition::{Gpus, Partition};
 use shadowslice_control::process::may_raise_priority;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::repository::{Asked, Repository};
@@ -136,7 +136,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
 }
 
 /// The groups of SMs that a GPU divides into; none where it does not.
-fn groups_of(gpu: &dyn Partition) -> usize {
+fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
 }
 
@@ -148,10 +148,10 @@ fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
 
 /// The models and who runs them, and the ways to both.
 struct Running {
-    keeper: Keeper,
+    registry: Registry,
     control: ControlThread,
     router: Arc<Router>,
-    roster: watch::Receiver<Arc<Roster>>,
+    models: watch::Receiver<Arc<ModelSet>>,
     planned: Option<watch::Receiver<Planned>>,
 }
 
@@ -163,26 +163,26 @@ async fn run_models(
     gpus: &Gpus,
     sampling: Option<Sampling>,
 ) -> Result<Running, Failed> {
-    let (sharers, shared) = watch::channel(Vec::new());
+    let (for_planner, shared) = watch::channel(Vec::new());
     let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared).unzip();
     let started = ControlThread::start(planner);
     let (control, hire) = started.map_err(|error| Box::new(ServeError::Runtime(error)))?;
-    let (router, (roster, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
-    let workshop = Workshop { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
-    let shown = Shown { router: Arc::clone(&router), roster, sharers, sampling };
-    let keeper = Keeper::start(file, config, workshop, shown).await.map_err(failed)?;
-    Ok(Running { keeper, control, router, roster: seen, planned })
+    let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
+    let factory = ModelFactory { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
+    let shown = Shown { router: Arc::clone(&router), models, for_planner, sampling };
+    let registry = Registry::start(file, config, factory, shown).await.map_err(failed)?;
+    Ok(Running { registry, control, router, models: seen, planned })
 }
 
 /// What clients may know and want of the models.
 fn repository(
     config: &Config,
-    roster: &watch::Receiver<Arc<Roster>>,
+    models: &watch::Receiver<Arc<ModelSet>>,
     wishes: mpsc::Sender<Asked>,
 ) -> Arc<Repository> {
-    let roster = roster.clone();
+    let models = models.clone();
     let heard = config.model_control == ModelControl::Explicit;
-    Arc::new(Repository::new(move || roster.borrow().listed(), heard.then_some(wishes)))
+    Arc::new(Repository::new(move || models.borrow().listed(), heard.then_some(wishes)))
 }
 
 async fn serve(
@@ -200,14 +200,14 @@ async fn serve(
     let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
-    let Running { keeper, mut control, router, roster, planned } =
+    let Running { registry, mut control, router, models, planned } =
         run_models(file, config, &context, gpus, tracer.as_ref().map(|tracer| tracer.sampling().clone()))
             .await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
-    let repository = repository(config, &roster, wishes);
+    let repository = repository(config, &models, wishes);
     let reach = Arc::new(Reach {
-        roster: roster.clone(),
+        models: models.clone(),
         reloads: reloads.clone(),
         gpus: gpus.clone(),
         readings: context.readings,
@@ -225,7 +225,7 @@ async fn serve(
     let served = async {
         if config.start == Start::Strict {
             let mut stopped = stopping.clone();
-            let models = Arc::clone(&roster.borrow());
+            let models = Arc::clone(&models.borrow());
             tokio::select! {
                 ready = all_ready(&models.served) => ready?,
                 // An error means that nobody is left to say stop, which is the end, too.
@@ -240,7 +240,7 @@ async fn serve(
         tokio::select! {
             served = served => served,
             () = admin.run(reach) => Ok(()),
-            () = keeper.run(to_reload, wished) => Ok(()),
+            () = registry.run(to_reload, wished) => Ok(()),
             () = reload_on(hangup, reloads) => Ok(()),
             () = control.ended() => Err(Box::new(ServeError::ControlEnded)),
         }
@@ -286,7 +286,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Coun
         let status = reach.status();
         let mut statuses: HashMap<_, _> =
             status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
-        let roster = reach.roster();
+        let models = reach.models();
         let told = |model: &Served| {
             Some(metrics::ModelMetrics {
                 status: statuses.remove(&model.model.name)?,
@@ -294,7 +294,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Coun
                 changes: model.standing.borrow().changes.clone(),
             })
         };
-        let models: Vec<_> = roster.served.iter().filter_map(told).collect();
+        let models: Vec<_> = models.served.iter().filter_map(told).collect();
         let policy = reach.planned.as_ref().map(|planned| {
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }

@@ -10,13 +10,13 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::json;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{EngineSpec, Provider, Refusal, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, EngineSpec, Provider, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, SlabError};
 use shadowslice_shared::units::Percent;
 
 use crate::answer::AnswerSlots;
-use crate::device::cuda::{CudaFault, CudaGpu, isolation, trials};
+use crate::device::cuda::{CudaFault, CudaGpu, isolation, microbenchmarks};
 use crate::engine::{Engine, Libraries, Signature};
 use crate::proof::{self, Trial, Unproven};
 
@@ -54,7 +54,7 @@ pub enum Probe {
 pub enum ProbeError {
     /// The GPU, the library or the model.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] BootRefusal),
     /// The model's first run.
     #[error(transparent)]
     Unproven(#[from] Unproven),
@@ -99,7 +99,7 @@ impl Probe {
     pub fn run(self) -> Result<String, ProbeError> {
         match self {
             Self::Facts => facts(),
-            Self::Green => line(&trials::green(&*CudaGpu::open()?)?),
+            Self::Green => line(&microbenchmarks::green(&*CudaGpu::open()?)?),
             Self::Partitions => {
                 let mut holder = Command::new(std::env::current_exe()?);
                 holder.args(["--probe", "hold"]);
@@ -112,12 +112,12 @@ impl Probe {
             Self::Ipc => {
                 let mut opener = Command::new(std::env::current_exe()?);
                 opener.args(["--probe", "ipc-open"]);
-                let said = trials::share_memory(&*CudaGpu::open()?, opener)??;
-                line(&serde_json::from_slice::<trials::IpcTimes>(&said)?)
+                let said = microbenchmarks::share_memory(&*CudaGpu::open()?, opener)??;
+                line(&serde_json::from_slice::<microbenchmarks::IpcTimes>(&said)?)
             }
             Self::IpcOpen(handle) => {
                 let _gpu = CudaGpu::open()?;
-                line(&trials::open_shared(&handle)?)
+                line(&microbenchmarks::open_shared(&handle)?)
             }
             Self::Blank { model, share, library } => blank(model, share, library),
         }
@@ -126,12 +126,12 @@ impl Probe {
 
 fn facts() -> Result<String, ProbeError> {
     let begun = Instant::now();
-    trials::initialise()?;
+    microbenchmarks::initialise()?;
     let init_ms = ms(begun);
     let begun = Instant::now();
     let gpu = CudaGpu::open()?;
     let context_ms = ms(begun);
-    let mut facts = serde_json::to_value(trials::facts(&gpu)?)?;
+    let mut facts = serde_json::to_value(microbenchmarks::facts(&gpu)?)?;
     facts["init_ms"] = json!(init_ms);
     facts["context_ms"] = json!(context_ms);
     line(&facts)
@@ -142,7 +142,7 @@ fn blank(model: PathBuf, share: Percent, library: PathBuf) -> Result<String, Pro
     let begun = Instant::now();
     let libraries = Libraries::load(&spec, true)?;
     let libraries_ms = ms(begun);
-    trials::set_share(share);
+    microbenchmarks::set_share(share);
     let begun = Instant::now();
     let gpu = CudaGpu::open()?;
     let context_ms = ms(begun);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 use shadowslice_shared::batch::{Batch, MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
-use shadowslice_shared::boot::{Order, Partitioned, Refusal, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, Order, Partitioned, WarmUp};
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
@@ -110,7 +110,7 @@ fn the_share_is_read_from_the_environment() {
     }
     let worker = Worker::start(Setup { share: Some("much"), ..Setup::new(echo()) }, &reference_file());
     let refusal = worker.load().unwrap_err();
-    assert!(matches!(&refusal, Refusal::Setup(why) if why.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")));
+    assert!(matches!(&refusal, BootRefusal::Setup(why) if why.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")));
     assert_eq!(worker.end().0.code(), Some(1));
 }
 
@@ -188,7 +188,7 @@ fn a_wrong_answer_is_refused() {
     let worker = Worker::start(Setup::new(echo()), &file);
     worker.load().unwrap();
     let refusal = worker.warm(echo_warm_up()).unwrap_err();
-    assert!(matches!(&refusal, Refusal::Proof { size: 8, why } if why.contains("`t`")), "{refusal:?}");
+    assert!(matches!(&refusal, BootRefusal::Proof { size: 8, why } if why.contains("`t`")), "{refusal:?}");
     assert_eq!(worker.end().0.code(), Some(1));
 }
 
@@ -215,7 +215,7 @@ fn a_missing_garbled_or_foreign_reference_is_refused() {
         let worker = Worker::start(Setup::new(echo()), &file);
         worker.load().unwrap();
         let refusal = worker.warm(echo_warm_up()).unwrap_err();
-        assert!(matches!(refusal, Refusal::Setup(_)), "{refusal:?}");
+        assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
         assert_eq!(worker.end().0.code(), Some(1));
     }
 }
@@ -227,7 +227,7 @@ fn a_warm_up_without_known_shapes_is_refused() {
         let worker = Worker::start(Setup::new(echo()), &file);
         worker.load().unwrap();
         let refusal = worker.warm(WarmUp { shapes, ..echo_warm_up() }).unwrap_err();
-        assert!(matches!(refusal, Refusal::Setup(_)), "{refusal:?}");
+        assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
     }
 }
 

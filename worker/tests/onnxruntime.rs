@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::slice::from_ref;
 
 use shadowslice_shared::batch::RunFailure;
-use shadowslice_shared::boot::{EngineSpec, Purpose, Refusal, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, EngineSpec, Purpose, WarmUp};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
@@ -45,7 +45,7 @@ fn linear(matrix: [f32; 4]) -> Vec<u8> {
     model(&nodes, &constants, &[x], &[y])
 }
 
-fn refused(engine: EngineSpec) -> Refusal {
+fn refused(engine: EngineSpec) -> BootRefusal {
     let worker = Worker::start(Setup::new(engine), &reference_file());
     let refusal = worker.load().unwrap_err();
     assert_eq!(worker.end().0.code(), Some(1));
@@ -167,7 +167,7 @@ fn an_output_whose_first_axis_is_not_the_batch_is_named() {
     let worker = Worker::start(setup, &reference_file());
     worker.load().unwrap();
     let refusal = worker.warm(warm_up(&[&[2]])).unwrap_err();
-    let Refusal::WarmUp { size: 4, why } = refusal else { panic!("{refusal:?}") };
+    let BootRefusal::WarmUp { size: 4, why } = refusal else { panic!("{refusal:?}") };
     assert!(why.contains("`mean`") && why.contains("batch.max: 0"), "{why}");
 }
 
@@ -204,7 +204,7 @@ fn a_model_that_computes_something_else_is_refused() {
     let worker = Worker::start(Setup::new(onnxruntime(wrong.path.clone())), &answers);
     worker.load().unwrap();
     let refusal = worker.warm(warm_up(&[&[2]])).unwrap_err();
-    assert!(matches!(&refusal, Refusal::Proof { size: 1, why } if why.contains("`y`")), "{refusal:?}");
+    assert!(matches!(&refusal, BootRefusal::Proof { size: 1, why } if why.contains("`y`")), "{refusal:?}");
     assert_eq!(worker.end().0.code(), Some(1));
 }
 
@@ -236,7 +236,7 @@ fn a_library_that_is_none_is_refused() {
     };
     for library in ["/nowhere/libonnxruntime.so", model.path.to_str().unwrap(), "libc.so.6"] {
         let refusal = refused(with(library));
-        assert!(matches!(&refusal, Refusal::Library(why) if why.contains(library)), "{refusal:?}");
+        assert!(matches!(&refusal, BootRefusal::Library(why) if why.contains(library)), "{refusal:?}");
     }
 }
 
@@ -260,10 +260,13 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
     for (bytes, named) in faults {
         let model = file(&bytes);
         let refusal = refused(onnxruntime(model.path.clone()));
-        assert!(matches!(&refusal, Refusal::Model(why) if why.contains(named)), "{named}: {refusal:?}");
+        assert!(matches!(&refusal, BootRefusal::Model(why) if why.contains(named)), "{named}: {refusal:?}");
     }
     let missing = refused(onnxruntime("/nowhere/model.onnx".into()));
-    assert!(matches!(&missing, Refusal::Model(why) if why.contains("/nowhere/model.onnx")), "{missing:?}");
+    assert!(
+        matches!(&missing, BootRefusal::Model(why) if why.contains("/nowhere/model.onnx")),
+        "{missing:?}"
+    );
 }
 
 #[test]

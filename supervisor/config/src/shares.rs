@@ -10,7 +10,7 @@ use super::units;
 const USUAL_SMS: u32 = 132;
 
 /// What a model asks for.
-pub(super) struct Wanted<'a> {
+pub(super) struct ShareSpec<'a> {
     /// The GPU's index.
     pub(super) gpu: usize,
     /// The model's name.
@@ -29,7 +29,7 @@ pub(super) fn wanted<'a>(
     name: &str,
     gpu: usize,
     gpus: &[Gpu],
-) -> Wanted<'a> {
+) -> ShareSpec<'a> {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
     let (initial, min, max) = (read("initial"), read("min"), read("max"));
@@ -44,7 +44,7 @@ pub(super) fn wanted<'a>(
         );
     }
     let value = fields.get("min").or_else(|| model.get("share")).unwrap_or_else(|| value.clone());
-    Wanted { gpu, name: name.to_owned(), value, initial, min, max }
+    ShareSpec { gpu, name: name.to_owned(), value, initial, min, max }
 }
 
 /// The smallest share that is worth one step of SMs.
@@ -58,9 +58,9 @@ fn default_min(gpu: Option<&Gpu>) -> Percent {
 
 /// The shares of all models, in their order. Models without an initial share divide equally what the
 /// others on their GPU leave, each within its own `min` and `max`.
-pub(super) fn settle(all: &[Wanted<'_>]) -> Vec<Share> {
-    let share = |wanted: &Wanted<'_>| {
-        let Wanted { min, max, initial, .. } = *wanted;
+pub(super) fn settle(all: &[ShareSpec<'_>]) -> Vec<Share> {
+    let share = |wanted: &ShareSpec<'_>| {
+        let ShareSpec { min, max, initial, .. } = *wanted;
         // Where min and max are at fault, any share will do.
         let part = || equal_part(all, wanted.gpu).min(max).max(min);
         Share { initial: initial.unwrap_or_else(part), given: initial.is_some(), min, max }
@@ -68,7 +68,7 @@ pub(super) fn settle(all: &[Wanted<'_>]) -> Vec<Share> {
     all.iter().map(share).collect()
 }
 
-fn equal_part(all: &[Wanted<'_>], gpu: usize) -> Percent {
+fn equal_part(all: &[ShareSpec<'_>], gpu: usize) -> Percent {
     let on_gpu = || all.iter().filter(|wanted| wanted.gpu == gpu);
     let given: u32 = on_gpu().filter_map(|wanted| wanted.initial).map(Percent::get).sum();
     let others =
@@ -78,7 +78,7 @@ fn equal_part(all: &[Wanted<'_>], gpu: usize) -> Percent {
 }
 
 /// Minimal shares that do not fit on a GPU together are a fault.
-pub(super) fn check_sums(all: &[Wanted<'_>], gpus: usize) {
+pub(super) fn check_sums(all: &[ShareSpec<'_>], gpus: usize) {
     for gpu in 0..gpus {
         let on_gpu: Vec<_> = all.iter().filter(|wanted| wanted.gpu == gpu).collect();
         let sum: u32 = on_gpu.iter().map(|wanted| wanted.min.get()).sum();

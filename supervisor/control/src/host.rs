@@ -12,10 +12,10 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
 use tracing_subscriber::EnvFilter;
 
-use crate::nvml::{Driver, Library, NvmlFault};
-use crate::partition::{
-    self, EmulatedGpu, Gpus, Limits, MpsError, MpsGpu, MpsSetup, Partition, ProbeError, WholeGpu,
+use crate::backend::{
+    self, EmulatedGpu, GpuBackend, Gpus, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
 };
+use crate::nvml::{Driver, Library, NvmlFault};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
 
 /// What the host does not offer.
@@ -123,7 +123,7 @@ pub fn init_logging() {
 /// when they are dropped. `probe` tells what a CUDA process finds.
 pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
-    let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn Partition>, HostError> {
+    let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
             Gpu::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
             Gpu::Cuda { device, partition } => {
@@ -171,7 +171,7 @@ fn whole_gpu(device: String, uuid: String, private: &Path, probe: &Path) -> Resu
     let surroundings = WholeGpu::surroundings(&uuid, &no_pipe);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)?;
-    match runtime.block_on(partition::probe(probe, &surroundings)) {
+    match runtime.block_on(backend::probe(probe, &surroundings)) {
         Ok(found) => Ok(WholeGpu::new(device, uuid, Sms(found.sms), no_pipe)),
         Err(source) => Err(HostError::Cuda { device, source }),
     }
@@ -188,7 +188,7 @@ fn mps_gpu(
         device: device.clone(),
         index,
         uuid,
-        program: partition::control_program(),
+        program: backend::control_program(),
         probe: probe.to_owned(),
         private: private.to_owned(),
         limits: Limits::default(),

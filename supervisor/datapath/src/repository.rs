@@ -105,7 +105,7 @@ impl Repository {
         let (reply, outcome) = oneshot::channel();
         let sent = tokio::time::timeout(TURN_WITHIN, wishes.send(Asked { wish, reply })).await;
         sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
-        // The keeper bounds what it does; without a word it has ended.
+        // The registry bounds what it does; without a word it has ended.
         outcome.await.unwrap_or(Err(WishRefused::Busy))
     }
 }

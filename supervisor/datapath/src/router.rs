@@ -32,7 +32,7 @@ pub struct Guests(mpsc::Receiver<Infallible>);
 /// A request's hold on a model, from before it is checked until it is answered: a model that has been
 /// taken off the router serves on for as long as somebody has one.
 #[derive(Debug)]
-pub struct Guest(Route);
+pub struct RouteGuard(Route);
 
 impl Route {
     /// The way to this pipeline, and what tells when the last copy of it has gone.
@@ -50,7 +50,7 @@ impl Guests {
     }
 }
 
-impl Deref for Guest {
+impl Deref for RouteGuard {
     type Target = Pipeline;
 
     fn deref(&self) -> &Pipeline {
@@ -68,15 +68,15 @@ impl Router {
     }
 
     /// The model of that name.
-    pub fn model(&self, name: &str) -> Option<Guest> {
-        self.models.read().get(name).cloned().map(Guest)
+    pub fn model(&self, name: &str) -> Option<RouteGuard> {
+        self.models.read().get(name).cloned().map(RouteGuard)
     }
 
     /// All of them with their names, which stand in order.
-    pub fn models(&self) -> Vec<(String, Guest)> {
+    pub fn models(&self) -> Vec<(String, RouteGuard)> {
         let models = self.models.read();
         let mut models: Vec<_> =
-            models.iter().map(|(name, route)| (name.clone(), Guest(route.clone()))).collect();
+            models.iter().map(|(name, route)| (name.clone(), RouteGuard(route.clone()))).collect();
         models.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         models
     }

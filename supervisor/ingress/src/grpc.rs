@@ -18,7 +18,6 @@ use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
-use super::absent::{self, Extension};
 use super::body::{Impatient, SHORT};
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -40,11 +39,12 @@ use super::proto::{
 };
 use super::request_error::RequestError;
 use super::shared_memory::Registered;
+use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::untaken::{self, Untaken};
+use super::unsupported::{self, Extension};
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Coming, Metadata};
-use shadowslice_datapath::router::Guest;
+use shadowslice_datapath::router::RouteGuard;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -84,7 +84,7 @@ where
     let service = service_fn(|request| {
         called.store(true, Ordering::Relaxed);
         let (answered, untaken) = (call(front.clone(), servers.clone(), request), untaken.clone());
-        async move { Ok::<_, Infallible>(answered.await.map(|body| untaken::Answer::new(body, untaken))) }
+        async move { Ok::<_, Infallible>(answered.await.map(|body| slow_reader::Answer::new(body, untaken))) }
     });
     let mut connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -149,7 +149,7 @@ async fn call(
         let uri = request.uri().clone();
         let response = servers.call(request).await.unwrap_or_else(Status::into_http);
         return if unknown(&response) {
-            Status::from(absent::call(uri.path())).into_http()
+            Status::from(unsupported::call(uri.path())).into_http()
         } else {
             response
         };
@@ -336,7 +336,7 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
     ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
-        absent::cuda_status(&request.into_inner().name)?;
+        unsupported::cuda_status(&request.into_inner().name)?;
         Ok(Response::new(CudaSharedMemoryStatusResponse {}))
     }
 
@@ -344,7 +344,7 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
-        Err(absent::register_cuda(&request.into_inner().name).into())
+        Err(unsupported::register_cuda(&request.into_inner().name).into())
     }
 
     async fn cuda_shared_memory_unregister(
@@ -377,7 +377,7 @@ impl GrpcInferenceService for Service {
             "" => self.0.router.models(),
             name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (String, Guest)| statistics::model(&name, &pipeline.timings());
+        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.timings());
         Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
     }
 

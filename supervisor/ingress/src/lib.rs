@@ -11,7 +11,6 @@
 //! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and as much
 //! again where it came compressed; a gRPC request is read only once it is one of the `limits.in_flight`.
 
-mod absent;
 mod accept;
 mod answer;
 mod authority;
@@ -26,18 +25,19 @@ mod health;
 mod http;
 mod json;
 mod listen;
-mod memory;
+mod memory_routes;
 mod metrics;
 mod model;
 mod repository;
 mod request_error;
 mod routes;
 mod shared_memory;
+mod slow_reader;
 mod statistics;
 mod stop;
 mod tensors;
 mod traced;
-mod untaken;
+mod unsupported;
 mod values;
 
 use std::sync::Arc;

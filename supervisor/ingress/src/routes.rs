@@ -9,16 +9,16 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::absent::Extension;
 use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::request_error::RequestError;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, memory, model, repository, statistics, traced};
+use super::unsupported::Extension;
+use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
-use shadowslice_datapath::router::Guest;
+use shadowslice_datapath::router::RouteGuard;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -181,11 +181,11 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
         Route::Memory { kind: MemoryKind::System, name, what } => {
-            memory::answer(&front.regions, name, what, &body.into_bytes())
+            memory_routes::answer(&front.regions, name, what, &body.into_bytes())
                 .unwrap_or_else(|refusal| refused(&refusal))
         }
         Route::Memory { kind: MemoryKind::Cuda, name, what } => {
-            memory::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
+            memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
         }
         Route::Absent(extension) => refused(&extension.into()),
         Route::Statistics => {
@@ -254,7 +254,7 @@ async fn of_model(
     }
 }
 
-fn statistics(models: impl Iterator<Item = (String, Guest)>) -> Value {
+fn statistics(models: impl Iterator<Item = (String, RouteGuard)>) -> Value {
     let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
     json!({"model_stats": models.collect::<Vec<_>>()})
 }

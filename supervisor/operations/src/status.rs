@@ -13,9 +13,9 @@ pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub use plan::plan;
 
 use shadowslice_config::Model;
-use shadowslice_control::controller::{Handovers, ModelPlan, ModelState, Standing};
+use shadowslice_control::backend::{BackendStatus, GpuBackend};
+use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelState};
 use shadowslice_control::nvml::Watched;
-use shadowslice_control::partition::{GpuStanding, Partition};
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 
 /// The whole supervisor.
@@ -136,8 +136,8 @@ pub struct SloStatus {
 }
 
 /// One GPU's status.
-pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus {
-    let GpuStanding { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
+pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
+    let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = gpu.division().map(sizes).map_err(str::to_owned);
@@ -150,7 +150,7 @@ pub fn of_gpu(index: usize, gpu: &dyn Partition, watched: &Watched) -> GpuStatus
 pub fn of_model(
     model: &Model,
     pipeline: &Pipeline,
-    standing: &Standing,
+    standing: &ModelReport,
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {

@@ -15,7 +15,7 @@ const DEATHS_THAT_PROVE: u8 = 3;
 
 /// What to do with the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Blame {
     /// Back to the head of the queue.
     Again,
     /// Back to the head of the queue, to run by itself.
@@ -26,11 +26,11 @@ pub enum Verdict {
 
 /// Judges a request of the batch that was executing when its worker died. `deaths` counts this death
 /// too; `was_alone` says whether the batch held this request only.
-pub fn after_death(deaths: u8, was_alone: bool) -> Verdict {
+pub fn after_death(deaths: u8, was_alone: bool) -> Blame {
     match deaths {
-        ..=DEATHS_IN_COMPANY => Verdict::Again,
-        DEATHS_THAT_PROVE.. if was_alone => Verdict::Fail,
-        _ => Verdict::AgainAlone,
+        ..=DEATHS_IN_COMPANY => Blame::Again,
+        DEATHS_THAT_PROVE.. if was_alone => Blame::Fail,
+        _ => Blame::AgainAlone,
     }
 }
 
@@ -40,20 +40,20 @@ mod tests {
 
     #[test]
     fn again_then_alone_then_failed() {
-        assert_eq!(after_death(1, false), Verdict::Again);
-        assert_eq!(after_death(2, false), Verdict::AgainAlone);
-        assert_eq!(after_death(3, true), Verdict::Fail);
+        assert_eq!(after_death(1, false), Blame::Again);
+        assert_eq!(after_death(2, false), Blame::AgainAlone);
+        assert_eq!(after_death(3, true), Blame::Fail);
     }
 
     #[test]
     fn a_request_that_happened_to_be_alone_gets_as_many_tries() {
-        assert_eq!(after_death(1, true), Verdict::Again);
-        assert_eq!(after_death(2, true), Verdict::AgainAlone);
+        assert_eq!(after_death(1, true), Blame::Again);
+        assert_eq!(after_death(2, true), Blame::AgainAlone);
     }
 
     #[test]
     fn nobody_fails_for_the_company_it_kept() {
-        assert_eq!(after_death(3, false), Verdict::AgainAlone);
-        assert_eq!(after_death(u8::MAX, false), Verdict::AgainAlone);
+        assert_eq!(after_death(3, false), Blame::AgainAlone);
+        assert_eq!(after_death(u8::MAX, false), Blame::AgainAlone);
     }
 }

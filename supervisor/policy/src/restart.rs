@@ -18,7 +18,7 @@ pub const STOOD: Duration = Duration::from_secs(10);
 
 /// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AfterDeath {
     /// Start the worker again after this time.
     After(Duration),
     /// Do not: the model is unready.
@@ -33,7 +33,7 @@ pub enum Verdict {
 pub struct Restarts {
     deaths: u32,
     /// Requests in a row that were proved to kill their workers.
-    proven: u32,
+    poisonous: u32,
 }
 
 impl Restarts {
@@ -43,12 +43,12 @@ impl Restarts {
     }
 
     /// A worker died.
-    pub fn died(&mut self) -> Verdict {
+    pub fn died(&mut self) -> AfterDeath {
         self.deaths = self.deaths.saturating_add(1);
         if self.deaths >= MAX_DEATHS {
-            return Verdict::GiveUp { deaths: self.deaths };
+            return AfterDeath::GiveUp { deaths: self.deaths };
         }
-        Verdict::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
+        AfterDeath::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
     }
 
     /// A worker that had nothing to do is about to be counted as dead, after it had been ready to serve for so long. If
@@ -66,14 +66,19 @@ impl Restarts {
 
     /// A worker answered a batch: what killed earlier ones is over.
     pub fn served(&mut self) {
+        self.reset();
+    }
+
+    /// Counts anew, as an operator tries the model again or it has another share.
+    pub fn reset(&mut self) {
         *self = Self::default();
     }
 
     /// A request was proved to kill its workers. Their deaths are held against it, and not against the model; unless it is one of so many
     /// that it must be the model.
-    pub fn proven(&mut self) {
-        self.proven = self.proven.saturating_add(1);
-        if self.proven < PROVEN_IN_A_ROW {
+    pub fn poisonous(&mut self) {
+        self.poisonous = self.poisonous.saturating_add(1);
+        if self.poisonous < PROVEN_IN_A_ROW {
             self.deaths = 0;
         }
     }
@@ -87,10 +92,10 @@ mod tests {
     fn the_pause_doubles_and_the_eighth_death_in_a_row_is_the_last() {
         let mut restarts = Restarts::new();
         for ms in [10, 20, 40, 80, 160, 320, 640] {
-            assert_eq!(restarts.died(), Verdict::After(Duration::from_millis(ms)));
+            assert_eq!(restarts.died(), AfterDeath::After(Duration::from_millis(ms)));
         }
-        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 8 });
-        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: 9 });
+        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: 8 });
+        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: 9 });
     }
 
     #[test]
@@ -98,13 +103,13 @@ mod tests {
         let mut restarts = Restarts::new();
         for _ in 0..MAX_DEATHS {
             restarts.idled(STOOD);
-            assert_eq!(restarts.died(), Verdict::After(FIRST_BACKOFF));
+            assert_eq!(restarts.died(), AfterDeath::After(FIRST_BACKOFF));
         }
         for _ in 2..MAX_DEATHS {
             restarts.idled(STOOD - Duration::from_millis(1));
             restarts.died();
         }
-        assert_eq!(restarts.died(), Verdict::GiveUp { deaths: MAX_DEATHS });
+        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: MAX_DEATHS });
     }
 
     #[test]
@@ -114,7 +119,7 @@ mod tests {
             restarts.died();
         }
         restarts.served();
-        assert_eq!(restarts.died(), Verdict::After(FIRST_BACKOFF));
+        assert_eq!(restarts.died(), AfterDeath::After(FIRST_BACKOFF));
     }
 
     #[test]
@@ -122,7 +127,7 @@ mod tests {
         let mut restarts = Restarts::new();
         let killed_by_one = |restarts: &mut Restarts| {
             let deaths = [(); 3].map(|()| restarts.died());
-            restarts.proven();
+            restarts.poisonous();
             deaths
         };
         let first = killed_by_one(&mut restarts);

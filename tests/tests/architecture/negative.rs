@@ -62,7 +62,7 @@ fn what_is_permitted_is_not_caught() {
         ),
         (
             "supervisor/control/src/controller/planner/mod.rs",
-            "use crate::partition::Partition; use super::standing; use self::a::B;",
+            "use crate::backend::GpuBackend; use super::standing; use self::a::B;",
         ),
         ("supervisor/src/serve.rs", "use nvml_wrapper::Nvml;"),
     ];

@@ -76,7 +76,7 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/control/src/controller/planner",
         may: &[
             "crate::controller",
-            "crate::partition::Partition",
+            "crate::backend::GpuBackend",
             "shadowslice_config",
             "shadowslice_datapath",
             "shadowslice_policy::sharing",
@@ -142,7 +142,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/open.rs",
     "worker/src/device/cuda/partition.rs",
     "worker/src/device/cuda/pinned.rs",
-    "worker/src/device/cuda/trials.rs",
+    "worker/src/device/cuda/microbenchmarks.rs",
     "worker/src/engine/onnxruntime/bound.rs",
     "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",

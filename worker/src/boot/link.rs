@@ -2,7 +2,7 @@
 
 use ipc_channel::IpcError;
 use ipc_channel::ipc::{self, IpcReceiver, IpcSender};
-use shadowslice_shared::boot::{Order, PROTOCOL, Refusal, WorkerSays};
+use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
 
 use crate::clock::HungUp;
 use crate::serve::ServeFault;
@@ -21,7 +21,7 @@ pub enum Fault {
     SupervisorGone,
     /// The worker cannot do what it was ordered to, and has said so.
     #[error("the worker cannot go on")]
-    Refused(#[source] Refusal),
+    Refused(#[source] BootRefusal),
     /// Serving failed.
     #[error(transparent)]
     Serve(#[from] ServeFault),
@@ -56,7 +56,7 @@ impl Link {
     }
 
     /// Says why the worker cannot go on.
-    pub(super) fn refuse(&self, refusal: Refusal) -> Fault {
+    pub(super) fn refuse(&self, refusal: BootRefusal) -> Fault {
         match self.say(WorkerSays::Refused(refusal.clone())) {
             Ok(()) => Fault::Refused(refusal),
             Err(gone) => gone,
@@ -74,6 +74,6 @@ impl Link {
     /// Refuses an order that makes no sense now.
     pub(super) fn out_of_step(&self) -> Fault {
         let why = "an order was not the one expected; are supervisor and worker of the same version?";
-        self.refuse(Refusal::Setup(why.to_owned()))
+        self.refuse(BootRefusal::Setup(why.to_owned()))
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose, Refusal, WarmUp,
-    Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose,
+    WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -41,7 +41,7 @@ impl Connected {
     pub fn to(server: String) -> Result<Self, Fault> {
         let adopted = adopt();
         let link = Link::connect(server)?;
-        let descriptors = adopted.map_err(|fault| link.refuse(Refusal::Setup(chain(&fault))))?;
+        let descriptors = adopted.map_err(|fault| link.refuse(BootRefusal::Setup(chain(&fault))))?;
         Ok(Self { link, descriptors })
     }
 
@@ -128,8 +128,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn load(descriptors: Descriptors, assignment: &Assignment) -> Result<(Self, LoadTimes, u64), Refusal> {
-        let setup = |fault: SlabError| Refusal::Setup(chain(&fault));
+    fn load(
+        descriptors: Descriptors,
+        assignment: &Assignment,
+    ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
+        let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.purpose.needs_device() && assignment.device == DeviceSpec::Cuda;
@@ -141,7 +144,7 @@ impl Parts {
         let slot_bytes = assignment.response_slot_bytes;
         let response_bytes = slot_bytes
             .checked_mul(IN_FLIGHT as u64)
-            .ok_or_else(|| Refusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
+            .ok_or_else(|| BootRefusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
@@ -173,7 +176,7 @@ impl Parts {
         warm_up: &WarmUp,
     ) -> Result<Warmed, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
-            .map_err(|fault| Refusal::Setup(chain(&fault)))?;
+            .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
         // Elsewhere slots are nothing but places of the answer.

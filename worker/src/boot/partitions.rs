@@ -6,7 +6,7 @@
 
 use std::fs::File;
 
-use shadowslice_shared::boot::{PartitionProof, Partitioned, ProvenPartitions, Refusal, WarmTime};
+use shadowslice_shared::boot::{BootRefusal, PartitionProof, Partitioned, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
 
 use crate::engine::Engine;
@@ -22,10 +22,10 @@ pub(super) fn prove(
 ) -> Result<ProvenPartitions, Unproven> {
     if let Engine::OnGpu(engine) = &*trial.engine {
         let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
-        movable.map_err(Refusal::NoPartitions)?;
+        movable.map_err(BootRefusal::NoPartitions)?;
         if engine.division() != Some(division) {
             let why = "this process finds other groups of SMs than those before it".to_owned();
-            return Err(Refusal::NoPartitions(why).into());
+            return Err(BootRefusal::NoPartitions(why).into());
         }
     }
     let mut proofs = Vec::new();
@@ -38,7 +38,7 @@ pub(super) fn prove(
     if let Some(Err(why)) = parts.clone().next_back().map(|proof| proof.result.clone())
         && parts.all(|proof| proof.result.is_err())
     {
-        return Err(Refusal::NoPartitions(why).into());
+        return Err(BootRefusal::NoPartitions(why).into());
     }
     Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
 }

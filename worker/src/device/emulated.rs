@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::futex;
-use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
+use shadowslice_shared::boot::{BootRefusal, SHARE_VARIABLE};
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Pool, SEATS};
@@ -47,16 +47,17 @@ impl EmulatedGpu {
         seat: u32,
         pool: Option<OwnedFd>,
         execution: Option<Execution>,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, BootRefusal> {
         let share = share_of(std::env::var_os(SHARE_VARIABLE).as_deref())?;
-        let pool = pool.ok_or_else(|| Refusal::Setup("the emulated GPU's pool was not passed on".into()))?;
-        let pool = Pool::adopt(pool).map_err(|fault| Refusal::Setup(chain(&fault)))?;
+        let pool =
+            pool.ok_or_else(|| BootRefusal::Setup("the emulated GPU's pool was not passed on".into()))?;
+        let pool = Pool::adopt(pool).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         if seat >= SEATS {
-            return Err(Refusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
+            return Err(BootRefusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
         }
         // Waits then end as precisely as the kernel can; without it, they are late by 50 us.
         nix::sys::prctl::set_timerslack(1)
-            .map_err(|errno| Refusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
+            .map_err(|errno| BootRefusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
         let own = Occupant::anywhere(share.sms_of(sms));
         let (gpu, share) = match division {
             Some(division) => (Gpu { sms, division: Some(division) }, None),
@@ -161,12 +162,14 @@ fn wake_all(pool: &Pool) {
 }
 
 /// The share that the environment gives; the whole GPU if it says nothing, as with CUDA.
-fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, Refusal> {
+fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> {
     let Some(text) = variable else { return Ok(Percent::WHOLE) };
     let share =
         text.to_str().and_then(|text| text.parse().ok()).and_then(|percent| Percent::new(percent).ok());
     share.ok_or_else(|| {
-        Refusal::Setup(format!("{SHARE_VARIABLE} is {text:?}; it must be a whole percentage from 1 to 100"))
+        BootRefusal::Setup(format!(
+            "{SHARE_VARIABLE} is {text:?}; it must be a whole percentage from 1 to 100"
+        ))
     })
 }
 
@@ -201,7 +204,10 @@ mod tests {
         assert_eq!(share_of(None), Ok(Percent::WHOLE));
         assert_eq!(share_of(Some(OsStr::new("30"))), Ok(Percent::new(30).unwrap()));
         for nonsense in ["", "0", "101", "30%", "-1", "half"] {
-            assert!(matches!(share_of(Some(OsStr::new(nonsense))), Err(Refusal::Setup(_))), "{nonsense:?}");
+            assert!(
+                matches!(share_of(Some(OsStr::new(nonsense))), Err(BootRefusal::Setup(_))),
+                "{nonsense:?}"
+            );
         }
     }
 

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::boot::{Assignment, DeviceSpec, Purpose, Refusal};
+use shadowslice_shared::boot::{Assignment, BootRefusal, DeviceSpec, Purpose};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Profile, Start};
 use shadowslice_shared::units::Sms;
@@ -41,7 +41,7 @@ pub struct Started {
 
 impl Device {
     /// The device of an assignment. `pool` is the emulated GPU's, if one was inherited.
-    pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, Refusal> {
+    pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, BootRefusal> {
         match (assignment.purpose, assignment.device) {
             (Purpose::Reference, _) => Ok(Self::Host),
             (_, DeviceSpec::Emulated { sms, seat }) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{EngineSpec, Refusal};
+use shadowslice_shared::boot::{BootRefusal, EngineSpec};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
@@ -40,7 +40,7 @@ pub enum Libraries {
 
 impl Libraries {
     /// Loads them. With `gpu` those that compute on GPUs too; no GPU is touched.
-    pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, Refusal> {
+    pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } => Ok(Self::None),
             EngineSpec::OnnxRuntime { library, .. } => Library::load(library, gpu).map(Self::OnnxRuntime),
@@ -65,7 +65,7 @@ impl Engine {
         libraries: &Libraries,
         gpu: Option<Arc<CudaGpu>>,
         partitioned: bool,
-    ) -> Result<(Self, Signature), Refusal> {
+    ) -> Result<(Self, Signature), BootRefusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
@@ -80,7 +80,7 @@ impl Engine {
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
             }
             (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
-                Err(Refusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
+                Err(BootRefusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
             }
         }
     }
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// The warm-up is over: what comes now comes from clients.
-    pub fn warmed_up(&mut self) -> Result<(), Refusal> {
+    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
             Self::OnGpu(engine) => engine.warmed_up(),

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
-use shadowslice_shared::boot::{Refusal, WarmTime, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
 use shadowslice_shared::tensor::elements;
@@ -73,7 +73,7 @@ struct Run {
 pub enum Unproven {
     /// It cannot run, or answers wrongly.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] BootRefusal),
     /// Nobody waits for it any more.
     #[error("the supervisor has hung up")]
     HungUp,
@@ -87,12 +87,12 @@ impl From<HungUp> for Unproven {
 
 /// Runs every size, and writes the answers for others to be held against. A model that cannot run on
 /// some made-up inputs, as one that divides by them, is tried on others.
-pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal> {
+pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
     let mut refusals = Vec::new();
     for fill in Fill::ALL {
         match reference_of(trial, fill) {
             Ok(reference) => {
-                return reference.write(file).map_err(|fault| Refusal::Setup(chain(&fault)));
+                return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
             }
             Err(refusal) => refusals.push(refusal),
         }
@@ -100,13 +100,13 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), Refusal
     Err(refusals.swap_remove(0))
 }
 
-fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, Refusal> {
+fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, BootRefusal> {
     let sizes = trial.warm_up.sizes.iter().map(|&size| {
         let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, _) = trial.run(run)?;
         Ok(SizeAnswers { size, answers })
     });
-    Ok(Reference { fill, sizes: sizes.collect::<Result<_, Refusal>>()? })
+    Ok(Reference { fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })
 }
 
 /// Runs every size in every slot, so that whatever happens only once in a process has happened: memory taken, kernels
@@ -126,8 +126,8 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
     Ok(())
 }
 
-fn read(file: &File) -> Result<Reference, Refusal> {
-    Reference::read(file).map_err(|fault| Refusal::Setup(chain(&fault)))
+fn read(file: &File) -> Result<Reference, BootRefusal> {
+    Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))
 }
 
 /// Runs every size on a partition, and compares the answers with those that were written; returns how long each took.
@@ -138,7 +138,7 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
         let expected = known.filter(|expected| expected.len() == trial.signature.outputs.len());
         let expected = expected.ok_or_else(|| {
-            Refusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
+            BootRefusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
         for slot in (0..trial.slots_tried).rev() {
@@ -158,11 +158,11 @@ fn off(
     expected: &[ReferenceOutput],
     answers: &[ReferenceOutput],
     size: u32,
-) -> Result<f64, Refusal> {
+) -> Result<f64, BootRefusal> {
     let mut farthest = 0.0_f64;
     for ((spec, expected), answer) in signature.outputs.iter().zip(expected).zip(answers) {
         let off = compare::compare(spec.datatype, expected, answer)
-            .map_err(|wrong| Refusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
+            .map_err(|wrong| BootRefusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
         farthest = farthest.max(off);
     }
     Ok(farthest)
@@ -175,12 +175,12 @@ impl Trial<'_> {
     }
 
     /// Runs one batch of a single request; returns its answers, and how long it executed.
-    fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), Refusal> {
+    fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
         let Run { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), vec![made_up.request.clone()]);
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests };
-        let failed = |failure: RunFailure| Refusal::WarmUp { size: run.size, why: failure.to_string() };
+        let failed = |failure: RunFailure| BootRefusal::WarmUp { size: run.size, why: failure.to_string() };
         let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
@@ -196,7 +196,7 @@ impl Trial<'_> {
         Ok((answers.collect(), took))
     }
 
-    fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, Refusal> {
+    fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, BootRefusal> {
         let key = (run.size, run.draw);
         if let Some(known) = self.inputs.get(&key).filter(|known| known.fill == run.fill) {
             return Ok(Rc::clone(known));
@@ -206,9 +206,9 @@ impl Trial<'_> {
         Ok(made_up)
     }
 
-    fn make_up(&self, Run { size, fill, draw, .. }: Run) -> Result<MadeUp, Refusal> {
+    fn make_up(&self, Run { size, fill, draw, .. }: Run) -> Result<MadeUp, BootRefusal> {
         let setup =
-            |why: &str| Refusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
+            |why: &str| BootRefusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
         let WarmUp { shapes, .. } = self.warm_up;
         if shapes.len() != self.signature.inputs.len() {
             return Err(setup("the model has another number of inputs"));

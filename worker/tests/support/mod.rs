@@ -19,8 +19,8 @@ use shadowslice_shared::batch::{
     decode, encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned, ProvenPartitions,
-    Provider, Purpose, Refusal, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
+    Assignment, BootRefusal, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned,
+    ProvenPartitions, Provider, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::pool::Pool;
@@ -125,7 +125,7 @@ impl Worker {
     }
 
     /// Has it load its model.
-    pub fn load(&self) -> Result<Loaded, Refusal> {
+    pub fn load(&self) -> Result<Loaded, BootRefusal> {
         self.order_load();
         match self.says.recv().unwrap() {
             WorkerSays::Loaded(loaded) => Ok(loaded),
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// Has it warm up; returns what it proved of partitions.
-    pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, Refusal> {
+    pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
         self.orders.send(Order::Warm(warm_up)).unwrap();
         match self.says.recv().unwrap() {
             WorkerSays::Warmed(Warmed { times, partitions, .. }) => {

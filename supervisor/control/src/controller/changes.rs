@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::standing::HandoverReport;
+use super::reports::HandoverReport;
 use shadowslice_datapath::pipeline::LatencyHistogram;
 
 /// Who wants a share, and why.

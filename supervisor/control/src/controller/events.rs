@@ -14,16 +14,16 @@ use tokio::sync::{mpsc, watch};
 use super::changes::Changes;
 use super::groups::GroupLedger;
 use super::in_process::{InProcess, Mechanism};
-use super::incumbent::Incumbent;
 use super::memory::{MemoryLedger, Place};
 use super::outcome::{Effect, Settling};
-use super::resize::{Replacing, Wanted};
+use super::primary::Primary;
+use super::reports::{Handovers, ModelReport, ModelState};
+use super::resize::{Replacing, ResizeRequest};
 use super::standby::Standby;
-use super::standing::{Handovers, ModelState, Standing};
 use super::swap::Swap;
 use super::{Order, ResizeRefused};
+use crate::backend::GpuBackend;
 use crate::nvml::Readings;
-use crate::partition::Partition;
 use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
@@ -90,7 +90,7 @@ enum Heard {
 pub struct Controller {
     pub(super) context: Context,
     pub(super) model: Arc<Model>,
-    pub(super) gpu: Arc<dyn Partition>,
+    pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
     /// All processes that live.
@@ -103,13 +103,13 @@ pub struct Controller {
     pub(super) mechanism: Mechanism,
     /// Why it cannot be changed as the configuration demands, if so; the model does not serve then.
     pub(super) no_mechanism: Option<String>,
-    pub(super) incumbent: Incumbent,
+    pub(super) primary: Primary,
     /// Since when the one that serves does.
     pub(super) serves_since: Moment,
     /// Who writes the reference answers: a worker on the host's processor, or else on the device.
     pub(super) reference_by: Purpose,
     /// Whether they have been written.
-    pub(super) proved: bool,
+    pub(super) reference_written: bool,
     /// How often workers with so many SMs answered wrongly.
     pub(super) wrong_at: BTreeMap<Sms, u32>,
     pub(super) swap: Option<Swap>,
@@ -118,7 +118,7 @@ pub struct Controller {
     pub(super) effect: Option<Effect>,
     pub(super) settling: Option<Settling>,
     /// The share asked for while the last hand-over was in its probation.
-    pub(super) next: Option<Wanted>,
+    pub(super) next: Option<ResizeRequest>,
     /// The share that a worker without a shadow is being restarted for.
     pub(super) replacing: Option<Replacing>,
     pub(super) restarts: Restarts,
@@ -139,7 +139,7 @@ pub struct Controller {
     /// Set when all is to end: when who is still there then is killed.
     pub(super) stopping: Option<Moment>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
-    pub(super) standing: watch::Sender<Standing>,
+    pub(super) standing: watch::Sender<ModelReport>,
 }
 
 /// What a controller is made from.
@@ -154,7 +154,7 @@ pub struct Parts {
     /// Whether people hold that share.
     pub held: bool,
     /// Its GPU.
-    pub gpu: Arc<dyn Partition>,
+    pub gpu: Arc<dyn GpuBackend>,
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
     /// An empty file for its reference answers.
@@ -165,7 +165,7 @@ pub struct Parts {
 
 impl Controller {
     /// A controller that has started nothing yet, and how it stands.
-    pub fn new(parts: Parts) -> (Self, watch::Receiver<Standing>) {
+    pub fn new(parts: Parts) -> (Self, watch::Receiver<ModelReport>) {
         let share = parts.share;
         let groups = &parts.context.groups[parts.model.gpu];
         let (mechanism, no_mechanism) = match Mechanism::of(&parts.model, &*parts.gpu, groups, share) {
@@ -176,7 +176,7 @@ impl Controller {
             Mechanism::InProcess(inside) => inside.sms_of(share).0,
             Mechanism::Process { .. } => parts.gpu.sms(share).0,
         };
-        let (standing, seen) = watch::channel(Standing {
+        let (standing, seen) = watch::channel(ModelReport {
             state: ModelState::Loading,
             share,
             sms,
@@ -209,10 +209,10 @@ impl Controller {
             share,
             mechanism,
             no_mechanism,
-            incumbent: Incumbent::Down { why: "not started".to_owned() },
+            primary: Primary::Down { why: "not started".to_owned() },
             serves_since: Moment::default(),
             reference_by: Purpose::Reference,
-            proved: false,
+            reference_written: false,
             wrong_at: BTreeMap::new(),
             swap: None,
             standby: Standby::new(),
@@ -277,7 +277,7 @@ impl Controller {
             Heard::Order(Order::Stop) => self.stop(),
             Heard::Order(Order::Resize { share, cause, hold, onset, reply }) => {
                 let decided = self.now();
-                self.resize(Wanted { share, cause, onset, decided, reply: Some(reply) }, hold);
+                self.resize(ResizeRequest { share, cause, onset, decided, reply: Some(reply) }, hold);
             }
             Heard::Order(Order::Configure { model }) => {
                 self.model = model;
@@ -306,7 +306,7 @@ impl Controller {
         let leavers = self.leaving.values().copied().min();
         let settling = self.settling.as_ref().map(Settling::due);
         let moving = self.in_process().and_then(InProcess::due);
-        let all = [self.incumbent.due(), swap, self.standby_due(), settling, leavers, moving];
+        let all = [self.primary.due(), swap, self.standby_due(), settling, leavers, moving];
         all.into_iter().flatten().min()
     }
 
@@ -319,7 +319,7 @@ impl Controller {
             return;
         }
         self.leavers_on_time(now);
-        self.incumbent_on_time(now);
+        self.primary_on_time(now);
         self.swap_on_time(now);
         self.partition_on_time(now);
         self.settling_on_time(now);
@@ -331,7 +331,7 @@ impl Controller {
                 self.leaver_drained(worker);
                 self.swap_drained(worker);
             }
-            LaneFact::Proven => self.restarts.proven(),
+            LaneFact::PoisonConfirmed => self.restarts.poisonous(),
             LaneFact::FirstAnswer(worker, at) => {
                 self.restarts.served();
                 self.note_effect(worker, at);
@@ -353,7 +353,7 @@ impl Controller {
         );
         self.swap_misbehaved(worker);
         self.standby_fails(worker);
-        if self.incumbent.worker() == Some(worker) {
+        if self.primary.worker() == Some(worker) {
             self.last_words = why.to_owned();
         }
         if let Some(worker) = self.workers.get(&worker) {
@@ -381,7 +381,7 @@ impl Controller {
             WorkerSaid::Loaded(found) => self.loaded(worker, &found),
             said if in_swap => self.shadow_said(worker, said),
             said if self.standby.is(worker) => self.standby_said(worker, said),
-            said => self.incumbent_said(worker, said),
+            said => self.primary_said(worker, said),
         }
     }
 
@@ -395,7 +395,7 @@ impl Controller {
         }
         self.standby_exited(worker);
         self.swap_exited(worker);
-        self.incumbent_exited(worker, status);
+        self.primary_exited(worker, status);
     }
 
     fn stop(&mut self) {

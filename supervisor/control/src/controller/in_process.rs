@@ -19,10 +19,10 @@ use std::sync::Arc;
 use super::ResizeRefused;
 use super::events::Controller;
 use super::groups::{GroupLedger, Tenancy};
-use super::incumbent::Incumbent;
 use super::outcome::Effect;
-use super::resize::Wanted;
-use crate::partition::Partition;
+use super::primary::Primary;
+use super::resize::ResizeRequest;
+use crate::backend::GpuBackend;
 use shadowslice_config::{HandoverMode, Model};
 use shadowslice_datapath::pipeline::{Slice, WorkerId};
 
@@ -54,7 +54,7 @@ pub(super) struct InProcess {
     /// The last one that could not be had.
     refused: Option<Groups>,
     /// The change of share that is under way, and the share before.
-    order: Option<(Wanted, Percent)>,
+    order: Option<(ResizeRequest, Percent)>,
 }
 
 impl Mechanism {
@@ -62,7 +62,7 @@ impl Mechanism {
     /// configuration asks for what cannot be.
     pub(super) fn of(
         model: &Model,
-        gpu: &dyn Partition,
+        gpu: &dyn GpuBackend,
         ledger: &Arc<GroupLedger>,
         share: Percent,
     ) -> Result<Self, String> {
@@ -153,12 +153,17 @@ impl InProcess {
     }
 
     /// What a lane is told of a partition.
-    fn slice(&self, groups: Groups, share: Percent) -> Slice {
+    fn slice(&self, groups: Groups) -> Slice {
         let count = if groups == Groups::WHOLE { self.division.count() } else { groups.count() };
         let proof = self.proven.iter().find(|proof| proof.groups == count);
-        let times = proof.and_then(|proof| proof.result.as_ref().ok()).cloned().unwrap_or_default();
-        Slice { groups, share, sms: self.division.sms(groups), times }
+        let times = proof.and_then(|proof| proof.result.as_ref().ok()).map_or(&[][..], Vec::as_slice);
+        Slice { groups, sms: self.division.sms(groups), times: times_of(times) }
     }
+}
+
+/// How long batches of so many rows took as a worker warmed up.
+pub(super) fn times_of(warmed: &[WarmTime]) -> Vec<(u32, Duration)> {
+    warmed.iter().map(|time| (time.rows, time.took)).collect()
 }
 
 impl Controller {
@@ -195,13 +200,12 @@ impl Controller {
 
     /// The partition on which a worker begins, and how long its batches should take there.
     pub(super) fn first_slice(&self, groups: Groups, times: &[WarmTime], share: Percent) -> Slice {
-        let inside = self.in_process().map(|inside| inside.slice(groups, share));
+        let inside = self.in_process().map(|inside| inside.slice(groups));
         let sms = self.sms(share);
         inside.filter(|slice| !slice.times.is_empty()).unwrap_or(Slice {
             groups,
-            share,
             sms,
-            times: times.to_vec(),
+            times: times_of(times),
         })
     }
 
@@ -222,8 +226,8 @@ impl Controller {
     }
 
     /// Changes the share inside the worker; gives the order back where another process is needed.
-    pub(super) fn repartition(&mut self, wanted: Wanted) -> Result<(), Wanted> {
-        let down = matches!(self.incumbent, Incumbent::Down { .. });
+    pub(super) fn repartition(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
+        let down = matches!(self.primary, Primary::Down { .. });
         if down || self.swap.is_some() || self.in_process().is_none() {
             return Err(wanted);
         }
@@ -240,7 +244,7 @@ impl Controller {
     /// After anything that happened: moves the worker that serves to the groups that the ledger gives it.
     pub(super) fn tend_partition(&mut self) {
         let until = self.after(PREPARE_WITHIN);
-        let Incumbent::Serving { worker } = self.incumbent else { return };
+        let Primary::Serving { worker } = self.primary else { return };
         if self.stopping.is_some() || self.swap.is_some() {
             return;
         }
@@ -269,7 +273,7 @@ impl Controller {
     fn move_to(&mut self, worker: WorkerId, groups: Groups) {
         let share = self.coming().unwrap_or(self.share);
         let Some(inside) = self.in_process_mut() else { return };
-        let slice = inside.slice(groups, share);
+        let slice = inside.slice(groups);
         inside.current = groups;
         inside.ready.retain(|&other| other != groups);
         if groups != Groups::WHOLE {
@@ -278,7 +282,7 @@ impl Controller {
         let spare = inside.spare(READY_PARTITIONS);
         let awaited = inside.order.as_ref().map(|(wanted, _)| Effect::awaited(worker, wanted));
         self.effect = awaited.or(self.effect.take());
-        self.pipeline.move_to(worker, slice);
+        self.pipeline.move_to(worker, share, &slice);
         if let Some(spare) = spare {
             self.pipeline.forget(worker, spare);
         }
@@ -354,7 +358,7 @@ impl Controller {
             ));
         }
         tracing::warn!(model = self.model.name, why, "its share is changed by shadows from now on");
-        if let Incumbent::Serving { worker } = self.incumbent {
+        if let Primary::Serving { worker } = self.primary {
             self.move_to(worker, Groups::WHOLE);
         }
         self.mechanism = Mechanism::Process { why: why.to_owned() };
@@ -363,10 +367,10 @@ impl Controller {
             let (model, why) = (self.model.name.clone(), why.to_owned());
             self.aborted(wanted, ResizeRefused::NoPartition { model, why });
         }
-        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        let serves = matches!(self.primary, Primary::Serving { .. });
         if serves && self.share != Percent::WHOLE && self.swap.is_none() {
             // The worker that serves has the whole GPU from now on.
-            let back = Wanted::again(self.share, self.now());
+            let back = ResizeRequest::again(self.share, self.now());
             self.share = Percent::WHOLE;
             self.begin_swap(back);
         }
@@ -383,7 +387,7 @@ impl Controller {
 
     pub(super) fn partition_on_time(&mut self, now: Moment) {
         let late = |inside: &InProcess| inside.due().is_some_and(|due| due <= now);
-        let Incumbent::Serving { worker } = self.incumbent else { return };
+        let Primary::Serving { worker } = self.primary else { return };
         if self.in_process().is_some_and(late) {
             self.misbehaved(worker, "it hangs: a partition is not ready in time");
         }
@@ -394,7 +398,6 @@ impl Controller {
         self.mechanism.makes_shadows(self.model.handover)
     }
 
-    /// Whether a change of share keeps no request waiting.
     /// How a share is changed, for people, and why not inside the worker where it is not.
     pub(super) fn mechanism_name(&self) -> (&'static str, Option<String>) {
         match (&self.mechanism, self.model.handover) {

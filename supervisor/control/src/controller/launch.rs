@@ -8,8 +8,9 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
+use super::in_process::times_of;
 use super::{engine, loaded};
-use crate::partition::{Grant, GrantError, Wanted};
+use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{Launch, SpawnError, Worker};
 use shadowslice_config::{Engine, Model};
 use shadowslice_datapath::pipeline::{Arrival, LaneReader, Slice, WorkerId};
@@ -44,7 +45,7 @@ impl Controller {
         // A partition is made within a process that has the whole GPU, and so is a reference that needs the GPU.
         let whole = partition.is_some() || purpose == Purpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
-        let wanted = Wanted { share: granted, priority, memory_limit, room: self.room() };
+        let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
         let id = WorkerId(self.context.worker_ids.fetch_add(1, Ordering::Relaxed));
         let assignment = Assignment {
@@ -90,14 +91,14 @@ impl Controller {
         if let Some((asked, proven)) = asked.zip(warmed.partitions.as_ref()) {
             self.note_proofs(asked, proven);
         }
-        let times = warmed.times.clone();
         let slice = match ready {
-            Some(groups) => self.first_slice(groups, &times, share),
-            None => Slice { groups: Groups::WHOLE, share, sms, times },
+            Some(groups) => self.first_slice(groups, &warmed.times, share),
+            None => Slice { groups: Groups::WHOLE, sms, times: times_of(&warmed.times) },
         };
         let Some(lane) = self.workers.get_mut(&worker).and_then(Worker::lane) else { return };
         let arrival = Arrival {
             worker,
+            share,
             slice,
             sizes: warmed.times.iter().map(|time| time.rows).collect(),
             pads: standing.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),

@@ -1,6 +1,6 @@
 //! What a loaded model means under its configuration. Pure.
 
-use shadowslice_shared::boot::{Loaded, Refusal, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, Loaded, WarmUp};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::process::plan_warm_up;
@@ -8,7 +8,7 @@ use shadowslice_config::{Batch, Engine, Model};
 use shadowslice_datapath::pipeline::Metadata;
 
 /// What clients and batcher see of a loaded model; or why it cannot be served as configured.
-pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, Refusal> {
+pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootRefusal> {
     Ok(Metadata {
         name: model.name.clone(),
         platform: match model.engine {
@@ -22,16 +22,16 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, Refus
 }
 
 /// What its workers have to warm up.
-pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, Refusal> {
+pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
     let (max, sizes) = batching(&model.batch, loaded)?;
     plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)
 }
 
 /// The largest batch, and the sizes to warm up.
-fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), Refusal> {
+fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
     let fixed = loaded.inputs.iter().chain(&loaded.outputs).find(|tensor| !opens_with_batch(tensor));
     match (batch.max, fixed) {
-        (Some(max @ 1..), Some(tensor)) => Err(Refusal::Model(format!(
+        (Some(max @ 1..), Some(tensor)) => Err(BootRefusal::Model(format!(
             "batch.max is {max}, but '{}' has shape {:?}, whose first axis is no batch of any size; \
              set `batch: {{max: 0}}` or export the model with a dynamic first axis",
             tensor.name, tensor.shape

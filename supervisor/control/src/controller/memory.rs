@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::events::Controller;
 use super::launch::LaunchError;
-use crate::partition::{GrantError, Room, gib};
+use crate::backend::{GrantError, Room, gib};
 use shadowslice_config::{Gpu, Model};
 
 /// How long it takes until NVML's readings have what a worker took.
@@ -299,7 +299,7 @@ impl Controller {
         let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
         let Some(usage) = usage else { return Memory::Unknown };
         self.ledger.see(|pid| usage.bytes_of(pid));
-        let free = self.gpu.tally().unreserved(usage.memory.free);
+        let free = self.gpu.usage().unreserved(usage.memory.free);
         Memory::Real { free, total: usage.memory.total }
     }
 

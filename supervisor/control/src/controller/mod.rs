@@ -12,20 +12,20 @@
 mod changes;
 mod engine;
 mod events;
-mod flip;
 mod groups;
 mod in_process;
-mod incumbent;
 mod launch;
 mod loaded;
 mod memory;
 mod outcome;
 mod planner;
+mod primary;
 mod publish;
+mod reports;
 mod resize;
 mod standby;
-mod standing;
 mod swap;
+mod takeover;
 mod thread;
 
 pub use changes::{Cause, Changes, Outcomes};
@@ -34,16 +34,18 @@ pub use events::{Context, Controller, Inbox, Parts};
 pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
-pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, Sharer, first_shares};
-pub use standing::{BootMs, HandoverReport, Handovers, ModelState, Standing, WorkerStanding};
-pub use thread::{ControlThread, Hired};
+pub use planner::{
+    DoorReport, ModelPlan, PlanReport, Planned, PlannedModel, Planner, SeenReport, first_shares,
+};
+pub use reports::{BootMs, HandoverReport, Handovers, ModelReport, ModelState, WorkerReport};
+pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
 
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
 
-use incumbent::WRONG_AT_A_SHARE;
+use primary::WRONG_AT_A_SHARE;
 use shadowslice_config::Model;
 
 /// Orders that may wait for a controller.

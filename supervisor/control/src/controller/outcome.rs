@@ -7,8 +7,8 @@ use shadowslice_shared::units::{Moment, Percent};
 
 use super::changes::Cause;
 use super::events::Controller;
-use super::resize::{Reply, Wanted};
-use super::standing::{HandoverReport, ms, us};
+use super::reports::{HandoverReport, ms, us};
+use super::resize::{Reply, ResizeRequest};
 use shadowslice_datapath::pipeline::WorkerId;
 
 /// The wait for the first batch at a new share.
@@ -43,7 +43,7 @@ impl Settling {
 
 impl Effect {
     /// Not there yet.
-    pub(super) fn awaited(worker: WorkerId, wanted: &Wanted) -> Self {
+    pub(super) fn awaited(worker: WorkerId, wanted: &ResizeRequest) -> Self {
         let (cause, decided) = (Some(wanted.cause), wanted.decided);
         Self { worker, cause, decided, took: None, reported: false }
     }
@@ -57,7 +57,7 @@ impl Effect {
 impl Controller {
     pub(super) fn complete(&mut self) {
         let Some(swap) = &mut self.swap else { return };
-        let Wanted { share: to, cause, .. } = swap.wanted;
+        let ResizeRequest { share: to, cause, .. } = swap.wanted;
         let (onset, reply) = (swap.wanted.onset, swap.wanted.reply.take());
         self.handovers.flips += u64::from(swap.at_once);
         let report = self.report("completed", None);
@@ -127,7 +127,7 @@ impl Controller {
     }
 
     /// How a change to a share went that is in force.
-    pub(super) fn report_of_change(&self, wanted: &Wanted, from: Percent) -> HandoverReport {
+    pub(super) fn report_of_change(&self, wanted: &ResizeRequest, from: Percent) -> HandoverReport {
         HandoverReport {
             cause: wanted.cause.name().to_owned(),
             effect_ms: None,

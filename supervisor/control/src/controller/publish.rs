@@ -5,8 +5,8 @@ use std::sync::Arc;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::events::Controller;
-use super::incumbent::Incumbent;
-use super::standing::{BootMs, ModelState, Standing, WorkerStanding};
+use super::primary::Primary;
+use super::reports::{BootMs, ModelReport, ModelState, WorkerReport};
 use crate::process::Worker;
 
 impl Controller {
@@ -17,7 +17,7 @@ impl Controller {
         };
         let (mechanism, no_partition) = self.mechanism_name();
         let partition = self.in_process().map(|inside| (Arc::clone(inside.division()), inside.current()));
-        let standing = Standing {
+        let standing = ModelReport {
             state: self.state(),
             share,
             sms: self.sms_in_force().0,
@@ -46,7 +46,7 @@ impl Controller {
     /// The SMs on which batches run: a partition's may be more or fewer than those that the share comes to, by what is left over
     /// when the GPU is divided.
     fn sms_in_force(&self) -> Sms {
-        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        let serves = matches!(self.primary, Primary::Serving { .. });
         let inside = self.in_process().filter(|_| serves);
         inside.map_or_else(|| self.sms(self.share), |inside| inside.division().sms(inside.current()))
     }
@@ -58,7 +58,7 @@ impl Controller {
 
     /// While the next worker boots, requests wait for it if there was one before.
     fn state(&self) -> ModelState {
-        match self.incumbent.state() {
+        match self.primary.state() {
             _ if self.stopping.is_some() => ModelState::Stopping,
             ModelState::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
             state => state,
@@ -66,19 +66,19 @@ impl Controller {
     }
 
     /// All workers, the one that serves first.
-    fn worker_standings(&self) -> Vec<WorkerStanding> {
+    fn worker_standings(&self) -> Vec<WorkerReport> {
         let mut all: Vec<_> = self.workers.values().map(|worker| self.worker_standing(worker)).collect();
         all.sort_by_key(|worker| worker.role != "incumbent");
         all
     }
 
-    fn worker_standing(&self, worker: &Worker) -> WorkerStanding {
+    fn worker_standing(&self, worker: &Worker) -> WorkerReport {
         let (role, phase) = match &self.swap {
-            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.incumbent),
+            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.primary),
             _ if self.standby.is(worker.id) => self.standby.standing(),
-            _ => self.incumbent.standing(worker.id),
+            _ => self.primary.standing(worker.id),
         };
-        WorkerStanding {
+        WorkerReport {
             role: role.to_owned(),
             pid: worker.pid,
             share_percent: self.share_of(worker).get(),

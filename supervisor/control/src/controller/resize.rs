@@ -8,8 +8,8 @@ use super::ResizeRefused;
 use super::changes::Cause;
 use super::events::Controller;
 use super::in_process::InProcess;
-use super::incumbent::Incumbent;
-use super::standing::{HandoverReport, ms};
+use super::primary::Primary;
+use super::reports::{HandoverReport, ms};
 use super::swap::Swap;
 use shadowslice_config::HandoverMode;
 use shadowslice_datapath::pipeline::WorkerId;
@@ -20,7 +20,7 @@ pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
 
 /// A share that was asked for.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct ResizeRequest {
     pub(super) share: Percent,
     pub(super) cause: Cause,
     /// When the load changed that this answers, if it answers one.
@@ -30,7 +30,7 @@ pub(super) struct Wanted {
     pub(super) reply: Option<Reply>,
 }
 
-impl Wanted {
+impl ResizeRequest {
     /// Another worker is to have the share that a model has.
     pub(super) fn again(share: Percent, now: Moment) -> Self {
         Self { share, cause: Cause::Worker, onset: None, decided: now, reply: None }
@@ -41,13 +41,13 @@ impl Wanted {
 #[derive(Debug)]
 pub(super) struct Replacing {
     from: Percent,
-    wanted: Wanted,
+    wanted: ResizeRequest,
     /// Whether a worker served until then, at the old share.
     served: bool,
 }
 
 impl Controller {
-    pub(super) fn resize(&mut self, wanted: Wanted, hold: bool) {
+    pub(super) fn resize(&mut self, wanted: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&wanted);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // What people set stays until they release it.
@@ -67,7 +67,7 @@ impl Controller {
     }
 
     /// Why this share cannot be had now, if it cannot.
-    fn refusal(&self, wanted: &Wanted) -> Option<ResizeRefused> {
+    fn refusal(&self, wanted: &ResizeRequest) -> Option<ResizeRefused> {
         let share = wanted.share;
         if self.stopping.is_some() {
             return Some(ResizeRefused::Stopping);
@@ -81,7 +81,7 @@ impl Controller {
             let (min, max) = (bounds.min, bounds.max);
             return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
         }
-        let down = matches!(self.incumbent, Incumbent::Down { .. });
+        let down = matches!(self.primary, Primary::Down { .. });
         // Bringing a model back at the share it had changes nothing that must not change.
         let revival = down && self.sms(share) == self.sms(self.share);
         if self.model.handover == HandoverMode::Never && !revival {
@@ -93,14 +93,14 @@ impl Controller {
         if !settled || inside || self.next.is_some() || self.replacing.is_some() {
             return Some(ResizeRefused::Busy(model()));
         }
-        if !self.proved {
-            let why = match &self.incumbent {
-                Incumbent::Down { why } => why.clone(),
+        if !self.reference_written {
+            let why = match &self.primary {
+                Primary::Down { why } => why.clone(),
                 _ => "it is being loaded".to_owned(),
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
-        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+        let serves = matches!(self.primary, Primary::Serving { .. });
         if self.model.handover == HandoverMode::Restart && !serves && !down {
             let why = "its worker is being restarted; ask again when it serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
@@ -114,18 +114,18 @@ impl Controller {
         None
     }
 
-    fn change_share(&mut self, wanted: Wanted) {
+    fn change_share(&mut self, wanted: ResizeRequest) {
         let Err(wanted) = self.repartition(wanted) else { return };
-        let Err(wanted) = self.flip(wanted) else { return };
+        let Err(wanted) = self.switch_to_standing(wanted) else { return };
         let Err(wanted) = self.hand_over_to_starting(wanted) else { return };
         if self.swap.is_some() {
             self.next = Some(wanted);
             self.feed(Fact::Reclaim);
             return;
         }
-        match (&self.incumbent, self.model.handover) {
-            (Incumbent::Serving { worker }, HandoverMode::Restart) => self.replace(*worker, wanted),
-            (Incumbent::Down { .. }, _) => self.revive(wanted),
+        match (&self.primary, self.model.handover) {
+            (Primary::Serving { worker }, HandoverMode::Restart) => self.replace(*worker, wanted),
+            (Primary::Down { .. }, _) => self.revive(wanted),
             _ => self.begin_swap(wanted),
         }
     }
@@ -151,18 +151,18 @@ impl Controller {
     }
 
     /// `handover: restart`: the worker finishes what it has and leaves; requests wait meanwhile.
-    fn replace(&mut self, worker: WorkerId, wanted: Wanted) {
+    fn replace(&mut self, worker: WorkerId, wanted: ResizeRequest) {
         let (from, to) = (self.share, wanted.share);
         self.pipeline.begin_stall();
         self.replacing = Some(Replacing { from, wanted, served: true });
         let deadline = self.after(self.context.timeouts.drain);
-        self.incumbent = Incumbent::Leaving { worker, deadline, told: false, to };
+        self.primary = Primary::Leaving { worker, deadline, told: false, to };
         self.pipeline.route(None);
         self.pipeline.drain(worker);
     }
 
     pub(super) fn leaver_drained(&mut self, drained: WorkerId) {
-        if matches!(self.incumbent, Incumbent::Leaving { worker, told: false, .. } if worker == drained) {
+        if matches!(self.primary, Primary::Leaving { worker, told: false, .. } if worker == drained) {
             self.tell_leaver();
         }
     }
@@ -170,7 +170,7 @@ impl Controller {
     /// Tells the worker that makes room to end, and when it will be killed if it does not.
     pub(super) fn tell_leaver(&mut self) {
         let by = self.after(self.context.timeouts.stop);
-        let Incumbent::Leaving { worker, deadline, told, .. } = &mut self.incumbent else { return };
+        let Primary::Leaving { worker, deadline, told, .. } = &mut self.primary else { return };
         (*deadline, *told) = (by, true);
         if let Some(process) = self.workers.get_mut(worker) {
             process.stop();
@@ -178,8 +178,8 @@ impl Controller {
     }
 
     /// A model that had given up is tried again, at the share asked for.
-    fn revive(&mut self, wanted: Wanted) {
-        self.restarts.served();
+    fn revive(&mut self, wanted: ResizeRequest) {
+        self.restarts.reset();
         let from = self.share;
         self.share_is(wanted.share);
         self.pipeline.begin_stall();
@@ -215,7 +215,7 @@ impl Controller {
         tracing::error!(model = self.model.name, share = %wanted.share, back = %from, why, "no worker at this share");
         self.aborted(wanted, ResizeRefused::NoWorker { model: self.model.name.clone(), why: why.to_owned() });
         self.share_is(from);
-        self.restarts.served();
+        self.restarts.reset();
         self.boot(Purpose::Serve);
         true
     }
@@ -228,13 +228,13 @@ impl Controller {
         }
     }
 
-    pub(super) fn aborted(&mut self, wanted: Wanted, refused: ResizeRefused) {
+    pub(super) fn aborted(&mut self, wanted: ResizeRequest, refused: ResizeRefused) {
         self.handovers.aborted += 1;
         self.changes.of(wanted.cause).aborted += 1;
         answer(wanted, refused);
     }
 
-    fn refuse(&mut self, wanted: Wanted, refused: ResizeRefused) {
+    fn refuse(&mut self, wanted: ResizeRequest, refused: ResizeRefused) {
         if !matches!(refused, ResizeRefused::InForce { .. }) {
             self.changes.of(wanted.cause).refused += 1;
         }
@@ -242,7 +242,7 @@ impl Controller {
     }
 }
 
-fn answer(wanted: Wanted, refused: ResizeRefused) {
+fn answer(wanted: ResizeRequest, refused: ResizeRefused) {
     if let Some(reply) = wanted.reply {
         // Whoever asked may have gone away.
         reply.send(Err(refused)).ok();

@@ -18,7 +18,7 @@ use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::events::Controller;
-use super::incumbent::Incumbent;
+use super::primary::Primary;
 use crate::process::WorkerSaid;
 use shadowslice_config::{HandoverMode, Standby as Mode};
 use shadowslice_datapath::pipeline::WorkerId;
@@ -153,7 +153,7 @@ impl Controller {
         // A spare's share may be any until the next one comes.
         let Some(sms) = self.sms_of(worker) else { return false };
         let next = self.next.as_ref().is_some_and(|next| self.sms(next.share) == sms);
-        let awaited = next || !matches!(self.incumbent, Incumbent::Serving { .. });
+        let awaited = next || !matches!(self.primary, Primary::Serving { .. });
         !awaited && self.standby_wanted().is_none()
     }
 
@@ -180,8 +180,12 @@ impl Controller {
 
     /// Only beside a worker that serves, and that nobody is about to relieve.
     fn may_start_standby(&self) -> bool {
-        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
-        serves && self.proved && self.swap.is_none() && self.next.is_none() && self.replacing.is_none()
+        let serves = matches!(self.primary, Primary::Serving { .. });
+        serves
+            && self.reference_written
+            && self.swap.is_none()
+            && self.next.is_none()
+            && self.replacing.is_none()
     }
 
     /// After anything that happened: starts a standing worker, or lets one go whose share is not wanted.

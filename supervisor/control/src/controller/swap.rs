@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::handover::{Action, Fact, Handover, PhaseName, Side};
-use shadowslice_shared::boot::{Purpose, Refusal};
+use shadowslice_shared::boot::{BootRefusal, Purpose};
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::events::Controller;
-use super::incumbent::Incumbent;
 use super::outcome::Effect;
-use super::resize::Wanted;
+use super::primary::Primary;
+use super::resize::ResizeRequest;
 use crate::process::WorkerSaid;
 use shadowslice_datapath::pipeline::WorkerId;
 use shadowslice_shared::errors;
@@ -25,7 +25,7 @@ pub(super) struct Swap {
     incumbent: Option<WorkerId>,
     pub(super) shadow: Option<WorkerId>,
     pub(super) from: Percent,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: ResizeRequest,
     /// When a shadow for which there is no memory yet is tried again.
     spawn_again: Option<Moment>,
     /// Whether the shadow stood ready when it began.
@@ -41,7 +41,7 @@ impl Swap {
         incumbent: Option<WorkerId>,
         shadow: Option<WorkerId>,
         from: Percent,
-        wanted: Wanted,
+        wanted: ResizeRequest,
     ) -> Self {
         let at_once = machine.phase() == PhaseName::Draining;
         Self { machine, incumbent, shadow, from, wanted, spawn_again: None, at_once, dismissed: false }
@@ -107,7 +107,7 @@ impl Swap {
     }
 
     /// Role and phase of one of its workers, for people.
-    pub(super) fn standing(&self, worker: WorkerId, incumbent: &Incumbent) -> (&'static str, &'static str) {
+    pub(super) fn standing(&self, worker: WorkerId, primary: &Primary) -> (&'static str, &'static str) {
         let shadow = self.shadow == Some(worker);
         match (self.machine.phase(), shadow) {
             (PhaseName::Spawning, true) => ("shadow", "starting"),
@@ -118,22 +118,22 @@ impl Swap {
             (PhaseName::Draining, false) => ("incumbent", "draining"),
             (PhaseName::Probation, false) => ("parked", "standing"),
             (PhaseName::Retiring | PhaseName::Done, false) => ("parked", "stopping"),
-            (_, false) => incumbent.standing(worker),
+            (_, false) => primary.standing(worker),
         }
     }
 }
 
 impl Controller {
     /// Begins a hand-over to the wanted share, with a worker that is yet to be started.
-    pub(super) fn begin_swap(&mut self, wanted: Wanted) {
-        let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+    pub(super) fn begin_swap(&mut self, wanted: ResizeRequest) {
+        let serves = matches!(self.primary, Primary::Serving { .. });
         let (machine, actions) = Handover::begin(self.now(), serves, self.context.timeouts);
         self.begin_with(machine, None, wanted);
         self.perform_all(actions);
     }
 
     /// A hand-over begins: to this worker, if there is one already. What it begins with is yet to be performed.
-    pub(super) fn begin_with(&mut self, machine: Handover, shadow: Option<WorkerId>, wanted: Wanted) {
+    pub(super) fn begin_with(&mut self, machine: Handover, shadow: Option<WorkerId>, wanted: ResizeRequest) {
         tracing::info!(
             model = self.model.name,
             from = %self.share,
@@ -144,7 +144,7 @@ impl Controller {
         );
         self.pipeline.begin_stall();
         self.effect = shadow.map(|shadow| Effect::awaited(shadow, &wanted));
-        let incumbent = self.incumbent.worker();
+        let incumbent = self.primary.worker();
         self.swap = Some(Swap::new(machine, incumbent, shadow, self.share, wanted));
     }
 
@@ -298,7 +298,7 @@ impl Controller {
             }
             WorkerSaid::Refused(refusal) => {
                 let share = self.workers.get(&worker).map(|worker| worker.share);
-                if let (Refusal::Proof { .. }, Some(share)) = (&refusal, share) {
+                if let (BootRefusal::Proof { .. }, Some(share)) = (&refusal, share) {
                     self.answers_wrongly(share);
                 }
                 self.feed(Fact::BootFailed(refusal.to_string()));

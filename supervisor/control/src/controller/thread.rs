@@ -13,7 +13,7 @@ const WAITING: usize = 16;
 
 /// A controller that is to run.
 #[derive(Debug)]
-pub struct Hired {
+pub struct ControllerTask {
     /// It.
     pub controller: Controller,
     /// Where it hears from.
@@ -33,7 +33,7 @@ pub struct ControlThread {
 
 impl ControlThread {
     /// Starts it, with a planner or without; controllers are sent to it.
-    pub fn start(planner: Option<Planner>) -> io::Result<(Self, mpsc::Sender<Hired>)> {
+    pub fn start(planner: Option<Planner>) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (hire, hired) = mpsc::channel(WAITING);
         let (stop, stopped) = watch::channel(false);
@@ -88,13 +88,13 @@ impl ControlThread {
 }
 
 /// Runs controllers until they are told to stop and have; or until one breaks, which is a fault of this program.
-async fn run(mut hired: mpsc::Receiver<Hired>, mut stop: watch::Receiver<bool>) {
+async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receiver<bool>) {
     let mut controllers = JoinSet::new();
     let mut told: Vec<mpsc::Sender<Order>> = Vec::new();
     let mut stopping = false;
     while !(stopping && controllers.is_empty()) {
         tokio::select! {
-            Some(Hired { controller, inbox, orders }) = hired.recv(), if !stopping => {
+            Some(ControllerTask { controller, inbox, orders }) = hired.recv(), if !stopping => {
                 told.retain(|orders| !orders.is_closed());
                 told.push(orders);
                 controllers.spawn(controller.run(inbox));

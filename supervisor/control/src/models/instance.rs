@@ -9,12 +9,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::Served;
+use crate::backend::Gpus;
 use crate::controller::{
-    Cause, Context, Controller, EVENTS, Hired, Inbox, ModelState, ORDERS, Order, Parts, ResizeRefused,
-    Sharer, Standing,
+    Cause, Context, Controller, ControllerTask, EVENTS, Inbox, ModelReport, ModelState, ORDERS, Order, Parts,
+    PlannedModel, ResizeRefused,
 };
 use crate::host::onnxruntime_library;
-use crate::partition::Gpus;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate};
 use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings, Slo};
@@ -43,13 +43,13 @@ pub enum MakeError {
 
 /// What models are made with.
 #[derive(Debug)]
-pub struct Workshop {
+pub struct ModelFactory {
     /// What all controllers share.
     pub context: Context,
     /// The GPUs.
     pub gpus: Gpus,
     /// Who runs controllers.
-    pub hire: mpsc::Sender<Hired>,
+    pub hire: mpsc::Sender<ControllerTask>,
     /// The next instance's number.
     pub next: usize,
 }
@@ -60,14 +60,14 @@ pub(super) struct Instance {
     pub(super) id: usize,
     pub(super) model: Arc<Model>,
     pub(super) pipeline: Arc<Pipeline>,
-    pub(super) standing: watch::Receiver<Standing>,
+    pub(super) standing: watch::Receiver<ModelReport>,
     pub(super) orders: mpsc::Sender<Order>,
     pub(super) route: Route,
     guests: Guests,
     watching: AbortHandle,
 }
 
-impl Workshop {
+impl ModelFactory {
     /// Makes a model, whose controller begins to start its workers.
     pub(super) async fn make(
         &mut self,
@@ -105,7 +105,7 @@ impl Workshop {
         let calls = self.context.memory[model.gpu].calls();
         let moves = self.context.groups[model.gpu].moves();
         let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls, moves };
-        let hired = Hired { controller, inbox, orders: orders.clone() };
+        let hired = ControllerTask { controller, inbox, orders: orders.clone() };
         self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
         let (route, guests) = Route::to(Arc::clone(&pipeline));
         let watched = Arc::clone(&pipeline);
@@ -122,8 +122,8 @@ impl Workshop {
     }
 
     /// The model, as the planner reaches it.
-    pub(super) fn sharer(&self, instance: &Instance) -> Sharer {
-        Sharer {
+    pub(super) fn planned_model(&self, instance: &Instance) -> PlannedModel {
+        PlannedModel {
             id: instance.id,
             model: Arc::clone(&instance.model),
             gpu: Arc::clone(&self.gpus[instance.model.gpu]),
@@ -226,7 +226,7 @@ impl Aim {
 /// Brings a share in force: by a hand-over, once none is under way. Whether it is held stays as it is.
 pub(super) async fn resize(
     orders: mpsc::Sender<Order>,
-    mut standing: watch::Receiver<Standing>,
+    mut standing: watch::Receiver<ModelReport>,
     aim: Aim,
 ) -> Result<(), String> {
     loop {
@@ -256,10 +256,10 @@ fn is_coming(state: &ModelState) -> bool {
 
 /// Waits until a model serves, for `patience` at most; else says why it does not.
 pub(super) async fn serving(
-    mut standing: watch::Receiver<Standing>,
+    mut standing: watch::Receiver<ModelReport>,
     patience: Duration,
 ) -> Result<(), String> {
-    let settled = |standing: &Standing| {
+    let settled = |standing: &ModelReport| {
         matches!(standing.state, ModelState::Ready | ModelState::Unready(_) | ModelState::Stopping)
     };
     let state = async { standing.wait_for(settled).await.map(|seen| seen.state.clone()) };

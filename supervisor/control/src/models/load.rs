@@ -1,7 +1,7 @@
 //! What clients want of one model: that it is loaded, or unloaded.
 
-use super::keeper::{Keeper, Waits};
 use super::plan::{self, Change};
+use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
 use shadowslice_datapath::repository::{Wish, WishRefused};
@@ -9,7 +9,7 @@ use shadowslice_datapath::repository::{Wish, WishRefused};
 /// Why a model does not run that a client has unloaded.
 const UNLOADED: &str = "unloaded by a client";
 
-impl Keeper {
+impl Registry {
     pub(super) async fn grant(&mut self, wish: Wish) -> Result<(), WishRefused> {
         match wish {
             Wish::Load { model, config } => self.load_again(&model, config.as_deref()).await,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! SIGHUP, `reload` ──┐                        ┌─▶ router: what requests reach
-//! load, unload ──────┼─▶ Keeper ── publishes ─┼─▶ roster: what status, metrics and orders reach
-//! start ─────────────┘    │                   └─▶ sharers: what the planner decides about
+//! load, unload ──────┼─▶ Registry ─ publishes ─┼─▶ the models: what status, metrics and orders reach
+//! start ─────────────┘    │                   └─▶ the planner: what it decides about
 //!                         └─ hires controllers, tells them to stop when their last request is answered
 //! ```
 //!
@@ -13,9 +13,9 @@
 //! old form, and nothing that is queued moves.
 
 mod instance;
-mod keeper;
 mod load;
 mod plan;
+mod registry;
 mod reload;
 
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::controller::{ModelState, Order, Standing};
+use crate::controller::{ModelReport, ModelState, Order};
 use shadowslice_config::Model;
 use shadowslice_datapath::pipeline::Pipeline;
 use shadowslice_datapath::repository::Listed;
 
-pub use instance::{MakeError, Workshop};
-pub use keeper::{Keeper, Shown};
+pub use instance::{MakeError, ModelFactory};
+pub use registry::{Registry, Shown};
 
-/// Reloads, and wishes of clients, that may wait for the keeper, of each.
+/// Reloads, and wishes of clients, that may wait for the registry, of each.
 pub const COMMANDS: usize = 16;
 
 /// An order to go by the configuration's file as it is when its turn comes.
@@ -108,7 +108,7 @@ impl ChangeKind {
 
 /// The models that there are now.
 #[derive(Debug, Default)]
-pub struct Roster {
+pub struct ModelSet {
     /// Those that run, as the configuration orders them.
     pub served: Vec<Served>,
     /// Those that somebody has unloaded.
@@ -123,11 +123,11 @@ pub struct Served {
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
     /// How its controller sees it.
-    pub standing: watch::Receiver<Standing>,
+    pub standing: watch::Receiver<ModelReport>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,
     /// Who is being started to take its place.
-    pub successor: Option<watch::Receiver<Standing>>,
+    pub successor: Option<watch::Receiver<ModelReport>>,
 }
 
 /// A model that is configured and does not run.
@@ -148,7 +148,7 @@ impl Unloaded {
     }
 }
 
-impl Roster {
+impl ModelSet {
     /// The models that clients can load and unload, in Triton's words.
     pub fn listed(&self) -> Vec<Listed> {
         let served = self.served.iter().map(|served| {

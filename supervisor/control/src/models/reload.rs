@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::keeper::{Keeper, Waits};
 use super::plan::{self, Change, Plan};
+use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange, ReloadRefused, ReloadReport};
 use shadowslice_config as config;
 use shadowslice_config::{Config, ConfigError, Listing};
 use shadowslice_shared::errors;
 
-impl Keeper {
+impl Registry {
     /// Goes by the configuration's file as it is now. A file with faults, or one that asks for what cannot be,
     /// changes nothing.
     pub(super) async fn reload(&mut self) -> Result<ReloadReport, ReloadRefused> {
@@ -35,7 +35,7 @@ impl Keeper {
         let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
         let unready = config.models.iter().filter(|model| self.is_unready(&model.name));
         plan.changed.extend(unready.filter(|model| !differs.contains(&model.name)).map(Change::again));
-        self.workshop.learn_library(&config).map_err(ReloadRefused::Impossible)?;
+        self.factory.learn_library(&config).map_err(ReloadRefused::Impossible)?;
         Ok((config, plan))
     }
 

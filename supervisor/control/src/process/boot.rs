@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 
 use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver};
-use shadowslice_shared::boot::{Assignment, Loaded, Order, PROTOCOL, Refusal, WarmUp, Warmed, WorkerSays};
+use shadowslice_shared::boot::{
+    Assignment, BootRefusal, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
+};
 use shadowslice_shared::tensor::TensorSpec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::worker::{WorkerEvent, WorkerSaid};
-use crate::partition::Admission;
+use crate::backend::Admission;
 use shadowslice_datapath::pipeline::WorkerId;
 
 /// What a boot thread works with.
@@ -27,7 +29,7 @@ pub(super) struct Boot {
 }
 
 /// Takes a worker from its hello to being warm, and reports each step.
-pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>) {
+pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
     let Boot { server, worker, orders, admission, events, done } = boot;
     // Without a controller there is nobody to tell.
     let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
@@ -41,7 +43,7 @@ pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refus
 }
 
 enum Ended {
-    Refused(Refusal),
+    Refused(BootRefusal),
     Lost(String),
 }
 
@@ -49,7 +51,7 @@ fn converse(
     server: IpcOneShotServer<WorkerSays>,
     orders: &Receiver<Option<Box<Assignment>>>,
     admission: Option<&Admission>,
-    plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal>,
+    plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
     tell: impl Fn(WorkerSaid),
 ) -> Result<Warmed, Ended> {
     let lost = |what: &str| Ended::Lost(format!("the worker ended {what}"));
@@ -60,7 +62,7 @@ fn converse(
             let why = format!(
                 "it speaks protocol {protocol}, not {PROTOCOL}: install both binaries from one build"
             );
-            return Err(Ended::Refused(Refusal::Setup(why)));
+            return Err(Ended::Refused(BootRefusal::Setup(why)));
         }
         WorkerSays::Refused(refusal) => return Err(Ended::Refused(refusal)),
         other => return Err(out_of_turn(&other)),
@@ -74,7 +76,7 @@ fn converse(
         other => return Err(out_of_turn(&other)),
     };
     if let Some(admission) = admission {
-        admission.check(loaded.sms).map_err(|why| Ended::Refused(Refusal::Setup(why)))?;
+        admission.check(loaded.sms).map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?;
     }
     let warm_up = plan(&loaded).map_err(Ended::Refused)?;
     tell(WorkerSaid::Loaded(loaded));
@@ -94,7 +96,7 @@ fn next(words: &IpcReceiver<WorkerSays>) -> Result<WorkerSays, Ended> {
 }
 
 fn out_of_turn(said: &WorkerSays) -> Ended {
-    Ended::Refused(Refusal::Setup(format!("it spoke out of turn: {said:?}")))
+    Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said:?}")))
 }
 
 /// What to warm up: `sizes` of a model with these inputs, with the axes that the configuration gives
@@ -104,9 +106,9 @@ pub fn plan_warm_up(
     batched: bool,
     sizes: Vec<u32>,
     given: &BTreeMap<String, Vec<i64>>,
-) -> Result<WarmUp, Refusal> {
+) -> Result<WarmUp, BootRefusal> {
     if let Some(name) = given.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
-        return Err(Refusal::Model(format!("warmup.{name}: the model has no such input")));
+        return Err(BootRefusal::Model(format!("warmup.{name}: the model has no such input")));
     }
     let shapes = inputs.iter().map(|input| {
         let open = if batched { &input.shape[1..] } else { &input.shape[..] };
@@ -115,7 +117,7 @@ pub fn plan_warm_up(
             Some(shape) if fits(shape, open) => Ok(shape.clone()),
             Some(shape) => {
                 let name = &input.name;
-                Err(Refusal::Model(format!(
+                Err(BootRefusal::Model(format!(
                     "warmup.{name}: {shape:?} does not fit the model's {open:?} (without the batch axis)"
                 )))
             }

@@ -14,7 +14,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{Assignment, LoadTimes, Loaded, Refusal, WarmUp, Warmed, descriptors};
+use shadowslice_shared::boot::{Assignment, BootRefusal, LoadTimes, Loaded, WarmUp, Warmed, descriptors};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
@@ -25,7 +25,7 @@ use super::priority;
 use super::reference::ReferenceFile;
 use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
-use crate::partition::{Grant, inherited_settings};
+use crate::backend::{Grant, inherited_settings};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_datapath::pipeline::WorkerId;
 
@@ -95,7 +95,7 @@ pub enum WorkerSaid {
     /// It can serve (or, a reference worker, has written its answers).
     Warmed(Warmed),
     /// It cannot go on.
-    Refused(Refusal),
+    Refused(BootRefusal),
     /// Its boot channel broke before it was warm.
     Lost(String),
     /// It is dead, and what it held is free.
@@ -171,7 +171,7 @@ impl Worker {
     /// up once it is known what the model is. Events follow until [`WorkerSaid::Exited`].
     pub fn spawn(
         mut launch: Launch<'_>,
-        plan: impl FnOnce(&Loaded) -> Result<WarmUp, Refusal> + Send + 'static,
+        plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
         let (server, name) = rendezvous::open()?;
         let (socket, theirs) = {

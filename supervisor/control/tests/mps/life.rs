@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_control::partition::{Control, Generation, MpsError, Partition};
+use shadowslice_control::backend::{Control, Generation, GpuBackend, MpsError};
 use shadowslice_shared::units::{Percent, Sms};
 
 use crate::rig::{LIMITS, Rig, UUID, wait, wanted};
@@ -43,7 +43,7 @@ fn what_cannot_be_started_says_what_to_do() {
     let rig = Rig::new();
     let mut setup = rig.setup();
     setup.program = rig.path("nowhere");
-    let error = shadowslice_control::partition::MpsGpu::start(setup).unwrap_err();
+    let error = shadowslice_control::backend::MpsGpu::start(setup).unwrap_err();
     assert!(matches!(error, MpsError::Program { .. }), "{error:?}");
     assert!(error.to_string().contains("partition: none"), "{error}");
     rig.probing("GPU-another");
@@ -118,7 +118,7 @@ fn a_control_program_of_any_generation_is_driven_the_same_way() {
         let rig = Rig::new();
         rig.order("say--v", version);
         if !knows.is_empty() {
-            rig.order(knows, "GPU Partition Free chunks\n");
+            rig.order(knows, "GPU GpuBackend Free chunks\n");
         }
         let gpu = rig.start().unwrap();
         let pipe = vec![("CUDA_MPS_PIPE_DIRECTORY", rig.pipe().display().to_string())];

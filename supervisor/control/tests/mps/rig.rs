@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shadowslice_control::partition::{Limits, MpsError, MpsGpu, MpsSetup, Partition, Wanted};
+use shadowslice_control::backend::{GpuBackend, GrantRequest, Limits, MpsError, MpsGpu, MpsSetup};
 use shadowslice_shared::units::Percent;
 use tempfile::TempDir;
 
@@ -203,8 +203,8 @@ fn stand_in() -> PathBuf {
     own.ancestors().nth(2).unwrap_or(Path::new(".")).join("nvidia-cuda-mps-stand-in")
 }
 
-pub(crate) fn wanted(percent: u32) -> Wanted {
-    Wanted { share: Percent::new(percent).unwrap(), priority: 1, memory_limit: None, room: None }
+pub(crate) fn wanted(percent: u32) -> GrantRequest {
+    GrantRequest { share: Percent::new(percent).unwrap(), priority: 1, memory_limit: None, room: None }
 }
 
 /// Waits until something is so.

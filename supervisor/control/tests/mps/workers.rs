@@ -3,7 +3,7 @@
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use shadowslice_control::partition::{GrantError, Partition};
+use shadowslice_control::backend::{GpuBackend, GrantError};
 use shadowslice_shared::units::Sms;
 
 use crate::rig::{Rig, kill, takes_workers, until, wait, wanted};

@@ -4,14 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::WorkerId;
+use shadowslice_policy::scheduler::{Slice, WorkerId};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::{Moment, Percent};
 
 use super::counts::Counts;
-use super::link::Slice;
 use super::request::Metadata;
 use super::stall::Stall;
 use super::state::Gate;
@@ -105,8 +104,8 @@ impl Pipeline {
     }
 
     /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
-    pub fn move_to(&self, worker: WorkerId, slice: Slice) {
-        self.change(|state| state.move_to(worker, &slice));
+    pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
+        self.change(|state| state.move_to(worker, share, slice));
     }
 
     /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.

@@ -22,7 +22,7 @@ pub enum LaneFact {
     /// Its worker's socket ended, and it with that.
     Gone(WorkerId),
     /// A request has proved that it kills its workers: what died of it was not the model's doing.
-    Proven,
+    PoisonConfirmed,
     /// Its worker executes for far too long.
     Hung(WorkerId),
     /// Its worker said something that makes no sense, and why.

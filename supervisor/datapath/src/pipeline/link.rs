@@ -8,12 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::scheduler::{self, WorkerId};
+use shadowslice_policy::scheduler::{self, Slice, WorkerId};
 use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES};
-use shadowslice_shared::boot::WarmTime;
-use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
+use shadowslice_shared::groups::READY_PARTITIONS;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Moment, Percent};
 
 use super::memory::Reservation;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
@@ -35,7 +34,9 @@ pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
 pub struct Arrival {
     /// Its name.
     pub worker: WorkerId,
-    /// The part of the GPU that it begins with.
+    /// Its share,
+    pub share: Percent,
+    /// and the part of the GPU that it begins with.
     pub slice: Slice,
     /// The GPU, as traces name it.
     pub device: Arc<str>,
@@ -45,27 +46,6 @@ pub struct Arrival {
     pub pads: bool,
     /// How crowded its GPU is.
     pub crowding: Crowding,
-}
-
-/// The part of a GPU on which a worker's batches run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Slice {
-    /// Its groups of SMs, which the worker has ready; the whole for all that its process has.
-    pub groups: Groups,
-    /// The share that it is.
-    pub share: Percent,
-    /// Its SMs.
-    pub sms: Sms,
-    /// How long batches executed there when they were tried; nothing where that is not known.
-    pub times: Vec<WarmTime>,
-}
-
-impl Slice {
-    /// What the scheduler needs of it.
-    pub(crate) fn scheduled(&self) -> scheduler::Slice {
-        let times = self.times.iter().map(|time| (time.rows, time.took)).collect();
-        scheduler::Slice { groups: self.groups, sms: self.sms, times }
-    }
 }
 
 /// Commands that may wait for room in a worker's socket.
@@ -110,13 +90,13 @@ impl Link {
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
     ) -> (Self, Lane) {
-        let Arrival { worker, slice, device, sizes, pads, crowding } = arrival;
+        let Arrival { worker, share, slice, device, sizes, pads, crowding } = arrival;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
-        let lane = Lane::new(worker, &slice.scheduled(), blank, slots);
+        let lane = Lane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
-            place: Arc::new(RanAt { worker: worker.0, share: slice.share, sms: slice.sms, device }),
+            place: Arc::new(RanAt { worker: worker.0, share, sms: slice.sms, device }),
             crowding,
             shapes: ShapeTimes::of(metadata, slice.sms),
             second_look: None,
@@ -129,10 +109,10 @@ impl Link {
     }
 
     /// Its next batch runs on this part of the GPU.
-    pub(crate) fn move_to(&mut self, slice: &Slice) {
+    pub(crate) fn move_to(&mut self, share: Percent, slice: &Slice) {
         let RanAt { worker, device, .. } = &*self.place;
         let (worker, device) = (*worker, Arc::clone(device));
-        self.place = Arc::new(RanAt { worker, share: slice.share, sms: slice.sms, device });
+        self.place = Arc::new(RanAt { worker, share, sms: slice.sms, device });
     }
 
     /// Keeps the memory of what the worker has, whose requests are taken away, until it is through with it.

@@ -1,10 +1,9 @@
 //! Which lane batches go to, on which SMs, and what becomes of those that go nowhere any more.
 
-use shadowslice_policy::scheduler::{Abandoned, WorkerId};
-use shadowslice_shared::units::Moment;
+use shadowslice_policy::scheduler::{Abandoned, Slice, WorkerId};
+use shadowslice_shared::units::{Moment, Percent};
 
 use super::facts::LaneFact;
-use super::link::Slice;
 use super::note;
 use super::state::State;
 use crate::trace::{Handover, Lost};
@@ -21,11 +20,11 @@ impl State {
     }
 
     /// The next batch of `worker` runs on this part of the GPU.
-    pub(crate) fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
+    pub(crate) fn move_to(&mut self, worker: WorkerId, share: Percent, slice: &Slice) {
         if let Some(link) = self.link_mut(worker) {
-            link.move_to(slice);
+            link.move_to(share, slice);
         }
-        self.scheduler.move_to(worker, &slice.scheduled());
+        self.scheduler.move_to(worker, slice);
     }
 
     /// Asks for a fact once `worker` has nothing in flight.

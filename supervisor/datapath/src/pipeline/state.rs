@@ -286,14 +286,14 @@ impl State {
         for mut request in requests {
             request.item.deaths += 1;
             match blame::after_death(request.item.deaths, was_alone) {
-                blame::Verdict::Again => again.push(request),
-                blame::Verdict::AgainAlone => {
+                blame::Blame::Again => again.push(request),
+                blame::Blame::AgainAlone => {
                     request.alone = true;
                     again.push(request);
                 }
-                blame::Verdict::Fail => {
+                blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
-                    self.reporter.report(LaneFact::Proven);
+                    self.reporter.report(LaneFact::PoisonConfirmed);
                     self.fail(request, Failure::Internal(why), now);
                 }
             }

@@ -18,7 +18,6 @@ use shadowslice_shared::batch::{
     self, Answer, Batch, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared,
     RunFailure,
 };
-use shadowslice_shared::boot::WarmTime;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
@@ -140,7 +139,8 @@ impl Stage {
         let metadata = self.pipeline.metadata().unwrap();
         let mut arrival = Arrival {
             worker: WorkerId(worker),
-            slice: Slice { groups: Groups::WHOLE, share: Percent::WHOLE, sms, times: Vec::new() },
+            share: Percent::WHOLE,
+            slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new() },
             device: "emulated".into(),
             sizes: Vec::new(),
             pads: false,
@@ -313,8 +313,8 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&FromWorker::Prepared(prepared.clone()));
     assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
-    let slice = Slice { groups, share: Percent::new(20).unwrap(), sms: Sms(24), times: Vec::new() };
-    stage.pipeline.move_to(WorkerId(1), slice);
+    let slice = Slice { groups, sms: Sms(24), times: Vec::new() };
+    stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
     // What was sent before runs where it was sent to, and is no first answer on the new SMs.
     let second = stage.ask();
     worker.answer_well(&batch);

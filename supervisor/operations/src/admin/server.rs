@@ -14,12 +14,12 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
 use crate::status::{self, ModelStatus, Status};
 use shadowslice_config::Controller;
+use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
-    Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerStanding,
+    Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
 };
-use shadowslice_control::models::{Reload, ReloadRefused, Roster, Served};
+use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
-use shadowslice_control::partition::Partition;
 
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
@@ -40,11 +40,11 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Reach {
     /// The models that there are now.
-    pub roster: watch::Receiver<Arc<Roster>>,
+    pub models: watch::Receiver<Arc<ModelSet>>,
     /// Who changes which there are.
     pub reloads: mpsc::Sender<Reload>,
     /// The GPUs, as the configuration orders them.
-    pub gpus: Vec<Arc<dyn Partition>>,
+    pub gpus: Vec<Arc<dyn GpuBackend>>,
     /// What NVML says of the GPUs.
     pub readings: Arc<Readings>,
     /// How shares are decided.
@@ -55,8 +55,8 @@ pub struct Reach {
 
 impl Reach {
     /// The models that there are now.
-    pub fn roster(&self) -> Arc<Roster> {
-        Arc::clone(&self.roster.borrow())
+    pub fn models(&self) -> Arc<ModelSet> {
+        Arc::clone(&self.models.borrow())
     }
 
     /// What the policy would do now.
@@ -70,12 +70,12 @@ impl Reach {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.plan();
-        let roster = self.roster();
-        let served = roster.served.iter().map(|model| {
+        let models = self.models();
+        let served = models.served.iter().map(|model| {
             let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
             of_served(model, &watched, plan)
         });
-        let unloaded = roster.unloaded.iter();
+        let unloaded = models.unloaded.iter();
         let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.is_going()));
         Status {
             models: served.chain(unloaded).collect(),
@@ -90,7 +90,7 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
     // Who is to take over is a shadow to people, be it one with a queue of its own.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
     standing.workers.extend(successor.map(|worker| match worker.role.as_str() {
-        "incumbent" => WorkerStanding { role: "shadow".to_owned(), ..worker },
+        "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
         _ => worker,
     }));
     status::of_model(&served.model, &served.pipeline, &standing, gpus, plan)
@@ -215,13 +215,13 @@ async fn answer(ask: Ask, reach: &Reach) -> Reply {
 
 /// The model of that name; else why it does not run, or which there are.
 fn named(name: &str, reach: &Reach) -> Result<Served, String> {
-    let roster = reach.roster();
-    if let Some(model) = roster.unloaded.iter().find(|model| model.model.name == name) {
+    let models = reach.models();
+    if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
         return Err(format!("model '{name}' does not run: {}", model.why));
     }
-    roster.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
-        let unloaded = roster.unloaded.iter().map(|model| &model.model);
-        let all = roster.served.iter().map(|model| &model.model).chain(unloaded);
+    models.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
+        let unloaded = models.unloaded.iter().map(|model| &model.model);
+        let all = models.served.iter().map(|model| &model.model).chain(unloaded);
         let names: Vec<_> = all.map(|model| model.name.as_str()).collect();
         format!("there is no model '{name}'; there are: {}", names.join(", "))
     })

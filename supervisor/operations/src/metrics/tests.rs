@@ -7,7 +7,7 @@ use super::text::{Metric, MetricType};
 use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
-use shadowslice_control::controller::{HandoverReport, Handovers, WorkerStanding};
+use shadowslice_control::controller::{HandoverReport, Handovers, WorkerReport};
 use shadowslice_datapath::pipeline::Durations;
 
 const NO_MACHINE: MachineUsage = MachineUsage { cpu_busy: None, memory: None };
@@ -200,7 +200,7 @@ fn a_models_name_cannot_break_out_of_its_quotes() {
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
-    let standing = WorkerStanding {
+    let standing = WorkerReport {
         role: role.to_owned(),
         pid: 7,
         share_percent: 29,

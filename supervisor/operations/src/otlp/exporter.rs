@@ -111,7 +111,7 @@ struct Sender {
     resource: Resource,
     gathered: Vec<Traced>,
     outage: Outage,
-    /// Spans that were dropped as far as the log's keeper knows.
+    /// Spans that were dropped as far as the log was told.
     dropped: u64,
 }
 

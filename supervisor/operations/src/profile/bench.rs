@@ -11,7 +11,7 @@ use shadowslice_shared::batch::{
     encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, Loaded, Partitioned, ProvenPartitions, Purpose, Refusal, WarmUp, Warmed,
+    Assignment, BootRefusal, Loaded, Partitioned, ProvenPartitions, Purpose, WarmUp, Warmed,
 };
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::profile::Memory;
@@ -22,8 +22,8 @@ use tokio::sync::mpsc;
 
 use super::options::advice;
 use shadowslice_config::{Model, Timeouts};
+use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, warm_up};
-use shadowslice_control::partition::{Grant, GrantError, Partition, Wanted};
 use shadowslice_control::process::{
     BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
 };
@@ -83,7 +83,7 @@ pub(super) enum BenchError {
 /// How a model is measured.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b Model,
-    pub(super) gpu: Arc<dyn Partition>,
+    pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) program: &'b std::path::Path,
     pub(super) library: &'b std::path::Path,
     /// Where engines that are built for a share are kept.
@@ -199,7 +199,8 @@ impl Bench<'_> {
     ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
         let (events, heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
-        let grant = Grant::of(&self.gpu, Wanted { share, priority, memory_limit, room: None }, purpose)?;
+        let grant =
+            Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,
@@ -325,8 +326,8 @@ async fn converse(
             WorkerSaid::Refused(refusal) => {
                 let why = advice(&refusal.to_string());
                 return Err(match refusal {
-                    Refusal::NoOperator(_) => BenchError::NoOperator(why),
-                    Refusal::NoPartitions(_) => BenchError::NoPartitions(why),
+                    BootRefusal::NoOperator(_) => BenchError::NoOperator(why),
+                    BootRefusal::NoPartitions(_) => BenchError::NoPartitions(why),
                     _ => BenchError::Refused(why),
                 });
             }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::GpuStatus;
-use shadowslice_control::controller::WorkerStanding;
+use shadowslice_control::backend::gib;
+use shadowslice_control::controller::WorkerReport;
 use shadowslice_control::nvml::{Memory, Reading, Watched};
-use shadowslice_control::partition::gib;
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
@@ -47,27 +47,23 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     /// As its controller sees it.
     #[serde(flatten)]
-    pub standing: WorkerStanding,
+    pub standing: WorkerReport,
     /// The memory that it has on its GPU; `None` on an emulated one, and where NVML does not say.
     pub memory_mib: Option<u64>,
 }
 
 /// The status of workers on this GPU.
-pub(super) fn of_workers(workers: &[WorkerStanding], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
+pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
     let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
     let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
     let status =
-        |worker: &WorkerStanding| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
+        |worker: &WorkerReport| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
     workers.iter().map(status).collect()
 }
 
 /// Why a model with these workers cannot have another one, if there is no memory for it. It takes what the one that
 /// serves has, else `need`, in bytes; what the standing one has would be given up for it.
-pub(super) fn no_room(
-    workers: &[WorkerStanding],
-    need: Option<u64>,
-    gpu: Option<&Watched>,
-) -> Option<String> {
+pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
@@ -152,8 +148,8 @@ mod tests {
         }
     }
 
-    fn worker(pid: i32) -> WorkerStanding {
-        WorkerStanding {
+    fn worker(pid: i32) -> WorkerReport {
+        WorkerReport {
             role: "incumbent".to_owned(),
             pid,
             share_percent: 30,
@@ -210,9 +206,9 @@ mod tests {
                 GpuProcess { pid: 8, bytes: standby.map(|gib| gib << 30) },
             ],
         };
-        let standby = WorkerStanding { role: "standby".to_owned(), ..worker(8) };
+        let standby = WorkerReport { role: "standby".to_owned(), ..worker(8) };
         let said =
-            |workers: &[WorkerStanding], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
+            |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
         let short = "needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
         assert_eq!(said(&[worker(7)], None, usage(4, None)).as_deref(), Some(short));
         assert_eq!(said(&[worker(7)], None, usage(9, None)), None);

@@ -21,7 +21,7 @@ const MIN_STALLED: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Duty {
     /// Nothing is sent to it, but could be at once.
-    Standing,
+    Idle,
     /// Batches go to it.
     Serving,
     /// It finishes what it has; then its driver is told.
@@ -74,7 +74,7 @@ pub struct Lane<K, T> {
     /// Before anything was seen.
     blank: Predictor,
     /// Whether it has answered a batch since it was routed to.
-    pub(super) proven: bool,
+    pub(super) answered: bool,
     pub(super) in_flight: VecDeque<InFlight<K, T>>,
     slots: u8,
     free_slots: Vec<u8>,
@@ -85,13 +85,13 @@ impl<K, T> Lane<K, T> {
     pub fn new(worker: WorkerId, slice: &Slice, blank: Predictor, slots: u8) -> Self {
         Self {
             worker,
-            duty: Duty::Standing,
+            duty: Duty::Idle,
             groups: slice.groups,
             sms: slice.sms,
             predictor: expecting(&blank, slice),
             learnt: BTreeMap::new(),
             blank,
-            proven: false,
+            answered: false,
             in_flight: VecDeque::with_capacity(usize::from(slots)),
             slots,
             free_slots: (0..slots).rev().collect(),
@@ -106,7 +106,7 @@ impl<K, T> Lane<K, T> {
             let before = std::mem::replace(&mut self.predictor, predictor);
             self.learnt.insert(self.sms, before);
         }
-        (self.groups, self.sms, self.proven) = (slice.groups, slice.sms, false);
+        (self.groups, self.sms, self.answered) = (slice.groups, slice.sms, false);
     }
 
     /// The slot that its next batch takes.

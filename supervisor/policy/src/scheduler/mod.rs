@@ -234,7 +234,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         if here {
             lane.predictor.observe(batch.rows, execution);
         }
-        let first = here && !std::mem::replace(&mut lane.proven, true);
+        let first = here && !std::mem::replace(&mut lane.answered, true);
         if here && lane.duty == Duty::Serving {
             self.seen.executed(batch.rows, execution);
         }
@@ -247,7 +247,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.recycle(slot);
         let drained = lane.duty == Duty::Draining && lane.is_empty();
         if drained {
-            lane.duty = Duty::Standing;
+            lane.duty = Duty::Idle;
         }
         drained
     }
@@ -268,11 +268,11 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if Some(lane.worker) == worker {
                 if lane.duty != Duty::Serving {
                     self.seen.share_changed();
-                    lane.proven = false;
+                    lane.answered = false;
                 }
                 lane.duty = Duty::Serving;
             } else if lane.duty == Duty::Serving {
-                lane.duty = Duty::Standing;
+                lane.duty = Duty::Idle;
             }
         }
     }
@@ -289,13 +289,13 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Nothing more goes to `worker`, and [`Scheduler::recycle`] says when it has nothing left. Whether that is so already.
     pub fn drain(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
-        lane.duty = if lane.is_empty() { Duty::Standing } else { Duty::Draining };
+        lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
         lane.is_empty()
     }
 
     /// Nothing more goes to `worker`. Whether batches went to it.
     pub fn stand(&mut self, worker: WorkerId) -> bool {
-        let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Standing));
+        let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }
 

@@ -10,8 +10,8 @@
 
 mod adaptive;
 mod baselines;
-mod carry_out;
 mod choice;
+mod difference;
 mod facts;
 #[cfg(test)]
 mod fixtures;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::adaptive::Adaptive;
 use super::baselines::{Fixed, Gpulet, Gslice};
-use super::carry_out::{Target, towards};
+use super::difference::{Target, towards};
 use super::{Choice, Decision, Facts, Terms};
 
 /// Which policy.

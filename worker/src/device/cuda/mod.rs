@@ -9,10 +9,10 @@
 pub mod buffer;
 pub mod graph;
 pub mod isolation;
+pub mod microbenchmarks;
 mod open;
 pub mod partition;
 pub mod pinned;
-pub mod trials;
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use rustix::event::{EventfdFlags, eventfd};
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::Refusal;
+use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
 
 use shadowslice_shared::errors::chain;
@@ -70,9 +70,9 @@ impl fmt::Debug for CudaGpu {
 
 impl CudaGpu {
     /// Opens the first GPU that the environment lets the process see, and makes its context.
-    pub fn open() -> Result<Arc<Self>, Refusal> {
-        let context = open::context().map_err(|why| Refusal::Setup(chain(&why)))?;
-        Self::with(context).map(Arc::new).map_err(|why| Refusal::Setup(chain(&why)))
+    pub fn open() -> Result<Arc<Self>, BootRefusal> {
+        let context = open::context().map_err(|why| BootRefusal::Setup(chain(&why)))?;
+        Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
     }
 
     fn with(context: Arc<CudaContext>) -> Result<Self, CudaFault> {

@@ -9,7 +9,7 @@ use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::{Outlet, ValueType};
-use shadowslice_shared::boot::{Provider, Refusal};
+use shadowslice_shared::boot::{BootRefusal, Provider};
 
 use super::bound::BatchForm;
 use super::{OnnxRuntime, Signature, options, providers};
@@ -41,10 +41,10 @@ impl Loader {
         &self,
         fallback: Fallback,
         lengths: &Lengths,
-    ) -> Result<(OnnxRuntime, Signature), Refusal> {
-        let refused = |fault: ort::Error<SessionBuilder>| Refusal::Library(fault.message().to_owned());
-        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(Refusal::Setup)?;
-        let builder = options(&self.environment, self.threads).map_err(Refusal::Model)?;
+    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+        let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
+        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(BootRefusal::Setup)?;
+        let builder = options(&self.environment, self.threads).map_err(BootRefusal::Model)?;
         let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
         for (name, length) in lengths {
             builder = builder.with_dimension_override(name, *length).map_err(refused)?;

@@ -4,6 +4,7 @@
 mod bound;
 mod gather;
 mod input;
+mod instantiator;
 mod loader;
 mod on_gpu;
 mod operators;
@@ -11,7 +12,6 @@ mod output;
 mod partitions;
 mod providers;
 mod strings;
-mod workshop;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -22,7 +22,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use shadowslice_shared::batch::{Output, RunFailure};
-use shadowslice_shared::boot::Refusal;
+use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::Signature;
@@ -45,10 +45,10 @@ impl Library {
     ///
     /// That the library sends no telemetry is for the supervisor's `ORT_DISABLE_TELEMETRY` to see to:
     /// its first event goes out before it can be told here.
-    pub fn load(library: &Path, gpu: bool) -> Result<Self, Refusal> {
-        let fault = |fault: ort::Error| Refusal::Library(fault.to_string());
+    pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
+        let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let environment = ort::init_from(library)
-            .map_err(|fault| Refusal::Library(fault.to_string()))?
+            .map_err(|fault| BootRefusal::Library(fault.to_string()))?
             .with_name("shadowslice")
             .with_telemetry(false)
             .build()
@@ -71,23 +71,23 @@ pub struct OnnxRuntime {
 
 impl OnnxRuntime {
     /// Loads a model with `threads` threads within an operator on the host's processor.
-    pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), Refusal> {
-        let builder = options(&library.environment, threads).map_err(Refusal::Model)?;
+    pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
+        let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
         Self::commit(builder, model)
     }
 
-    fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), Refusal> {
+    fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), BootRefusal> {
         // Reading the types of inputs and outputs, `ort` panics at those that it does not know.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
-                Refusal::Model("an input or output is no tensor, and only tensors can be served".into())
+                BootRefusal::Model("an input or output is no tensor, and only tensors can be served".into())
             })?
             .map_err(|fault| match fault.code() {
-                ErrorCode::NotImplemented => Refusal::NoOperator(fault.message().to_owned()),
-                _ => Refusal::Model(fault.message().to_owned()),
+                ErrorCode::NotImplemented => BootRefusal::NoOperator(fault.message().to_owned()),
+                _ => BootRefusal::Model(fault.message().to_owned()),
             })?;
-        let inputs = specs("input", session.inputs()).map_err(Refusal::Model)?;
-        let outputs = specs("output", session.outputs()).map_err(Refusal::Model)?;
+        let inputs = specs("input", session.inputs()).map_err(BootRefusal::Model)?;
+        let outputs = specs("output", session.outputs()).map_err(BootRefusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
         Ok((engine, Signature { inputs, outputs }))

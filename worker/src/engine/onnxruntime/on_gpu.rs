@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
 use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{Provider, Refusal};
+use shadowslice_shared::boot::{BootRefusal, Provider};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -86,7 +86,7 @@ impl OnGpu {
         threads: u32,
         (providers, gpu): (&[Provider], Arc<CudaGpu>),
         partitioned: bool,
-    ) -> Result<(Self, Signature), Refusal> {
+    ) -> Result<(Self, Signature), BootRefusal> {
         let loader = Loader {
             environment: library.environment.clone(),
             model: model.to_owned(),
@@ -105,17 +105,17 @@ impl OnGpu {
                 (session, signature, Sharing::Fixed)
             }
         };
-        let setup = |fault: ort::Error| Refusal::Setup(fault.message().to_owned());
+        let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
         let memory =
             || MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
         let allocator = Allocator::new(&session.session, memory().map_err(setup)?).map_err(setup)?;
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
         let memory = memory().map_err(setup)?;
-        let undivided = |why| Refusal::NoPartitions(chain(&why));
+        let undivided = |why| BootRefusal::NoPartitions(chain(&why));
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
-        let partitions = partitions.map_err(|fault| Refusal::Setup(chain(&fault)))?;
+        let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let (bound, sessions, phase) = (Vec::new(), vec![session], Phase::Warming(sharing));
         let engine = Self {
             bound,
@@ -227,7 +227,7 @@ impl OnGpu {
     }
 
     /// The warm-up is over.
-    pub fn warmed_up(&mut self) -> Result<(), Refusal> {
+    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         if let Phase::Warming(sharing) = self.phase {
             let spare = match sharing {
                 Sharing::All | Sharing::Fixed => Some(0),
@@ -235,7 +235,7 @@ impl OnGpu {
             };
             self.phase = Phase::Over { spare };
         }
-        self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(Refusal::NoPartitions)
+        self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(BootRefusal::NoPartitions)
     }
 
     fn run_bound(

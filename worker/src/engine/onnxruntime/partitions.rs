@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 
-use super::workshop::{Left, Made, NO_MORE, NONE_FIRST, Order, Workshop};
+use super::instantiator::{Instantiator, Left, Made, NO_MORE, NONE_FIRST, Order};
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaFault, CudaGpu};
@@ -45,7 +45,7 @@ struct Partition {
 #[derive(Debug)]
 enum Maker {
     /// As long as the worker warms up.
-    Here(Option<Box<Workshop>>),
+    Here(Option<Box<Instantiator>>),
     /// From then on.
     Thread { orders: Option<SyncSender<Order>>, made: Receiver<Made>, thread: Option<JoinHandle<()>> },
 }
@@ -70,7 +70,7 @@ pub(super) struct Partitions {
 impl Partitions {
     /// None are ready yet.
     pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
-        let workshop = Workshop::new(Arc::clone(&gpu))?;
+        let workshop = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
             groups,
             contexts: BTreeMap::new(),

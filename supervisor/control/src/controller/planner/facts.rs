@@ -3,12 +3,12 @@
 use shadowslice_policy::sharing::{Live, Seen};
 use shadowslice_shared::units::Sms;
 
-use super::super::standing::{ModelState, Standing};
-use super::Sharer;
+use super::super::reports::{ModelReport, ModelState};
+use super::PlannedModel;
 use super::orders::Orders;
 
 /// How a model stands, and what was seen of it since the last time.
-pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
+pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {
@@ -23,7 +23,7 @@ pub(super) fn live(sharer: &Sharer, orders: &Orders, seen: Seen) -> Live {
 
 /// What comes to a model that does not serve is turned away, and says nothing about what it needs. While a
 /// worker is being replaced it counts: that is over in a moment, and the requests wait.
-fn of_one_that_serves(standing: &Standing, seen: Seen) -> Seen {
+fn of_one_that_serves(standing: &ModelReport, seen: Seen) -> Seen {
     match standing.state {
         ModelState::Ready | ModelState::Restarting | ModelState::Waiting(_) => seen,
         ModelState::Loading | ModelState::Unready(_) | ModelState::Stopping => {

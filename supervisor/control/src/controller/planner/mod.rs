@@ -21,9 +21,9 @@ use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::standing::{ModelState, Standing};
+use super::reports::{ModelReport, ModelState};
 use super::{Cause, Order};
-use crate::partition::Partition;
+use crate::backend::GpuBackend;
 use orders::Orders;
 use shadowslice_config::{Controller as Settings, Model};
 use shadowslice_datapath::clock::Clock;
@@ -33,17 +33,17 @@ pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
 /// A model, as the planner reaches it.
 #[derive(Debug, Clone)]
-pub struct Sharer {
+pub struct PlannedModel {
     /// Its number; no two models ever have the same.
     pub id: usize,
     /// Its configuration.
     pub model: Arc<Model>,
     /// Its GPU.
-    pub gpu: Arc<dyn Partition>,
+    pub gpu: Arc<dyn GpuBackend>,
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
     /// How its controller sees it.
-    pub standing: watch::Receiver<Standing>,
+    pub standing: watch::Receiver<ModelReport>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,
 }
@@ -69,12 +69,12 @@ pub struct Planner {
     ids: Vec<usize>,
     terms: Vec<Terms>,
     policy: Policy,
-    models: Vec<(Sharer, Orders)>,
-    sharers: watch::Receiver<Vec<Sharer>>,
+    models: Vec<(PlannedModel, Orders)>,
+    sharers: watch::Receiver<Vec<PlannedModel>>,
     planned: watch::Sender<Planned>,
 }
 
-impl Sharer {
+impl PlannedModel {
     /// As far as they are known: how it batches, it says when it is loaded.
     fn terms(&self) -> Terms {
         let terms = self.model.terms(|share| self.sms(share));
@@ -97,7 +97,7 @@ impl Sharer {
 
 /// The shares that the models' first workers start with: what the policy says where it is acted upon,
 /// else the configured ones.
-pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[Model]) -> Vec<Percent> {
+pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &[Model]) -> Vec<Percent> {
     let configured = |model: &Model| model.share.initial;
     let Some(choice) = settings.acts() else {
         return models.iter().map(configured).collect();
@@ -117,7 +117,7 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn Partition>], models: &[
 }
 
 /// The SMs that a worker can have of each GPU.
-fn whole(gpus: &[Arc<dyn Partition>]) -> Vec<Sms> {
+fn whole(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Sms> {
     gpus.iter().map(|gpu| gpu.sms(Percent::WHOLE)).collect()
 }
 
@@ -126,8 +126,8 @@ impl Planner {
     pub fn new(
         settings: &Settings,
         clock: Clock,
-        gpus: &[Arc<dyn Partition>],
-        sharers: watch::Receiver<Vec<Sharer>>,
+        gpus: &[Arc<dyn GpuBackend>],
+        sharers: watch::Receiver<Vec<PlannedModel>>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
@@ -146,7 +146,7 @@ impl Planner {
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
-        let orders = |sharer: &Sharer| {
+        let orders = |sharer: &PlannedModel| {
             let place = known.iter().position(|(other, _)| other.id == sharer.id);
             place.map(|place| known.swap_remove(place).1).unwrap_or_default()
         };

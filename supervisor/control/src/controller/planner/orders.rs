@@ -5,7 +5,7 @@ use std::time::Duration;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::standing::Standing;
+use super::super::reports::ModelReport;
 use super::super::{HandoverReport, ResizeRefused};
 use super::{Cause, Order};
 
@@ -45,7 +45,7 @@ impl Orders {
     }
 
     /// Hears what became of what was ordered.
-    pub(super) fn hear(&mut self, model: &str, standing: &Standing, now: Moment) {
+    pub(super) fn hear(&mut self, model: &str, standing: &ModelReport, now: Moment) {
         // What people ordered is no failure of the policy's.
         let rolled_back = standing.changes.policys_rolled_back();
         let taken_back = rolled_back > self.rolled_back;

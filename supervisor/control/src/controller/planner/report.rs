@@ -7,8 +7,8 @@ use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Ver
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
-use super::super::standing::ms;
-use super::{Settings, Sharer};
+use super::super::reports::ms;
+use super::{PlannedModel, Settings};
 use shadowslice_config::OnLate;
 
 /// The last decision.
@@ -131,14 +131,14 @@ impl DoorReport {
 
 /// What was decided about all models. `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
-    sharers: impl Iterator<Item = &'a Sharer>,
+    sharers: impl Iterator<Item = &'a PlannedModel>,
     facts: &Facts,
     decision: &Decision,
     names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.doors);
-    let sharers: Vec<&Sharer> = sharers.collect();
+    let sharers: Vec<&PlannedModel> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
         let plan = of_model(sharer, live, (verdict, door), words(verdict, names, facts.now), not_ordered);
@@ -148,17 +148,18 @@ pub(super) fn models<'a>(
 }
 
 /// The models that have groups of the same GPU in common with this one. All of a GPU is nobody's part of it.
-fn neighbours(sharer: &Sharer, all: &[&Sharer]) -> Vec<String> {
-    let groups = |sharer: &Sharer| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
-    let part = |sharer: &Sharer| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
+fn neighbours(sharer: &PlannedModel, all: &[&PlannedModel]) -> Vec<String> {
+    let groups =
+        |sharer: &PlannedModel| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let part = |sharer: &PlannedModel| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
     let Some(own) = part(sharer) else { return Vec::new() };
     let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
-    let meets = |other: &&&Sharer| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
+    let meets = |other: &&&PlannedModel| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
     others.filter(meets).map(|other| other.model.name.clone()).collect()
 }
 
 fn of_model(
-    sharer: &Sharer,
+    sharer: &PlannedModel,
     live: &Live,
     (verdict, door): (&Verdict, &Door),
     why: String,

@@ -4,10 +4,10 @@ use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
-use super::super::standing::{HandoverReport, Handovers, ModelState, Standing};
+use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState};
 use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
 use super::*;
-use crate::partition::EmulatedGpu;
+use crate::backend::EmulatedGpu;
 use shadowslice_config as config;
 use shadowslice_config::{Config, OnLate};
 use shadowslice_datapath::pipeline;
@@ -16,7 +16,7 @@ use shadowslice_datapath::pipeline;
 struct Rig {
     planner: Planner,
     planned: watch::Receiver<Planned>,
-    standings: Vec<watch::Sender<Standing>>,
+    standings: Vec<watch::Sender<ModelReport>>,
     ordered: Vec<mpsc::Receiver<Order>>,
 }
 
@@ -38,8 +38,8 @@ fn config(controller: &str, more: &str) -> Config {
     config::load(&path, &|_| None, true).unwrap()
 }
 
-fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing {
-    Standing {
+fn standing(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelReport {
+    ModelReport {
         state,
         share,
         sms: gpu.sms(share).0,
@@ -63,7 +63,7 @@ fn standing(state: ModelState, share: Percent, gpu: &dyn Partition) -> Standing 
 impl Rig {
     fn new(controller: &str) -> Self {
         let config = config(controller, "");
-        let gpu: Arc<dyn Partition> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let clock = Clock::start();
         let (mut sharers, mut standings, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
@@ -79,7 +79,7 @@ impl Rig {
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
-            sharers.push(Sharer {
+            sharers.push(PlannedModel {
                 id: sharers.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
@@ -251,7 +251,7 @@ fn a_controller_that_is_behind_is_not_waited_for() {
 
 #[test]
 fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
-    let gpus: Vec<Arc<dyn Partition>> = vec![Arc::new(EmulatedGpu::new(Sms(132)).unwrap())];
+    let gpus: Vec<Arc<dyn GpuBackend>> = vec![Arc::new(EmulatedGpu::new(Sms(132)).unwrap())];
     let percents = |controller: &str, more: &str| -> Vec<u32> {
         let config = config(controller, more);
         let shares = first_shares(&config.controller, &gpus, &config.models);
@@ -344,7 +344,7 @@ fn what_was_learnt_is_known_while_models_stay() {
     };
     assert!(refuses(&mut rig));
     let mut meets = |first: usize, second: usize| {
-        let of = |id: usize| Sharer { id, ..sharers[id % 2].clone() };
+        let of = |id: usize| PlannedModel { id, ..sharers[id % 2].clone() };
         told.send_replace(vec![of(first), of(second)]);
         rig.planner.meet();
         refuses(&mut rig)

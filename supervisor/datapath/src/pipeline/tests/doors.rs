@@ -260,8 +260,7 @@ async fn a_batch_that_would_be_padded_is_parted_where_that_delays_nobody() {
         let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
         stage.until((3, 0)).await;
         let worker = stage.enter_as(1, Sms(60), |arrival, _| {
-            arrival.slice.times =
-                [1, 2, 4].map(|rows| WarmTime { rows, took: Duration::ZERO, error: 0.0 }).to_vec();
+            arrival.slice.times = [1, 2, 4].map(|rows| (rows, Duration::ZERO)).to_vec();
             arrival.sizes = vec![1, 2, 4];
             arrival.pads = pads;
         });

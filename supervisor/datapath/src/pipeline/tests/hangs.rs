@@ -12,7 +12,7 @@ const DELAY: Duration = Duration::from_millis(10);
 
 /// A worker whose batches should take a millisecond, and the request that it executes.
 async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Output>, Failure>>) {
-    let times = vec![WarmTime { rows: 1, took: Duration::from_millis(1), error: 0.0 }];
+    let times = vec![(1, Duration::from_millis(1))];
     let actor = stage.enter_as(worker, Sms(10), |arrival, _| arrival.slice.times = times);
     let asked = stage.ask();
     let _unanswered = actor.batch().await;

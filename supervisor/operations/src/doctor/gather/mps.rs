@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use super::command;
 use super::processes::{Processes, is_our_own, variable};
 use crate::doctor::facts::{Control, Mps, MpsKind, MpsProcess, PipeDirectory};
-use shadowslice_control::partition::control_program;
+use shadowslice_control::backend::control_program;
 use shadowslice_shared::errors;
 
 const CONTROL: &str = "nvidia-cuda-mps-control";

@@ -6,8 +6,8 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::super::{Facts, Terms};
-use super::levers::{Moved, Step, next_step};
 use super::load::Load;
+use super::steps::{Moved, Step, next_step};
 use super::window::SPAN;
 use super::{Adaptive, ModelHistory};
 

@@ -14,8 +14,8 @@
 //! for long, unless the load has become another one: under a steady load nothing moves.
 
 mod gpu;
-mod levers;
 mod load;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -24,11 +24,11 @@ use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Sms};
 
-use super::carry_out::Target;
+use super::difference::Target;
 use super::{Door, Facts, Missed, Terms, Why};
 use gpu::GpuHistory;
-use levers::{Stands, Step};
 use load::Load;
+use steps::{Stands, Step};
 use window::Window;
 
 /// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they

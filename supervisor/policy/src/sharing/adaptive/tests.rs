@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::carry_out::towards;
+use super::super::difference::towards;
 use super::super::fixtures::{live, terms};
 use super::super::{Executed, Live, Seen, Verdict};
 use super::*;

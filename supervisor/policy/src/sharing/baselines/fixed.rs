@@ -3,7 +3,7 @@
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::Terms;
-use super::super::carry_out::Target;
+use super::super::difference::Target;
 
 /// Shares decided once.
 #[derive(Debug, Clone)]

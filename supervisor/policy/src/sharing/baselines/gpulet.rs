@@ -11,7 +11,7 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
-use super::super::carry_out::Target;
+use super::super::difference::Target;
 use super::super::{Facts, Seen, Terms};
 
 /// How long a partitioning stands.

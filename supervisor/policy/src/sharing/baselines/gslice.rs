@@ -7,7 +7,7 @@
 
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::super::carry_out::Target;
+use super::super::difference::Target;
 use super::super::{Facts, Live, Terms};
 
 /// Residuals below this many percent are left alone (`_THRESHOLD`).

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{Claims, Environment, GpuStanding, GrantError, Lease, Partition, Wanted};
+use super::{BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease};
 
 /// An emulated GPU. Its tickets are seats.
 #[derive(Debug)]
@@ -20,25 +20,25 @@ pub struct EmulatedGpu {
     division: Option<Arc<Division>>,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
-    tally: Claims,
+    usage: GpuUsage,
 }
 
 impl EmulatedGpu {
     /// A GPU of `sms` SMs that nobody uses.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
-        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), tally: Claims::default() })
+        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::default() })
     }
 }
 
-/// A ticket's seat.
-fn seat(ticket: Lease) -> u32 {
-    u32::try_from(ticket.0).unwrap_or(u32::MAX)
+/// A lease's seat.
+fn seat(lease: Lease) -> u32 {
+    u32::try_from(lease.0).unwrap_or(u32::MAX)
 }
 
-impl Partition for EmulatedGpu {
-    fn standing(&self) -> GpuStanding {
-        GpuStanding {
+impl GpuBackend for EmulatedGpu {
+    fn standing(&self) -> BackendStatus {
+        BackendStatus {
             device: "emulated".to_owned(),
             uuid: None,
             backend: "emulated",
@@ -58,8 +58,8 @@ impl Partition for EmulatedGpu {
             .ok_or("the emulated GPU has too few SMs, or too many, to be divided into groups")
     }
 
-    fn tally(&self) -> &Claims {
-        &self.tally
+    fn usage(&self) -> &GpuUsage {
+        &self.usage
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
@@ -69,8 +69,8 @@ impl Partition for EmulatedGpu {
         Ok(Lease(u64::from(number)))
     }
 
-    fn leave(&self, ticket: Lease) {
-        let seat = seat(ticket);
+    fn leave(&self, lease: Lease) {
+        let seat = seat(lease);
         self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
         if let Err(error) = futex::wake(self.pool.generation(), futex::Flags::empty(), everyone) {
@@ -79,19 +79,19 @@ impl Partition for EmulatedGpu {
         self.taken.lock().remove(&seat);
     }
 
-    fn environment(&self, wanted: &Wanted) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Environment {
         vec![(SHARE_VARIABLE, wanted.share.get().to_string())]
     }
 
-    fn device(&self, ticket: Lease) -> DeviceSpec {
-        DeviceSpec::Emulated { sms: self.sms, seat: seat(ticket) }
+    fn device(&self, lease: Lease) -> DeviceSpec {
+        DeviceSpec::Emulated { sms: self.sms, seat: seat(lease) }
     }
 
     fn pool(&self) -> Option<BorrowedFd<'_>> {
         Some(self.pool.as_fd())
     }
 
-    fn admit(&self, wanted: &Wanted, _pid: i32, found: Sms) -> Result<(), String> {
+    fn admit(&self, wanted: &GrantRequest, _pid: i32, found: Sms) -> Result<(), String> {
         let expected = self.sms(wanted.share);
         if found == expected { Ok(()) } else { Err(format!("it was to have {expected} and found {found}")) }
     }
@@ -108,8 +108,9 @@ mod tests {
     #[test]
     fn a_dead_workers_sms_and_seat_come_back() {
         let emulated = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
-        let gpu: Arc<dyn Partition> = emulated.clone();
-        let wanted = Wanted { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };
+        let gpu: Arc<dyn GpuBackend> = emulated.clone();
+        let wanted =
+            GrantRequest { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };
         let grant = || Grant::of(&gpu, wanted, Purpose::Serve).unwrap();
         let (first, second) = (grant(), grant());
         assert_eq!(first.sms(), Sms(38));

@@ -9,7 +9,7 @@ use tokio::process::{Child, ChildStdin};
 
 use super::control::Control;
 use super::place::Directories;
-use crate::partition::command;
+use crate::backend::command;
 
 /// Ends the daemon if this process dies without a word: its input then ends. The daemon itself goes
 /// on without an input, and a signal could cut a client's kernel, which `quit` does not.

@@ -4,11 +4,11 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::absent;
 use super::http::{Answer, document, empty};
 use super::request_error::RequestError;
 use super::routes::OfMemory;
 use super::shared_memory::{Regions, Registered};
+use super::unsupported;
 use shadowslice_datapath::pipeline::Failure;
 
 #[derive(Deserialize)]
@@ -49,10 +49,10 @@ pub(super) fn answer(
 pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, RequestError> {
     match what {
         OfMemory::Status => {
-            absent::cuda_status(name)?;
+            unsupported::cuda_status(name)?;
             Ok(document(StatusCode::OK, &json!([])))
         }
-        OfMemory::Register => Err(absent::register_cuda(name)),
+        OfMemory::Register => Err(unsupported::register_cuda(name)),
         OfMemory::Unregister => Ok(empty(StatusCode::OK)),
     }
 }

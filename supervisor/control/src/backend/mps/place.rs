@@ -13,7 +13,7 @@ use nix::unistd::{Pid, geteuid};
 use procfs::process::{Process, all_processes};
 use tokio::time::{Instant, sleep};
 
-use crate::partition::PIPE_DIRECTORY;
+use crate::backend::PIPE_DIRECTORY;
 
 /// The longest pipe directory that MPS is sure to take, in bytes: names of sockets come behind it.
 const MAX_PIPE: usize = 75;

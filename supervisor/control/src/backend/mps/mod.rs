@@ -26,7 +26,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::{Isolation, ProbeError, isolation, probe};
 use super::{
-    Claims, Environment, GpuStanding, GrantError, Lease, PIPE_DIRECTORY, Partition, VISIBLE, Wait, Wanted,
+    BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
+    VISIBLE, Wait,
 };
 use answers::Termination;
 pub use control::{Control, ControlError, control_program};
@@ -136,7 +137,7 @@ pub struct MpsGpu {
     total: Sms,
     least: Sms,
     division: Result<Arc<Division>, String>,
-    tally: Claims,
+    usage: GpuUsage,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     running: Mutex<Option<Running>>,
@@ -187,7 +188,7 @@ impl MpsGpu {
             total: found.total,
             least: found.least,
             division: found.division,
-            tally: Claims::default(),
+            usage: GpuUsage::default(),
             requests,
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),
@@ -336,10 +337,10 @@ async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String>
     }
 }
 
-impl Partition for MpsGpu {
-    fn standing(&self) -> GpuStanding {
+impl GpuBackend for MpsGpu {
+    fn standing(&self) -> BackendStatus {
         let server = self.server();
-        GpuStanding {
+        BackendStatus {
             device: self.device.clone(),
             uuid: Some(self.uuid.clone()),
             backend: "mps",
@@ -357,8 +358,8 @@ impl Partition for MpsGpu {
         self.division.as_ref().map_err(String::as_str)
     }
 
-    fn tally(&self) -> &Claims {
-        &self.tally
+    fn usage(&self) -> &GpuUsage {
+        &self.usage
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
@@ -369,7 +370,7 @@ impl Partition for MpsGpu {
         }
     }
 
-    fn environment(&self, wanted: &Wanted) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Environment {
         let mut environment = self.environment.clone();
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         // Normal, or below normal: MPS knows no more, and takes it as a hint.
@@ -385,7 +386,7 @@ impl Partition for MpsGpu {
         DeviceSpec::Cuda
     }
 
-    fn admit(&self, wanted: &Wanted, pid: i32, found: Sms) -> Result<(), String> {
+    fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String> {
         let expected = self.sms(wanted.share);
         if !self.is_client(pid)? {
             return Err(format!(
@@ -449,10 +450,10 @@ impl Partition for MpsGpu {
         }))
     }
 
-    fn lost(&self, ticket: Lease) -> Option<Wait> {
+    fn lost(&self, lease: Lease) -> Option<Wait> {
         let (mut condition, grace) = (self.condition.clone(), self.limits.lost);
         Some(Box::pin(async move {
-            let over = condition.wait_for(|condition| condition.life != ticket.0).await.is_ok();
+            let over = condition.wait_for(|condition| condition.life != lease.0).await.is_ok();
             if !over {
                 // The keeper has ended, and so will everything.
                 std::future::pending::<()>().await;

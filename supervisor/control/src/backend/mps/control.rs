@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Limits;
 use super::answers::{self, ServerStatus, Termination};
-use crate::partition::Environment;
-use crate::partition::command::{self, CommandError};
+use crate::backend::Environment;
+use crate::backend::command::{self, CommandError};
 
 /// The control program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "nvidia-cuda-mps-control";

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
 use shadowslice_shared::units::Sms;
 
-use super::{Environment, GrantError, Lease, Partition, Room, VISIBLE, Wait, Wanted};
+use super::{Environment, GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Wait};
 use crate::process::Inherited;
 
 /// A worker's part of a GPU, to be [given back](Grant::give_back) when it is dead and not before.
 #[derive(Debug)]
 pub struct Grant {
-    gpu: Arc<dyn Partition>,
-    wanted: Wanted,
+    gpu: Arc<dyn GpuBackend>,
+    wanted: GrantRequest,
     /// None for a worker that must not touch the GPU.
-    ticket: Option<Lease>,
+    lease: Option<Lease>,
     /// Until the worker takes its memory.
     reservation: Option<Reservation>,
 }
@@ -29,8 +29,8 @@ struct Reservation {
 
 impl Reservation {
     /// Keeps memory on a GPU; an error if there is too little, what is kept for others left aside.
-    fn of(gpu: &dyn Partition, Room { needed, free }: Room) -> Result<Self, GrantError> {
-        let reserved = &gpu.tally().reserved;
+    fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
+        let reserved = &gpu.usage().reserved;
         let others = reserved.fetch_add(needed, Ordering::Relaxed);
         let reservation = Self { reserved: Arc::clone(reserved), bytes: needed };
         let free = free.saturating_sub(others);
@@ -47,26 +47,26 @@ impl Drop for Reservation {
 impl Grant {
     /// Room for one more worker. One that computes the reference answers does so on the CPU, and gets
     /// nothing of the GPU.
-    pub fn of(gpu: &Arc<dyn Partition>, wanted: Wanted, purpose: Purpose) -> Result<Self, GrantError> {
-        let (ticket, reservation) = match purpose {
+    pub fn of(gpu: &Arc<dyn GpuBackend>, wanted: GrantRequest, purpose: Purpose) -> Result<Self, GrantError> {
+        let (lease, reservation) = match purpose {
             Purpose::Reference => (None, None),
             Purpose::Serve | Purpose::DeviceReference => {
                 let room = wanted.room.map(|room| Reservation::of(&**gpu, room)).transpose()?;
                 (Some(gpu.enter()?), room)
             }
         };
-        let grant = Self { gpu: Arc::clone(gpu), wanted, ticket, reservation };
+        let grant = Self { gpu: Arc::clone(gpu), wanted, lease, reservation };
         gpu.crowding().fetch_add(grant.claim(), Ordering::Relaxed);
         Ok(grant)
     }
 
     fn claim(&self) -> u32 {
-        self.ticket.map_or(0, |_| self.gpu.claim(self.wanted.share).get())
+        self.lease.map_or(0, |_| self.gpu.claim(self.wanted.share).get())
     }
 
     /// What the worker's environment must say.
     pub fn environment(&self) -> Environment {
-        match self.ticket {
+        match self.lease {
             Some(_) => self.gpu.environment(&self.wanted),
             None => vec![(VISIBLE, String::new())],
         }
@@ -74,7 +74,7 @@ impl Grant {
 
     /// What the worker is told about its device.
     pub fn device(&self) -> DeviceSpec {
-        self.gpu.device(self.ticket.unwrap_or(Lease(0)))
+        self.gpu.device(self.lease.unwrap_or(Lease(0)))
     }
 
     /// The SMs that come with its share.
@@ -84,26 +84,26 @@ impl Grant {
 
     /// What the worker must inherit.
     pub fn inherited(&self) -> Option<Inherited<'_>> {
-        let file = self.ticket.and_then(|_| self.gpu.pool())?;
+        let file = self.lease.and_then(|_| self.gpu.pool())?;
         Some(Inherited { number: descriptors::POOL, file })
     }
 
     /// What the worker must prove before it serves; nothing if it does not touch the GPU. Memory is kept
     /// for the worker until this is dropped.
     pub fn admission(&mut self, pid: i32) -> Option<Admission> {
-        self.ticket?;
+        self.lease?;
         let reservation = self.reservation.take();
         Some(Admission { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
     }
 
     /// Before a kill: something to wait for, so that no kernel is cut.
     pub fn terminate(&self, pid: i32) -> Option<Wait> {
-        self.ticket.and_then(|_| self.gpu.terminate(pid))
+        self.lease.and_then(|_| self.gpu.terminate(pid))
     }
 
     /// Ends when the worker has surely lost its context.
     pub async fn lost(&self) {
-        match self.ticket.and_then(|ticket| self.gpu.lost(ticket)) {
+        match self.lease.and_then(|lease| self.gpu.lost(lease)) {
             Some(lost) => lost.await,
             None => std::future::pending().await,
         }
@@ -111,7 +111,7 @@ impl Grant {
 
     /// The worker has exited. Where the GPU takes a while to notice, the grant counts until then.
     pub fn give_back(self, pid: i32) {
-        if let Some(departed) = self.ticket.and_then(|_| self.gpu.departed(pid)) {
+        if let Some(departed) = self.lease.and_then(|_| self.gpu.departed(pid)) {
             tokio::spawn(async move {
                 departed.await;
                 drop(self);
@@ -123,8 +123,8 @@ impl Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         self.gpu.crowding().fetch_sub(self.claim(), Ordering::Relaxed);
-        if let Some(ticket) = self.ticket {
-            self.gpu.leave(ticket);
+        if let Some(lease) = self.lease {
+            self.gpu.leave(lease);
         }
     }
 }
@@ -132,8 +132,8 @@ impl Drop for Grant {
 /// What is asked of a worker before it serves.
 #[derive(Debug)]
 pub struct Admission {
-    gpu: Arc<dyn Partition>,
-    wanted: Wanted,
+    gpu: Arc<dyn GpuBackend>,
+    wanted: GrantRequest,
     pid: i32,
     _reservation: Option<Reservation>,
 }
@@ -154,10 +154,14 @@ mod tests {
 
     #[test]
     fn memory_is_kept_for_a_worker_until_it_is_warm() {
-        let gpu: Arc<dyn Partition> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let grant = |needed, purpose| {
             let room = Some(Room { needed, free: 10 << 30 });
-            Grant::of(&gpu, Wanted { share: Percent::WHOLE, priority: 1, memory_limit: None, room }, purpose)
+            Grant::of(
+                &gpu,
+                GrantRequest { share: Percent::WHOLE, priority: 1, memory_limit: None, room },
+                purpose,
+            )
         };
         let mut first = grant(6 << 30, Purpose::Serve).unwrap();
         let refused = grant(5 << 30, Purpose::Serve).unwrap_err();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use cudarc::driver::{DriverError, result, sys};
-use shadowslice_shared::boot::{Refusal, SHARE_VARIABLE};
+use shadowslice_shared::boot::{BootRefusal, SHARE_VARIABLE};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Percent;
 
@@ -40,8 +40,8 @@ pub struct Facts {
 }
 
 /// Initialises the driver, without a context. If it cannot be, opening the GPU will say why.
-pub fn initialise() -> Result<(), Refusal> {
-    open::load_driver().map_err(|why| Refusal::Setup(why.to_string()))?;
+pub fn initialise() -> Result<(), BootRefusal> {
+    open::load_driver().map_err(|why| BootRefusal::Setup(why.to_string()))?;
     result::init().ok();
     Ok(())
 }

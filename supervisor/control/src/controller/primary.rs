@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::restart::Verdict;
-use shadowslice_shared::boot::{Purpose, Refusal, Warmed};
+use shadowslice_policy::restart::AfterDeath;
+use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::ResizeRefused;
 use super::events::Controller;
-use super::standing::ModelState;
+use super::reports::ModelState;
 use crate::process::WorkerSaid;
 use shadowslice_datapath::pipeline::WorkerId;
 
@@ -25,7 +25,7 @@ pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered 
 
 /// The worker that serves, or what there is instead of it.
 #[derive(Debug)]
-pub(super) enum Incumbent {
+pub(super) enum Primary {
     /// A reference worker computes the answers that the others will have to prove.
     Proving { worker: WorkerId, deadline: Moment },
     /// It boots.
@@ -45,7 +45,7 @@ pub(super) enum Incumbent {
     Down { why: String },
 }
 
-impl Incumbent {
+impl Primary {
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self {
             Self::Proving { worker, .. }
@@ -108,9 +108,9 @@ impl Controller {
         let deadline = self.after(self.context.timeouts.spawn);
         match self.launch(purpose, self.share, false) {
             Ok(worker) => {
-                self.incumbent = match purpose {
-                    Purpose::Reference | Purpose::DeviceReference => Incumbent::Proving { worker, deadline },
-                    Purpose::Serve => Incumbent::Booting { worker, deadline },
+                self.primary = match purpose {
+                    Purpose::Reference | Purpose::DeviceReference => Primary::Proving { worker, deadline },
+                    Purpose::Serve => Primary::Booting { worker, deadline },
                 };
                 self.swap_incumbent_is(Some(worker));
             }
@@ -128,21 +128,21 @@ impl Controller {
 
     /// The GPU takes no worker for a while, which is no death of the model's.
     fn await_gpu(&mut self, why: String) {
-        if !matches!(self.incumbent, Incumbent::Waiting { .. }) {
+        if !matches!(self.primary, Primary::Waiting { .. }) {
             tracing::warn!(model = self.model.name, why, "no worker for now");
         }
         self.swap_incumbent_is(None);
-        self.incumbent = Incumbent::Waiting { until: self.after(GPU_PAUSE), why };
+        self.primary = Primary::Waiting { until: self.after(GPU_PAUSE), why };
     }
 
     /// Whether the reference answers are there decides what boots next.
     pub(super) fn boot_next(&mut self) {
-        let purpose = if self.proved { Purpose::Serve } else { self.reference_by };
+        let purpose = if self.reference_written { Purpose::Serve } else { self.reference_by };
         self.boot(purpose);
     }
 
-    pub(super) fn incumbent_said(&mut self, worker: WorkerId, said: WorkerSaid) {
-        if self.incumbent.worker() != Some(worker) {
+    pub(super) fn primary_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+        if self.primary.worker() != Some(worker) {
             return;
         }
         match said {
@@ -155,33 +155,33 @@ impl Controller {
 
     /// What a reference worker finds wrong with the model will not change. Later it may pass, as when
     /// memory was short, so that such a refusal counts as a death.
-    fn refused(&mut self, refusal: &Refusal) {
+    fn refused(&mut self, refusal: &BootRefusal) {
         let why = refusal.to_string();
         match refusal {
-            Refusal::NoPartitions(_) => {
+            BootRefusal::NoPartitions(_) => {
                 self.leave_partitions(&why);
                 if self.in_process().is_none() {
                     // It is no death: another worker comes at once, with a share of its own.
-                    self.incumbent = Incumbent::Waiting { until: self.now(), why };
+                    self.primary = Primary::Waiting { until: self.now(), why };
                 }
                 return;
             }
-            Refusal::NoOperator(_) if self.reference_by == Purpose::Reference && self.on_gpu() => {
+            BootRefusal::NoOperator(_) if self.reference_by == Purpose::Reference && self.on_gpu() => {
                 tracing::warn!(
                     model = self.model.name,
                     why,
                     "the host's processor cannot compute the reference answers; the GPU does, on all of its SMs"
                 );
                 self.reference_by = Purpose::DeviceReference;
-                self.incumbent = Incumbent::Waiting { until: self.now(), why };
+                self.primary = Primary::Waiting { until: self.now(), why };
                 return;
             }
-            Refusal::Proof { .. } if self.answers_wrongly(self.share) => {
+            BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
                 return self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
             _ => {}
         }
-        if self.proved || matches!(refusal, Refusal::Setup(_)) {
+        if self.reference_written || matches!(refusal, BootRefusal::Setup(_)) {
             tracing::error!(model = self.model.name, why, "a worker refused");
             self.last_words = why;
         } else {
@@ -211,8 +211,8 @@ impl Controller {
 
     fn connected(&mut self, worker: WorkerId) {
         let deadline = self.after(self.context.timeouts.warm);
-        match &mut self.incumbent {
-            Incumbent::Proving { deadline: due, .. } | Incumbent::Booting { deadline: due, .. } => {
+        match &mut self.primary {
+            Primary::Proving { deadline: due, .. } | Primary::Booting { deadline: due, .. } => {
                 *due = deadline
             }
             _ => return,
@@ -223,16 +223,16 @@ impl Controller {
     }
 
     fn warmed(&mut self, worker: WorkerId, warmed: &Warmed) {
-        match self.incumbent {
-            Incumbent::Proving { .. } => match self.reference.seal() {
+        match self.primary {
+            Primary::Proving { .. } => match self.reference.seal() {
                 Ok(()) => {
-                    self.proved = true;
+                    self.reference_written = true;
                     self.let_go(worker);
                     self.boot(Purpose::Serve);
                 }
                 Err(error) => self.down(shadowslice_shared::errors::chain(&error)),
             },
-            Incumbent::Booting { .. } => {
+            Primary::Booting { .. } => {
                 self.attach(worker, warmed);
                 self.serve_with(worker);
                 self.swap_incumbent_serves();
@@ -256,18 +256,18 @@ impl Controller {
         self.note_serving(self.pid(worker));
         self.pipeline.route(Some(worker));
         self.pipeline.open();
-        if !matches!(self.incumbent, Incumbent::Serving { .. }) {
+        if !matches!(self.primary, Primary::Serving { .. }) {
             tracing::info!(model = self.model.name, %share, "model ready");
         }
-        self.incumbent = Incumbent::Serving { worker };
+        self.primary = Primary::Serving { worker };
         self.serves_since = self.now();
     }
 
-    pub(super) fn incumbent_exited(&mut self, worker: WorkerId, status: String) {
-        if self.incumbent.worker() != Some(worker) {
+    pub(super) fn primary_exited(&mut self, worker: WorkerId, status: String) {
+        if self.primary.worker() != Some(worker) {
             return;
         }
-        if let Incumbent::Leaving { to, .. } = self.incumbent {
+        if let Primary::Leaving { to, .. } = self.primary {
             self.share = to;
             self.last_words.clear();
             self.boot(Purpose::Serve);
@@ -276,7 +276,7 @@ impl Controller {
         if self.last_words.is_empty() {
             self.last_words = status;
         }
-        let served = matches!(self.incumbent, Incumbent::Serving { .. });
+        let served = matches!(self.primary, Primary::Serving { .. });
         if served && self.pipeline.is_idle(worker) {
             self.restarts.idled(self.now().since(self.serves_since));
         }
@@ -289,7 +289,7 @@ impl Controller {
         self.all_deaths += 1;
         let last_words = std::mem::take(&mut self.last_words);
         match self.restarts.died() {
-            Verdict::After(pause) => {
+            AfterDeath::After(pause) => {
                 let back_off = self.after(pause);
                 if !self.fail_over(&last_words)
                     && !self.await_standby(back_off, &last_words)
@@ -298,7 +298,7 @@ impl Controller {
                     self.restart_at(back_off);
                 }
             }
-            Verdict::GiveUp { deaths } => {
+            AfterDeath::GiveUp { deaths } => {
                 self.down(format!(
                     "{deaths} workers in a row died before they served anything, the last with: {last_words}"
                 ));
@@ -311,18 +311,18 @@ impl Controller {
         self.all_restarts += 1;
         let (pause, deaths) = (until.since(self.now()), self.restarts.deaths());
         tracing::warn!(model = self.model.name, ?pause, deaths, "restarting the worker");
-        self.incumbent = Incumbent::BackingOff { until };
+        self.primary = Primary::BackingOff { until };
     }
 
     /// The model does not serve until somebody does something about it.
     pub(super) fn down(&mut self, why: String) {
         tracing::error!(model = self.model.name, why, "the model is unready");
-        if let Some(worker) = self.incumbent.worker() {
+        if let Some(worker) = self.primary.worker() {
             self.let_go(worker);
         }
         self.dismiss_standby();
         self.pipeline.shut(&why);
-        self.incumbent = Incumbent::Down { why: why.clone() };
+        self.primary = Primary::Down { why: why.clone() };
         self.swap_incumbent_is(None);
         self.replacing_failed(&why);
         self.repartition_failed(&ResizeRefused::NotServing { model: self.model.name.clone(), why });
@@ -364,35 +364,35 @@ impl Controller {
         }
     }
 
-    pub(super) fn incumbent_on_time(&mut self, now: Moment) {
-        if self.incumbent.due().is_none_or(|due| due > now) {
+    pub(super) fn primary_on_time(&mut self, now: Moment) {
+        if self.primary.due().is_none_or(|due| due > now) {
             return;
         }
-        match self.incumbent {
-            Incumbent::BackingOff { .. } | Incumbent::Waiting { .. } => self.boot_next(),
-            Incumbent::Proving { worker, .. } | Incumbent::Booting { worker, .. } => {
+        match self.primary {
+            Primary::BackingOff { .. } | Primary::Waiting { .. } => self.boot_next(),
+            Primary::Proving { worker, .. } | Primary::Booting { worker, .. } => {
                 let why = "it took too long to boot (timeouts.spawn, timeouts.warm)";
                 tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
                 self.last_words = why.to_owned();
                 self.kill_and_wait(worker);
             }
             // A kernel that is under way would be cut, so that a kill comes last.
-            Incumbent::Leaving { worker, told: false, .. } => {
+            Primary::Leaving { worker, told: false, .. } => {
                 self.pipeline.requeue(worker);
                 self.tell_leaver();
             }
-            Incumbent::Leaving { worker, told: true, .. } => self.kill_and_wait(worker),
-            Incumbent::Serving { .. } | Incumbent::AwaitingStandby { .. } | Incumbent::Down { .. } => {}
+            Primary::Leaving { worker, told: true, .. } => self.kill_and_wait(worker),
+            Primary::Serving { .. } | Primary::AwaitingStandby { .. } | Primary::Down { .. } => {}
         }
     }
 
     /// Kills a worker whose exit is then waited for; again after a while if it does not come.
     fn kill_and_wait(&mut self, worker: WorkerId) {
         let again = self.after(self.context.timeouts.stop);
-        match &mut self.incumbent {
-            Incumbent::Proving { deadline, .. }
-            | Incumbent::Booting { deadline, .. }
-            | Incumbent::Leaving { deadline, .. } => *deadline = again,
+        match &mut self.primary {
+            Primary::Proving { deadline, .. }
+            | Primary::Booting { deadline, .. }
+            | Primary::Leaving { deadline, .. } => *deadline = again,
             _ => {}
         }
         if let Some(worker) = self.workers.get(&worker) {

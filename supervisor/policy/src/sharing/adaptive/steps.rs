@@ -64,7 +64,7 @@ pub(super) fn next_step(
     facts: &Facts,
     may: impl Fn(&Vec<Moved>) -> bool,
 ) -> Option<Step> {
-    let changes = halves(sake, stand, terms, facts)
+    let changes = twice_equal_parts(sake, stand, terms, facts)
         .filter(&may)
         .or_else(|| its_own(sake, stand, terms, facts))
         .or_else(|| lower_priorities(sake, missed, stand, terms, facts).filter(&may))
@@ -73,7 +73,7 @@ pub(super) fn next_step(
 }
 
 /// Each of n models has 2/n of the GPU at most.
-fn halves(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+fn twice_equal_parts(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
     let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == terms[sake].gpu).collect();
     if here.iter().any(|&model| stand[model].share < terms[model].within(gpu)) {

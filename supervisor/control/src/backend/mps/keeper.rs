@@ -86,7 +86,7 @@ impl Keeper {
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program().to_owned(), source })?;
         let ready = tokio::select! {
-            status = daemon.ended() => Err(format!("it ended at once ({})", crate::partition::shown(&status))),
+            status = daemon.ended() => Err(format!("it ended at once ({})", crate::backend::shown(&status))),
             ready = timeout(self.control.limits().start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
                 Err(_) => Err(format!("no server took clients within {:?}", self.control.limits().start)),
@@ -182,7 +182,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 stop = &mut inbox.stop => return Over::Asked(stop.unwrap_or(Stop { at_once: true })),
-                status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::partition::shown(&status))),
+                status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::backend::shown(&status))),
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
                         return Over::Dead(why);

@@ -9,7 +9,7 @@ use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
-use crate::partition::Partition;
+use crate::backend::GpuBackend;
 use crate::process::BootTimes;
 
 /// What a model is doing.
@@ -31,7 +31,7 @@ pub enum ModelState {
 
 /// A model as its controller sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Standing {
+pub struct ModelReport {
     /// What it is doing.
     pub state: ModelState,
     /// The share in force.
@@ -58,7 +58,7 @@ pub struct Standing {
     /// Whether people hold the share.
     pub held: bool,
     /// Its workers.
-    pub workers: Vec<WorkerStanding>,
+    pub workers: Vec<WorkerReport>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
     /// Times that a worker was started in the place of such a one, after a pause.
@@ -69,16 +69,16 @@ pub struct Standing {
     pub changes: Changes,
 }
 
-impl Standing {
+impl ModelReport {
     /// The SMs that a share of its GPU comes to, by the means by which its share is changed.
-    pub(super) fn sms_of(&self, gpu: &dyn Partition, share: Percent) -> Sms {
+    pub(super) fn sms_of(&self, gpu: &dyn GpuBackend, share: Percent) -> Sms {
         self.partition.as_ref().map_or_else(|| gpu.sms(share), |(division, _)| division.sms_of(share))
     }
 }
 
 /// A worker as its controller sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WorkerStanding {
+pub struct WorkerReport {
     /// `incumbent`, `shadow`, `standby`, `parked`, `reference` or `leaving`.
     pub role: String,
     /// Its process.

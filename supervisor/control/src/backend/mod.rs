@@ -44,7 +44,7 @@ pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// What a worker wants of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct GrantRequest {
     /// Its share.
     pub share: Percent,
     /// Its model's priority; 1 is the highest.
@@ -66,13 +66,13 @@ pub struct Room {
 
 /// What the workers of a GPU claim together.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub struct GpuUsage {
     crowding: Crowding,
     /// Bytes of memory for workers that have not come to take them.
     reserved: Arc<AtomicU64>,
 }
 
-impl Claims {
+impl GpuUsage {
     /// What is left of so many free bytes when all have come who were promised some.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))
@@ -107,7 +107,7 @@ pub struct Lease(pub(crate) u64);
 
 /// How a GPU stands, for `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuStanding {
+pub struct BackendStatus {
     /// As the configuration names it.
     pub device: String,
     /// Its UUID, if it is real.
@@ -123,9 +123,9 @@ pub struct GpuStanding {
 }
 
 /// A GPU, and how it is shared out.
-pub trait Partition: fmt::Debug + Send + Sync {
+pub trait GpuBackend: fmt::Debug + Send + Sync {
     /// How it stands.
-    fn standing(&self) -> GpuStanding;
+    fn standing(&self) -> BackendStatus;
 
     /// The SMs that a worker with this share gets.
     fn sms(&self, share: Percent) -> Sms;
@@ -139,11 +139,11 @@ pub trait Partition: fmt::Debug + Send + Sync {
     }
 
     /// What its workers claim together.
-    fn tally(&self) -> &Claims;
+    fn usage(&self) -> &GpuUsage;
 
     /// The claims of all its workers on SMs, added up.
     fn crowding(&self) -> Crowding {
-        Arc::clone(&self.tally().crowding)
+        Arc::clone(&self.usage().crowding)
     }
 
     /// Lets a worker in. Never waits.
@@ -153,10 +153,10 @@ pub trait Partition: fmt::Debug + Send + Sync {
     fn leave(&self, _ticket: Lease) {}
 
     /// What the worker's environment must say.
-    fn environment(&self, wanted: &Wanted) -> Environment;
+    fn environment(&self, wanted: &GrantRequest) -> Environment;
 
     /// What the worker is told about its device.
-    fn device(&self, ticket: Lease) -> DeviceSpec;
+    fn device(&self, lease: Lease) -> DeviceSpec;
 
     /// The memory that the workers of an emulated GPU share.
     fn pool(&self) -> Option<BorrowedFd<'_>> {
@@ -165,7 +165,7 @@ pub trait Partition: fmt::Debug + Send + Sync {
 
     /// Whether a worker that has found `found` SMs is where it belongs; else why not. May block, for
     /// as long as a conversation with the MPS daemon takes.
-    fn admit(&self, wanted: &Wanted, pid: i32, found: Sms) -> Result<(), String>;
+    fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String>;
 
     /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.
     fn terminate(&self, _pid: i32) -> Option<Wait> {
@@ -187,7 +187,7 @@ pub trait Partition: fmt::Debug + Send + Sync {
 }
 
 /// The GPUs, as the configuration orders them.
-pub type Gpus = Vec<Arc<dyn Partition>>;
+pub type Gpus = Vec<Arc<dyn GpuBackend>>;
 
 /// The variables of this process that are MPS's, and must not reach a worker by chance.
 pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {

@@ -55,7 +55,7 @@ struct Unfinished {
 
 /// Makes recordings ready.
 #[derive(Debug)]
-pub(super) struct Workshop {
+pub(super) struct Instantiator {
     seats: Vec<Seat>,
     uploads: UploadStream,
     unfinished: Vec<Unfinished>,
@@ -94,7 +94,7 @@ impl Unfinished {
     }
 }
 
-impl Workshop {
+impl Instantiator {
     /// Without recordings as yet.
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();

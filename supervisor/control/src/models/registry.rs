@@ -1,4 +1,4 @@
-//! The keeper: it alone changes which models there are, one command after the other.
+//! The registry: it alone changes which models there are, one command after the other.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::instance::{Aim, Instance, MakeError, Workshop, resize, serving};
+use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
 use super::plan::{self, Change};
-use super::{ChangeKind, ModelChange, Reload, Roster, Unloaded};
-use crate::controller::{Cause, ModelState, Order, Sharer, Standing, first_shares};
+use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
+use crate::controller::{Cause, ModelReport, ModelState, Order, PlannedModel, first_shares};
 use shadowslice_config::{Config, Model, Sample};
 use shadowslice_datapath::repository::Asked;
 use shadowslice_datapath::router::Router;
@@ -25,22 +25,22 @@ pub struct Shown {
     /// What requests reach.
     pub router: Arc<Router>,
     /// What status, metrics and orders reach.
-    pub roster: watch::Sender<Arc<Roster>>,
+    pub models: watch::Sender<Arc<ModelSet>>,
     /// What the planner decides about.
-    pub sharers: watch::Sender<Vec<Sharer>>,
+    pub for_planner: watch::Sender<Vec<PlannedModel>>,
     /// How many requests are traced, where any are.
     pub sampling: Option<Sampling>,
 }
 
 /// Keeps the models.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Registry {
     /// The configuration's file.
     pub(super) file: PathBuf,
     /// The configuration in force, but for the models.
     config: Config,
     entries: Vec<Entry>,
-    pub(super) workshop: Workshop,
+    pub(super) factory: ModelFactory,
     shown: Shown,
 }
 
@@ -76,24 +76,24 @@ struct Successor {
 /// What is waited for, by its row in a report.
 pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
 
-impl Keeper {
+impl Registry {
     /// Makes the models of a configuration, which was read from `file`.
     pub async fn start(
         file: &Path,
         config: &Config,
-        workshop: Workshop,
+        factory: ModelFactory,
         shown: Shown,
     ) -> Result<Self, MakeError> {
-        let shares = first_shares(&config.controller, &workshop.gpus, &config.models);
+        let shares = first_shares(&config.controller, &factory.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
-        let mut keeper = Self { file, config: config.clone(), entries, workshop, shown };
+        let mut registry = Self { file, config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
             let model = Arc::new(model.clone());
-            let now = Box::new(keeper.workshop.make(Arc::clone(&model), share, false).await?);
-            keeper.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
+            let now = Box::new(registry.factory.make(Arc::clone(&model), share, false).await?);
+            registry.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
         }
-        keeper.publish();
-        Ok(keeper)
+        registry.publish();
+        Ok(registry)
     }
 
     /// Does what it is told, for ever.
@@ -156,23 +156,23 @@ impl Keeper {
 
     /// Shows which models there are now.
     pub(super) fn publish(&self) {
-        let (mut roster, mut routes, mut sharers) = (Roster::default(), HashMap::new(), Vec::new());
+        let (mut models, mut routes, mut for_planner) = (ModelSet::default(), HashMap::new(), Vec::new());
         for Entry { model, state } in &self.entries {
             match state {
                 State::Loaded { now, next, .. } => {
-                    roster.served.push(now.served(next.as_ref().map(|next| &*next.instance)));
+                    models.served.push(now.served(next.as_ref().map(|next| &*next.instance)));
                     routes.insert(model.name.clone(), now.route.clone());
-                    sharers.push(self.workshop.sharer(now));
+                    for_planner.push(self.factory.planned_model(now));
                 }
                 State::Unloaded { why, last } => {
                     let (model, why, last) = (Arc::clone(model), why.clone(), last.clone());
-                    roster.unloaded.push(Unloaded { model, why, last });
+                    models.unloaded.push(Unloaded { model, why, last });
                 }
             }
         }
         self.shown.router.set(routes);
-        self.shown.roster.send_replace(Arc::new(roster));
-        self.shown.sharers.send_replace(sharers);
+        self.shown.models.send_replace(Arc::new(models));
+        self.shown.for_planner.send_replace(for_planner);
     }
 
     /// Has the models stand in this order.
@@ -204,9 +204,9 @@ impl Keeper {
 
     /// Starts a model that does not run; row `row` of the report waits for it.
     pub(super) async fn load(&mut self, model: Model, row: usize, waits: &mut Waits) -> Result<(), String> {
-        let (model, patience) = (Arc::new(model), self.workshop.patience());
+        let (model, patience) = (Arc::new(model), self.factory.patience());
         let share = self.first_share(&model);
-        let made = self.workshop.make(Arc::clone(&model), share, false).await;
+        let made = self.factory.make(Arc::clone(&model), share, false).await;
         let (state, outcome) = match made {
             Ok(now) => {
                 let standing = now.standing.clone();
@@ -230,7 +230,7 @@ impl Keeper {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
         let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
         models.push(model.clone());
-        let shares = first_shares(&self.config.controller, &self.workshop.gpus, &models);
+        let shares = first_shares(&self.config.controller, &self.factory.gpus, &models);
         shares.last().copied().unwrap_or(model.share.initial)
     }
 
@@ -274,7 +274,7 @@ impl Keeper {
         if wanted != soon || !fits {
             *before = Some(old);
             let (orders, standing, patience) =
-                (now.orders.clone(), now.standing.clone(), self.workshop.patience());
+                (now.orders.clone(), now.standing.clone(), self.factory.patience());
             waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
         }
         (ChangeKind::Changed, Ok(()))
@@ -289,8 +289,8 @@ impl Keeper {
         row: usize,
         waits: &mut Waits,
     ) -> Result<(), String> {
-        let made = self.workshop.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
-        let (standing, patience) = (made.standing.clone(), self.workshop.patience());
+        let made = self.factory.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
+        let (standing, patience) = (made.standing.clone(), self.factory.patience());
         if let State::Loaded { next, .. } = &mut self.entries[place].state {
             *next = Some(Successor { instance: Box::new(made), beside });
         }
@@ -357,7 +357,7 @@ impl Keeper {
 
 /// What people did to a share while its successor booted holds for that too; what a policy did, it will do again. A successor
 /// that is behind with its orders has just been made, and has room for them.
-fn keep_share(was: &Standing, next: &Instance, beside: Percent, policy_acts: bool) {
+fn keep_share(was: &ModelReport, next: &Instance, beside: Percent, policy_acts: bool) {
     let (held, share) = {
         let is = next.standing.borrow();
         (is.held, is.share)
@@ -388,7 +388,7 @@ struct Was {
 /// Brings a share in force, for `patience` at most.
 async fn resized(
     orders: mpsc::Sender<Order>,
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<ModelReport>,
     aim: Aim,
     patience: Duration,
 ) -> Result<(), String> {

@@ -115,6 +115,6 @@ mod tests {
         assert_eq!(version("CUDA MPS Control binary version: 13030"), Some(13030));
         assert_eq!(version("usage: ..."), None);
         assert!(!knows("Unknown command \"lspart\"\n"));
-        assert!(knows("GPU Partition free_chunks\n"));
+        assert!(knows("GPU GpuBackend free_chunks\n"));
     }
 }

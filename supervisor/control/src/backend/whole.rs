@@ -8,7 +8,8 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
-    Claims, Environment, GpuStanding, GrantError, Lease, PIPE_DIRECTORY, Partition, VISIBLE, Wanted,
+    BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
+    VISIBLE,
 };
 
 /// A CUDA GPU on which no share is enforced.
@@ -18,7 +19,7 @@ pub struct WholeGpu {
     uuid: String,
     sms: Sms,
     no_pipe: PathBuf,
-    tally: Claims,
+    usage: GpuUsage,
 }
 
 impl WholeGpu {
@@ -29,7 +30,7 @@ impl WholeGpu {
             device,
             "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
         );
-        Self { device, uuid, sms, no_pipe, tally: Claims::default() }
+        Self { device, uuid, sms, no_pipe, usage: GpuUsage::default() }
     }
 
     /// What a process needs to see this GPU and no MPS.
@@ -38,9 +39,9 @@ impl WholeGpu {
     }
 }
 
-impl Partition for WholeGpu {
-    fn standing(&self) -> GpuStanding {
-        GpuStanding {
+impl GpuBackend for WholeGpu {
+    fn standing(&self) -> BackendStatus {
+        BackendStatus {
             device: self.device.clone(),
             uuid: Some(self.uuid.clone()),
             backend: "none",
@@ -62,15 +63,15 @@ impl Partition for WholeGpu {
         Percent::WHOLE
     }
 
-    fn tally(&self) -> &Claims {
-        &self.tally
+    fn usage(&self) -> &GpuUsage {
+        &self.usage
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
         Ok(Lease(0))
     }
 
-    fn environment(&self, wanted: &Wanted) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Environment {
         let mut environment = Self::surroundings(&self.uuid, &self.no_pipe);
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         environment
@@ -80,7 +81,7 @@ impl Partition for WholeGpu {
         DeviceSpec::Cuda
     }
 
-    fn admit(&self, _wanted: &Wanted, _pid: i32, found: Sms) -> Result<(), String> {
+    fn admit(&self, _wanted: &GrantRequest, _pid: i32, found: Sms) -> Result<(), String> {
         if found == self.sms {
             return Ok(());
         }

@@ -5,9 +5,9 @@ use shadowslice_policy::handover::{Fact, Handover, PhaseName};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::events::Controller;
-use super::incumbent::Incumbent;
 use super::outcome::Effect;
-use super::resize::Wanted;
+use super::primary::Primary;
+use super::resize::ResizeRequest;
 use super::swap::Swap;
 use shadowslice_datapath::pipeline::WorkerId;
 
@@ -25,11 +25,10 @@ impl Controller {
         ready.filter_map(|worker| self.workers.get(&worker)).map(|worker| worker.share).max()
     }
 
-    /// The share of the standing worker while it starts.
     /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
-    pub(super) fn flip(&mut self, wanted: Wanted) -> Result<(), Wanted> {
+    pub(super) fn switch_to_standing(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
-        if !matches!(self.incumbent, Incumbent::Serving { .. }) {
+        if !matches!(self.primary, Primary::Serving { .. }) {
             return Err(wanted);
         }
         if self.swap.is_some() {
@@ -48,7 +47,7 @@ impl Controller {
 
     /// Hands over to the standing worker while it still starts, if it does so with the wanted SMs; gives the order back
     /// if it does not.
-    pub(super) fn hand_over_to_starting(&mut self, wanted: Wanted) -> Result<(), Wanted> {
+    pub(super) fn hand_over_to_starting(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let starts = self.standby.starting().and_then(|(worker, _)| self.sms_of(worker));
         if starts != Some(self.sms(wanted.share)) {
             return Err(wanted);
@@ -58,7 +57,7 @@ impl Controller {
             self.next = Some(wanted);
             self.feed(Fact::Adopt);
         } else if let Some((shadow, start)) = self.take_starting() {
-            let serves = matches!(self.incumbent, Incumbent::Serving { .. });
+            let serves = matches!(self.primary, Primary::Serving { .. });
             let machine = Handover::begin_started(start, serves, self.context.timeouts);
             self.begin_with(machine, Some(shadow), wanted);
         }
@@ -124,7 +123,7 @@ impl Controller {
     }
 
     pub(super) fn serves(&self, worker: WorkerId) -> bool {
-        matches!(self.incumbent, Incumbent::Serving { worker: serving } if serving == worker)
+        matches!(self.primary, Primary::Serving { worker: serving } if serving == worker)
     }
 
     /// Whether nobody would have to be started if this worker died: traffic moves to the standing one, or back.
@@ -141,7 +140,7 @@ impl Controller {
         let deadline = self.after(self.context.timeouts.stop);
         self.leaving.insert(worker, deadline);
         self.swap_exited(worker);
-        self.incumbent_exited(worker, why.to_owned());
+        self.primary_exited(worker, why.to_owned());
     }
 
     /// The incumbent is dead, and the standing worker, if it starts, is waited for, at whatever share. False if it does
@@ -159,14 +158,14 @@ impl Controller {
             process.serve();
         }
         self.note_standing(false);
-        self.incumbent = Incumbent::AwaitingStandby { back_off, why: why.to_owned() };
+        self.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
         true
     }
 
     /// After anything that happened: the standing worker that a dead incumbent's model waits for serves when it is
     /// ready. It may have become the shadow of a hand-over, which serves as well.
     pub(super) fn tend_awaited(&mut self) {
-        let Incumbent::AwaitingStandby { back_off, why } = &self.incumbent else { return };
+        let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
         if self.stopping.is_some() {
             return;
         }
