@@ -1,7 +1,6 @@
 //! What the policy is told of a model.
 
 use shadowslice_policy::sharing::{Live, Seen};
-use shadowslice_shared::units::Sms;
 
 use super::super::reports::{ModelReport, ModelState};
 use super::PlannedModel;
@@ -12,7 +11,8 @@ pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {
-        share: Sms(standing.sms),
+        // As many groups have fewer SMs where what is left over is among them, which no order would change.
+        share: sms(standing.share),
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
         standing: standing.ready.map(sms),

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
@@ -313,6 +314,32 @@ fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
     told.send_replace(sharers);
     rig.planner.meet();
     assert_eq!(rig.decide().len(), 2);
+}
+
+#[test]
+fn a_share_is_in_force_though_its_groups_have_fewer_sms_than_others() {
+    let mut rig = Rig::new("policy: equal");
+    let division = Arc::clone(rig.planner.models[0].0.gpu.division().unwrap());
+    let have = |rig: &Rig, share: Percent, groups: Groups| {
+        for told in &rig.standings {
+            told.send_modify(|report| {
+                (report.share, report.sms) = (share, division.sms(groups).0);
+                report.partition = Some((Arc::clone(&division), groups));
+            });
+        }
+    };
+    have(&rig, Percent::WHOLE, Groups::WHOLE);
+    rig.decide();
+    let (share, reply) = rig.ordered(0).unwrap();
+    drop((reply, rig.ordered(1)));
+    let share = Percent::new(share).unwrap();
+    let (all, count) = (division.count(), division.groups_of(share));
+    let last = Groups::first(all).without(Groups::first(all - count));
+    assert!(division.sms(last) < division.sms(Groups::first(count)), "what is left over is among them");
+    have(&rig, share, last);
+    let rows = rig.decide();
+    assert!(rows.iter().all(|row| row.not_ordered.is_none()), "{rows:?}");
+    assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
 
 #[test]
