@@ -9,6 +9,7 @@ pub mod contention;
 pub mod errors;
 pub mod exit;
 pub mod groups;
+pub mod ids;
 pub mod pool;
 pub mod profile;
 pub mod slab;

@@ -54,6 +54,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate",
             "shadowslice_shared::groups",
+            "shadowslice_shared::ids",
             "shadowslice_shared::units",
             "shadowslice_shared::profile",
         ],

@@ -27,7 +27,8 @@ use crate::nvml::Readings;
 use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Pipeline, WorkerId};
+use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_shared::ids::WorkerId;
 
 /// What all controllers share.
 #[derive(Debug, Clone)]

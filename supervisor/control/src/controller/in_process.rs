@@ -24,7 +24,8 @@ use super::primary::Primary;
 use super::resize::ResizeRequest;
 use crate::backend::GpuBackend;
 use shadowslice_config::{HandoverMode, Model};
-use shadowslice_datapath::pipeline::{Slice, WorkerId};
+use shadowslice_datapath::pipeline::Slice;
+use shadowslice_shared::ids::WorkerId;
 
 /// How long a worker may take to make a partition ready, before it counts as hung.
 const PREPARE_WITHIN: Duration = Duration::from_secs(10);

@@ -13,7 +13,8 @@ use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{Launch, SpawnError, Worker};
 use shadowslice_config::{Engine, Model};
-use shadowslice_datapath::pipeline::{Arrival, LaneReader, Slice, WorkerId};
+use shadowslice_datapath::pipeline::{Arrival, LaneReader, Slice};
+use shadowslice_shared::ids::WorkerId;
 
 /// Why a worker could not be launched.
 #[derive(Debug, thiserror::Error)]

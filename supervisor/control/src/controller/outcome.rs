@@ -9,7 +9,7 @@ use super::changes::Cause;
 use super::events::Controller;
 use super::reports::{HandoverReport, ms, us};
 use super::resize::{Reply, ResizeRequest};
-use shadowslice_datapath::pipeline::WorkerId;
+use shadowslice_shared::ids::WorkerId;
 
 /// The wait for the first batch at a new share.
 #[derive(Debug)]

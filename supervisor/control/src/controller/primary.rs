@@ -10,7 +10,7 @@ use super::ResizeRefused;
 use super::events::Controller;
 use super::reports::ModelState;
 use crate::process::WorkerSaid;
-use shadowslice_datapath::pipeline::WorkerId;
+use shadowslice_shared::ids::WorkerId;
 
 /// How long a model waits before it asks a GPU again that took no worker.
 const GPU_PAUSE: Duration = Duration::from_millis(200);

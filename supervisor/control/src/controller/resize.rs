@@ -12,8 +12,8 @@ use super::primary::Primary;
 use super::reports::{HandoverReport, ms};
 use super::swap::Swap;
 use shadowslice_config::HandoverMode;
-use shadowslice_datapath::pipeline::WorkerId;
 use shadowslice_policy::handover::{Fact, PhaseName};
+use shadowslice_shared::ids::WorkerId;
 
 /// Where an order's answer goes.
 pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;

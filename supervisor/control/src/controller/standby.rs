@@ -21,8 +21,8 @@ use super::events::Controller;
 use super::primary::Primary;
 use crate::process::WorkerSaid;
 use shadowslice_config::{HandoverMode, Standby as Mode};
-use shadowslice_datapath::pipeline::WorkerId;
 use shadowslice_shared::errors;
+use shadowslice_shared::ids::WorkerId;
 
 /// How long none is started after one failed, at first and at most. It doubles with each that fails.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

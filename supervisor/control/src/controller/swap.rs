@@ -12,8 +12,8 @@ use super::outcome::Effect;
 use super::primary::Primary;
 use super::resize::ResizeRequest;
 use crate::process::WorkerSaid;
-use shadowslice_datapath::pipeline::WorkerId;
 use shadowslice_shared::errors;
+use shadowslice_shared::ids::WorkerId;
 
 /// How long a shadow waits before it is tried again, while memory is made free for it.
 const MEMORY_PAUSE: Duration = Duration::from_millis(200);

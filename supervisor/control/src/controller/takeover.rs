@@ -9,7 +9,7 @@ use super::outcome::Effect;
 use super::primary::Primary;
 use super::resize::ResizeRequest;
 use super::swap::Swap;
-use shadowslice_datapath::pipeline::WorkerId;
+use shadowslice_shared::ids::WorkerId;
 
 impl Controller {
     /// The worker that stands ready with these SMs, be it one that a hand-over relieved.

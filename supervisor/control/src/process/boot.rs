@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
-use shadowslice_datapath::pipeline::WorkerId;
+use shadowslice_shared::ids::WorkerId;
 
 /// What a boot thread works with.
 pub(super) struct Boot {

@@ -27,7 +27,7 @@ use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
 use crate::backend::{Grant, inherited_settings};
 use shadowslice_datapath::pipeline::BatchSocket;
-use shadowslice_datapath::pipeline::WorkerId;
+use shadowslice_shared::ids::WorkerId;
 
 /// What failed about starting a worker.
 #[derive(Debug, thiserror::Error)]

@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{Slice, WorkerId};
+use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::counts::Counts;

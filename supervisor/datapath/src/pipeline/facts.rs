@@ -1,7 +1,7 @@
 //! What a pipeline tells its controller.
 
-use shadowslice_policy::scheduler::WorkerId;
 use shadowslice_shared::batch::Prepared;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;

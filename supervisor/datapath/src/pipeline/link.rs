@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::scheduler::{self, Slice, WorkerId};
+use shadowslice_policy::scheduler::{self, Slice};
 use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES};
 use shadowslice_shared::groups::READY_PARTITIONS;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent};
 

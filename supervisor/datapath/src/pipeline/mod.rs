@@ -57,7 +57,7 @@ pub use link::{Arrival, Crowding};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
-pub use shadowslice_policy::scheduler::{Slice, WorkerId};
+pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
 pub use stats::{Latencies, Slo};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use shadowslice_policy::scheduler::WorkerId;
 use shadowslice_shared::batch::{
     self, Answer, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Moment;
 

@@ -1,6 +1,7 @@
 //! Which lane batches go to, on which SMs, and what becomes of those that go nowhere any more.
 
-use shadowslice_policy::scheduler::{Abandoned, Slice, WorkerId};
+use shadowslice_policy::scheduler::{Abandoned, Slice};
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::facts::LaneFact;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::blame;
-use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler, WorkerId};
+use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler};
 use shadowslice_policy::sharing::Door;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 
 use super::LiveSettings;

@@ -28,7 +28,8 @@ use shadowslice_control::process::{
     BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
-use shadowslice_datapath::pipeline::{BatchSocket, WorkerId};
+use shadowslice_datapath::pipeline::BatchSocket;
+use shadowslice_shared::ids::WorkerId;
 
 /// Events that may wait; a worker has fewer than eight in its life.
 const EVENTS: usize = 16;

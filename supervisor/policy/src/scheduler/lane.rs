@@ -6,10 +6,10 @@ use std::time::Duration;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Sms};
 
-use super::WorkerId;
 use super::batcher;
 use super::queue::Entry;
 use crate::latency::Predictor;
+use shadowslice_shared::ids::WorkerId;
 
 /// A batch that executes for more times its prediction than this is no sign of load.
 const STALLED_FACTOR: u32 = 5;

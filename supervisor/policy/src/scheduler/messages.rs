@@ -3,13 +3,10 @@
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 
 use super::queue::Entry;
-
-/// Names a worker for the life of its supervisor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u64);
 
 /// What a request is to its driver.
 pub trait Ticket {

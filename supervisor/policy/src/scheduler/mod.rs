@@ -23,12 +23,13 @@ mod tests;
 
 use std::time::Duration;
 
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 
 use crate::sharing::{Door, Seen};
 
 pub use lane::{Abandoned, InFlight, Lane, Slice};
-pub use messages::{Completed, Next, Refusal, Refused, Rest, Rules, Sending, Ticket, WorkerId};
+pub use messages::{Completed, Next, Refusal, Refused, Rest, Rules, Sending, Ticket};
 pub use queue::Entry;
 
 use batcher::{Limits, Taken};

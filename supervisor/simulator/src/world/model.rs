@@ -1,11 +1,12 @@
 //! One model: the scheduler that the supervisor has, and two workers that execute what it sends.
 
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice, WorkerId};
+use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice};
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Sms;
 
 use super::handover::Under;
