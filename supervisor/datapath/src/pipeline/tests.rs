@@ -19,6 +19,7 @@ use shadowslice_shared::batch::{
     RunFailure,
 };
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
