@@ -1,16 +1,17 @@
-//! What becomes of a request whose worker died.
+//! What becomes of a request when its worker died.
 //!
 //! Only the batch that was *executing* is blamed: the oldest one that was sent and not answered,
 //! since a worker executes its batches one after another, in the order sent. A death counts for each
-//! request of that batch. The batch behind it, in the worker's socket, cannot have killed anyone:
-//! it is put back as it is, without a death and without asking here. The same goes for batches that are
-//! taken away from a worker that lives, as when draining takes too long. A worker that is killed
-//! on purpose, or dies before its first batch, blames nobody.
+//! request of that batch. The batch behind it, in the worker's socket, cannot have killed the
+//! worker: it is put back as it is, without a death and without a call of [`after_death`]. The same
+//! goes for batches that are taken away from a worker that lives, as when draining takes too long.
+//! If a worker is killed on purpose, or dies before its first batch, no request is blamed.
 
-/// A request is tried in company once more after its first death: most deaths are not its doing.
+/// After its first death a request is tried once more together with others: most deaths are not its
+/// fault.
 const DEATHS_IN_COMPANY: u8 = 1;
 
-/// Deaths after which a request that was alone has proved that it kills its workers.
+/// Deaths after which a request that ran alone has proved that it kills its workers.
 const DEATHS_THAT_PROVE: u8 = 3;
 
 /// What to do with the request.

@@ -1,20 +1,21 @@
-//! Which groups of SMs each model gets whose share is a partition inside its process.
+//! Which groups of SMs each model gets, where its share is a partition inside the worker's process.
 //!
-//! Every model gets neighbouring groups, so that there are few different partitions: a worker makes the contexts of all of
-//! them before it serves. Models that fit beside each other share no group. Those that do not overlap where that harms least:
-//! with as few others as may be, and rather with a lower priority than with a higher one. Beyond that as little moves as may
-//! be.
+//! Every model gets neighbouring groups, so that there are few different partitions: a worker makes
+//! the contexts of all of them before it serves. Models that fit beside each other share no group.
+//! Where they do not fit, they overlap where that harms least: with as few others as possible, and
+//! rather with a lower priority than with a higher one. Beyond that, as little moves as possible.
 
 use shadowslice_shared::groups::Groups;
 
-/// A model whose share is a partition.
+/// A model that has a partition as its share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
-    /// The groups that it is to have; of all, it has the whole GPU, and nobody makes room for that.
+    /// The groups that it is to have. If these are all, it has the whole GPU, and no model makes
+    /// room for it.
     pub count: usize,
     /// Its priority; 1 is the highest.
     pub priority: u32,
-    /// Those that it has.
+    /// The groups that it has now.
     pub now: Groups,
     /// Partitions that it cannot have.
     pub cannot: Vec<Groups>,
@@ -23,9 +24,10 @@ pub struct Tenant {
 /// What it costs to give a model a run of groups; less is better, the first difference decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// Groups that it would share, once for each model that has them already.
+    /// Groups that it would share, counted once for each model that has them already.
     shared: usize,
-    /// Of these, by the highest priority that has to share; 0 where none has, and the lower the priority the less.
+    /// How high the highest priority is that has to share; 0 where no model has to, and less for a
+    /// lower priority.
     harm: u32,
     /// Groups that it does not have now.
     moved: usize,
@@ -33,11 +35,11 @@ struct Cost {
     inside: usize,
 }
 
-/// Times that a placement is made better at most.
+/// How often a placement is improved at most.
 const ROUNDS: usize = 8;
 
-/// The groups of each model on a GPU of `total` groups; all, where a model can have none of as many as it is to have. Where
-/// they are asked for again, nothing moves.
+/// The groups of each model on a GPU of `total` groups; all groups, where every run of the asked
+/// length is one that the model cannot have. If the same is asked for again, nothing moves.
 pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let stays = |tenant: &Tenant| match tenant.count < total {
         true => {
@@ -56,7 +58,8 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
         }
         placed = next;
     }
-    // What is free may not lie together. Where all fit, all are placed anew, in the order in which they lie.
+    // The free groups may not lie together. Where all models fit, all are placed anew, in the order
+    // in which they lie.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
     if !fit || overlaps(tenants, &placed).0 == 0 {
@@ -67,11 +70,12 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     if possible { anew } else { placed }
 }
 
-/// Each in turn gets the run that costs least, higher priorities first.
+/// Each model in turn gets the run that costs least, higher priorities first.
 fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
-    // Of one priority those first that have groups: they stay, and who comes takes what is free.
+    // Of equal priorities those that have groups come first: they stay, and a new model takes what
+    // is free.
     order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
     let mut before: Vec<(Groups, u32)> = Vec::new();
     for index in order {
@@ -95,7 +99,7 @@ fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     placed
 }
 
-/// All beside each other from the first group on, in the order in which they lie now.
+/// All models beside each other from the first group on, in the order in which they lie now.
 fn side_by_side(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
@@ -116,8 +120,8 @@ fn first(groups: Groups) -> usize {
     groups.iter().next().unwrap_or(0)
 }
 
-/// How many groups are shared by two models, the whole GPU aside; and the same with each counted by how high the higher of the
-/// two priorities is, so that of two placements the less harmful one comes first.
+/// How many groups two models share, the whole GPU aside; and the same number weighted by the
+/// higher of the two priorities, so that of two placements the less harmful one comes first.
 fn overlaps(tenants: &[Tenant], placed: &[Groups]) -> (usize, u64) {
     let parts: Vec<(u32, Groups)> = tenants
         .iter()

@@ -1,8 +1,8 @@
 //! How long a batch executes, predicted from the profile and from what was seen.
 //!
-//! Two things change: how long batches of one size take against those of another, slowly if at all, and the
-//! pace of all of them, as soon as neighbours begin or cease to execute. So they are told apart, and the
-//! pace is followed within a few batches, whatever their sizes.
+//! Two things change: how long batches of one size take compared with another size, slowly if at
+//! all, and the pace of all sizes, as soon as neighbours begin or cease to execute. So the two are
+//! told apart, and a new pace is learnt within a few batches, whatever their sizes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,30 +17,31 @@ const MAX_ROW_COUNTS: usize = 64;
 /// What a new observation weighs against all earlier ones of its row count.
 const OBSERVATION_WEIGHT: f64 = 0.125;
 
-/// What it weighs in the pace.
+/// What an observation weighs in the pace.
 const PACE_WEIGHT: f64 = 0.5;
 
-/// A batch that is slower than this many times the pace counts as this, and faster ones alike, so that a
-/// single one is soon forgotten.
+/// A batch that is slower than the pace by more than this factor counts as this factor, and so does
+/// a faster one, so that a single outlier is soon forgotten.
 const MAX_SURPRISE: f64 = 3.0;
 
-/// The pace stays between one in this many and this many. What goes further, a worker that reports zero
-/// times for one, becomes part of the times per row count.
+/// The pace stays between this and its inverse. What goes further, as when a worker reports zero
+/// times, becomes part of the times per row count.
 const MAX_PACE: f64 = 64.0;
 
-/// What it weighs in how far predictions are off.
+/// What an observation weighs in the mean error of predictions.
 const ERROR_WEIGHT: f64 = 0.125;
 
-/// Who must be in time reckons with so many times that on top.
+/// A cautious prediction adds so many times the mean error.
 const CAUTION: f64 = 1.5;
 
-/// What the other row counts' memory gives way with each observation: a hundred batches of whatever size correct it.
+/// What each observation weighs in the times of the other row counts: a hundred batches of any size
+/// correct them.
 const AGING: f64 = 0.01;
 
 /// An execution is a hang beyond this many times its prediction.
 const HANG_FACTOR: u32 = 20;
 
-/// No execution is a hang below this, since a busy host delays anything by some of it.
+/// No execution is a hang below this, since a busy host delays any batch by some of it.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
 /// The limit while there is no prediction: first executions may compile kernels.
@@ -49,7 +50,7 @@ const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 /// Execution times of one row count, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
-    /// The mean at a pace of 1, to which recent ones contribute more.
+    /// The mean at a pace of 1; recent observations weigh more.
     mean: f64,
     /// What the profile says.
     profiled: Option<f64>,
@@ -60,13 +61,13 @@ struct Observed {
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
-    /// What batches are padded to, ascending; beyond the last they run as they are.
+    /// The sizes that batches are padded to, ascending; a batch beyond the last runs as it is.
     sizes: Vec<u32>,
     /// What was seen, by rows.
     observed: BTreeMap<u32, Observed>,
-    /// What those are multiplied by now; never zero.
+    /// The factor on the observed times now; never zero.
     pace: f64,
-    /// By what part of themselves predictions have been off of late, on average.
+    /// How far predictions have been off of late, on average, as a part of the prediction.
     error: f64,
 }
 
@@ -77,7 +78,7 @@ impl Predictor {
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
-    /// The same on so many SMs, of which nothing was seen yet.
+    /// The same predictor on so many SMs, where nothing was seen yet.
     #[must_use]
     pub fn on(&self, sms: Sms) -> Self {
         let (profile, sizes) = (self.profile.clone(), self.sizes.clone());
@@ -92,7 +93,7 @@ impl Predictor {
         self
     }
 
-    /// The largest batch without padding among those that are smaller than this one; nothing if it needs none either.
+    /// The largest smaller batch that needs no padding; nothing if this batch needs none itself.
     pub(crate) fn unpadded_below(&self, rows: u32) -> Option<u32> {
         let above = self.sizes.partition_point(|&size| size < rows);
         if self.sizes.get(above)? == &rows {
@@ -121,8 +122,8 @@ impl Predictor {
         self.age(rows);
     }
 
-    /// Moves what is remembered of other row counts towards what this one implies. A memory that keeps batches
-    /// of a size from being tried would never be corrected else.
+    /// Moves what is remembered of other row counts towards what this one implies. Otherwise a
+    /// wrong memory that keeps batches of a size from being tried would never be corrected.
     fn age(&mut self, rows: u32) {
         let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
         for (&other, Observed { mean, profiled }) in &mut self.observed {
@@ -138,8 +139,8 @@ impl Predictor {
         }
     }
 
-    /// Moves the pace. A row count that was never seen says nothing of it without a profile: what to
-    /// expect of it is a guess.
+    /// Moves the pace. Without a profile, a row count that was never seen says nothing of the pace:
+    /// its expected time is a guess.
     fn follow(&mut self, rows: u32, took: f64) {
         let known = self.profile.is_some() || self.observed.contains_key(&rows);
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
@@ -150,28 +151,30 @@ impl Predictor {
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
-    /// A warm-up of so many rows executed in that time: better than nothing, where no profile knows
-    /// more, until batches are seen.
+    /// A warm-up of so many rows executed in that time. Without a profile that serves as a
+    /// prediction until batches are seen.
     pub fn expect(&mut self, rows: u32, took: Duration) {
         if self.profile.is_none() && !self.observed.contains_key(&rows) {
             self.observe(rows, took);
         }
     }
 
-    /// The row counts seen so far, ascending, and the execution time of each, recent ones weighing more.
+    /// The row counts seen so far, ascending, and their execution times; recent executions weigh
+    /// more.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
         self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }
 
-    /// The time that a batch of so many rows should take; nothing while neither a profile nor an
-    /// observation is there. Row counts that were not seen yet follow the profile, corrected as the
-    /// nearest one that was; without a profile more rows take more in proportion, fewer as long.
+    /// The time that a batch of so many rows should take; nothing while there is neither a profile
+    /// nor an observation. A row count that was not seen yet follows the profile, corrected as the
+    /// nearest row count that was seen; without a profile, more rows take longer in proportion, and
+    /// fewer rows take as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
         self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
     }
 
-    /// The time that a batch of so many rows is not likely to exceed: longer than predicted where predictions have been off, as beside
-    /// neighbours that come and go.
+    /// The time that a batch of so many rows is not likely to exceed: longer than predicted where
+    /// predictions have been off, as beside neighbours that come and go.
     pub fn cautious(&self, rows: u32) -> Option<Duration> {
         Some(span(self.predict(rows)?.as_secs_f64() * (1.0 + CAUTION * self.error)))
     }

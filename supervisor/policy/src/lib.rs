@@ -2,11 +2,13 @@
 //!
 //! Nothing here reads a clock, does I/O, draws random numbers or waits: time comes in as
 //! [`Moment`](shadowslice_shared::units::Moment)s, facts as values, and decisions go out as values
-//! that someone else carries out. So tests and simulations run exactly what serves.
+//! that the caller carries out. So tests and simulations run exactly what serves.
 //!
-//! [`scheduler`] takes a model's requests from their arrival to batches on its workers' lanes, [`latency`] says how long those should take,
-//! [`blame`] what becomes of a request when its worker dies, and [`restart`] when the next worker starts. [`handover`] replaces a worker by
-//! its shadow, [`groups`] says which SMs a partition has. [`sharing`] divides the GPUs by what was seen.
+//! [`scheduler`] takes a model's requests from their arrival to batches on its workers' lanes,
+//! [`latency`] says how long those batches should take, [`blame`] what becomes of a request when
+//! its worker dies, and [`restart`] when the next worker starts. [`handover`] replaces a worker by
+//! its shadow, [`groups`] says which SMs a partition has, and [`sharing`] divides the GPUs by what
+//! was seen.
 
 pub mod blame;
 pub mod groups;

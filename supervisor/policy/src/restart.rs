@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-/// The first back-off: long enough that a worker that dies at once does not busy the host, short enough
-/// that a client hardly notices a single death beside the start itself.
+/// The first back-off: long enough that a worker that dies at once does not keep the host busy,
+/// short enough that a client hardly notices a single death beside the start itself.
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Deaths in a row, nothing served between them, after which the model is unready. An accident of the
-/// host is over by then (1.3 s of back-off and seven starts), so it is the model or its configuration. It bounds the back-off, too: 640 ms.
+/// Deaths in a row, with nothing served between them, after which the model is unready. By then
+/// (1.3 s of back-off and seven starts) an accident of the host is over, so the cause is the model
+/// or its configuration. The number bounds the back-off, too: 640 ms.
 const MAX_DEATHS: u32 = 8;
 
-/// As many requests in a row that kill their workers, and none answered between them, are not to blame: it is the model.
+/// If so many requests in a row kill their workers, and none is answered between them, the cause is
+/// the model and not the requests.
 const PROVEN_IN_A_ROW: u32 = 8;
 
-/// A worker that was ready to serve for so long and had nothing to do died neither of its start nor of its work.
+/// A worker that was ready for so long without work died neither of its start nor of its work.
 pub const STOOD: Duration = Duration::from_secs(10);
 
 /// What to do about a death.
@@ -51,8 +53,9 @@ impl Restarts {
         AfterDeath::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
     }
 
-    /// A worker that had nothing to do is about to be counted as dead, after it had been ready to serve for so long. If
-    /// that is long, what killed earlier ones is over: accidents far apart do not add up because nobody asks the model.
+    /// A worker without work is about to be counted as dead, after it had been ready for so long.
+    /// If that is long, what killed earlier workers is over: rare accidents must not add up because
+    /// no client asks the model.
     pub fn idled(&mut self, ready: Duration) {
         if ready >= STOOD {
             self.deaths = 0;
@@ -69,13 +72,13 @@ impl Restarts {
         self.reset();
     }
 
-    /// Counts anew, as an operator tries the model again or it has another share.
+    /// Counts anew, because an operator tries the model again or the model has another share.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// A request was proved to kill its workers. Their deaths are held against it, and not against the model; unless it is one of so many
-    /// that it must be the model.
+    /// A request was proved to kill its workers. Their deaths count against the request and not
+    /// against the model, unless there are so many such requests that the cause must be the model.
     pub fn poisonous(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < PROVEN_IN_A_ROW {

@@ -25,7 +25,7 @@ pub(super) enum State {
     Stopping { side: Side, until: Moment, outcome: Outcome },
     /// This side was killed.
     Killing { side: Side, until: Moment, outcome: Outcome },
-    /// It is over.
+    /// The hand-over is over.
     Ended(Outcome),
 }
 
@@ -33,7 +33,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) enum Event {
     Told(Fact),
-    /// The state has ended by itself.
+    /// The time of the state is up.
     TimeUp,
 }
 
@@ -76,8 +76,8 @@ impl State {
         }
     }
 
-    /// The table of transitions. What a state has no use for is listed as such, so that a new fact or
-    /// state does not compile before every cell has been thought of.
+    /// The table of transitions. An event that a state ignores is listed, too, so that a new fact
+    /// or state does not compile before every cell has been thought of.
     pub(super) fn step(&self, event: Event, now: Moment, timeouts: &Timeouts) -> Step {
         use Event::{TimeUp, Told};
         use State::{Draining, Ended, Killing, Probation, Spawning, Stopping, Warming};

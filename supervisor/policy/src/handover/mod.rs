@@ -6,14 +6,13 @@
 //!      └────────────┴───────────┴────────────┴────────▶ Aborting ──▶ Aborted
 //! ```
 //!
-//! A shadow that stands ready already spares the way to it: such a hand-over begins with the cut-over. One that
-//! starts already spares what it has behind it: such a hand-over begins in Spawning or Warming, with what is left of
-//! that.
+//! If the shadow stands ready already, the hand-over begins with the cut-over. If the shadow is
+//! starting already, the hand-over begins in Spawning or Warming, with what is left of that phase.
 //!
-//! The cut-over is the step into Draining. Two ways lead past Probation into Retiring, because there
-//! is nothing to fall back on: an incumbent that is dead when the shadow is warm, and one that takes too
-//! long to drain. A side that is gone already needs no Retiring or Aborting, and neither does a parked
-//! incumbent that the driver adopts.
+//! The cut-over is the step into Draining. Two ways lead past Probation into Retiring, because
+//! there is nothing to fall back on: an incumbent that is dead when the shadow is warm, and an
+//! incumbent that takes too long to drain. A side that is gone already needs no Retiring or
+//! Aborting, and neither does a parked incumbent that the driver adopts.
 //!
 //! The machine is pure: its driver feeds it [`Fact`]s and the time, and carries out the
 //! [`Action`]s, in the order given, before it feeds the next fact. Traffic moves when the driver
@@ -27,8 +26,8 @@
 //!   restarts the incumbent at its old share while the shadow starts up (and says
 //!   [`Fact::IncumbentServes`]), and the side that is routed once there is nothing to fall back on.
 //!   A side that is to be stopped, and one that was given up, is not restarted.
-//! * Facts may come late, twice or not at all: those that the phase has no use for change nothing,
-//!   and every phase but the last ends by itself.
+//! * Facts may come late, twice or not at all: a fact that the phase has no use for changes
+//!   nothing, and every phase but the last ends by itself.
 
 mod machine;
 #[cfg(test)]
@@ -41,7 +40,7 @@ use shadowslice_shared::units::Moment;
 
 use machine::{Event, State, Step};
 
-/// One of the two workers. The names stay for the whole run, whoever serves.
+/// One of the two workers. Each keeps its name for the whole run, whichever serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The worker that served when the hand-over began, or its replacement at the same share.
@@ -65,15 +64,15 @@ pub enum Fact {
     Exited(Side),
     /// The incumbent died before the cut-over, and its replacement serves.
     IncumbentServes,
-    /// The shadow hung, broke the protocol, answered wrong, or misses what it promised.
+    /// The shadow hung, broke the protocol, answered wrong, or lacks what it promised.
     Misbehaved,
-    /// Somebody asks to end it. Before the cut-over that aborts it; in probation it ends the dwell
-    /// time; in between, forward is the shorter way.
+    /// A client or operator asks to end the hand-over. Before the cut-over that aborts it; in
+    /// probation it ends the dwell time; in between, going on is the shorter way.
     Cancel,
     /// A newer hand-over, or memory, wants the parked incumbent gone.
     Reclaim,
-    /// The driver takes charge of the parked or retiring incumbent, to have it stand ready or to begin
-    /// another hand-over at once. This one is over.
+    /// The driver takes charge of the parked or retiring incumbent, to have it stand ready or to
+    /// begin another hand-over at once. This hand-over is over.
     Adopt,
 }
 
@@ -84,8 +83,8 @@ pub enum Action {
     Spawn,
     /// Have the shadow load, warm up and prove itself.
     Warm,
-    /// Send all batches to this side from now on. It may be the parked or draining incumbent, even
-    /// a dead one, for which requests wait until it is restarted.
+    /// Send all batches to this side from now on. This side may be the parked or draining
+    /// incumbent, even a dead one: then requests wait until it is restarted.
     Route(Side),
     /// Report when this side has nothing in flight.
     Drain(Side),
@@ -98,11 +97,11 @@ pub enum Action {
     Stop(Side),
     /// Kill this side.
     Kill(Side),
-    /// This side is the driver's from now on, to keep or to send away.
+    /// This side is the driver's from now on, to keep or to stop.
     Release(Side),
-    /// This side outlived its kill: say so, and have someone wait for it.
+    /// This side outlived its kill: say so, and have its exit waited for.
     GiveUp(Side),
-    /// Count the hand-over as done, and answer whoever asked for it.
+    /// Count the hand-over as done, and answer the client that asked for it.
     Complete,
     /// Report the end; the machine does nothing more.
     Finish(Outcome),
@@ -125,7 +124,7 @@ pub enum Reason {
     /// See [`Fact::BootFailed`].
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),
-    /// Nothing was heard of it.
+    /// The shadow did not say hello.
     #[error("the new worker did not report in time after it was started")]
     SpawnTimedOut,
     /// It did not become warm.
@@ -157,7 +156,7 @@ pub struct Timeouts {
     pub stop: Duration,
 }
 
-/// Where a hand-over stands, for people.
+/// Where a hand-over stands, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseName {
     /// The shadow's process starts.
@@ -168,9 +167,9 @@ pub enum PhaseName {
     Draining,
     /// The shadow serves; the incumbent is parked.
     Probation,
-    /// The shadow serves; the incumbent is on its way out.
+    /// The shadow serves; the incumbent is being stopped.
     Retiring,
-    /// The incumbent serves; the shadow is on its way out.
+    /// The incumbent serves; the shadow is being stopped.
     Aborting,
     /// The shadow serves, alone.
     Done,
@@ -193,7 +192,7 @@ impl fmt::Display for PhaseName {
     }
 }
 
-/// How far a worker has come that starts.
+/// How far a starting worker has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// Its process starts.
@@ -201,7 +200,7 @@ pub enum Start {
         /// When it must have said hello.
         until: Moment,
     },
-    /// It loads, warms up and proves itself, as it was told to.
+    /// It loads, warms up and proves itself, as it was told to do.
     Warming {
         /// When it must be warm.
         until: Moment,
@@ -225,13 +224,14 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// Begins a hand-over. `incumbent_alive` is false while its worker is being restarted.
+    /// Begins a hand-over. `incumbent_alive` is false while the incumbent is being restarted.
     pub fn begin(now: Moment, incumbent_alive: bool, timeouts: Timeouts) -> (Self, Vec<Action>) {
         let state = State::Spawning { until: now + timeouts.spawn, incumbent_alive };
         (Self { state, timeouts }, vec![Action::Spawn])
     }
 
-    /// Begins a hand-over to a worker that somebody started already. Nothing is to be done before it has come further.
+    /// Begins a hand-over to a worker that was started already. Nothing is to be done before the
+    /// start has got further.
     pub fn begin_started(start: Start, incumbent_alive: bool, timeouts: Timeouts) -> Self {
         let state = match start {
             Start::Spawning { until } => State::Spawning { until, incumbent_alive },
@@ -257,7 +257,7 @@ impl Handover {
         self.state.until()
     }
 
-    /// Some timer fired. Before [`Handover::due`] it is an old one and changes nothing.
+    /// A timer fired. Before [`Handover::due`] it is an old timer and changes nothing.
     pub fn on_time(&mut self, now: Moment) -> Vec<Action> {
         match self.due() {
             Some(due) if due <= now => self.apply(Event::TimeUp, now),

@@ -1,4 +1,4 @@
-//! When a batch runs, and who is in it.
+//! When a batch runs, and which requests are in it.
 
 use std::time::Duration;
 
@@ -33,9 +33,9 @@ pub enum Next<K, T> {
 /// Requests that leave the queue; at least one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken<K, T> {
-    /// Those that run together. None if all are too late.
+    /// Requests that run together. None if all are too late.
     pub batch: Vec<Entry<K, T>>,
-    /// Those that are refused, because they cannot be answered in time any more.
+    /// Requests that are refused, because they cannot be answered in time any more.
     pub late: Vec<Entry<K, T>>,
 }
 
@@ -47,7 +47,7 @@ pub struct Taken<K, T> {
 /// it idle. That costs the head at most the execution of one batch, because once its own wait is over
 /// it goes before everything else.
 ///
-/// Who is too late is refused if `punctual` says for which lane the batch is.
+/// Late requests are refused only if there is a `punctual`, which knows the lane of the batch.
 pub fn next<K: Ord + Clone, T>(
     queue: &mut Queue<K, T>,
     limits: &Limits,
@@ -73,9 +73,9 @@ pub fn next<K: Ord + Clone, T>(
     }
 }
 
-/// How many rows go first, where so many could go together. A batch that would be padded is parted where both parts,
-/// one after the other, take no longer than the whole: the first is answered sooner, nobody later, and
-/// who comes meanwhile joins the second.
+/// How many rows go first, where so many could go together. A batch that would be padded is parted
+/// where both parts, one after the other, take no longer than the whole: the first part is answered
+/// sooner, no request later, and requests that arrive meanwhile join the second part.
 pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
@@ -85,7 +85,7 @@ pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
-/// Until when the batch that starts there waits for company; nothing when it is ready.
+/// Until when the batch that starts there waits for company; nothing when the batch is ready.
 fn waits_until<K: Ord + Clone, T>(
     queue: &Queue<K, T>,
     start: QueueKey,
@@ -100,7 +100,7 @@ fn waits_until<K: Ord + Clone, T>(
     if rows >= u64::from(limits.max_rows) || requests >= limits.max_requests {
         return None;
     }
-    // All of them fit into one batch, so this looks at no more than one batch.
+    // Here all of them fit into one batch, so this looks at no more than one batch.
     let closes =
         queue.members(&first.shape).map(|entry| entry.deadline.min(entry.arrived + limits.max_delay));
     closes.min().filter(|&moment| moment > now)
@@ -135,7 +135,7 @@ fn take_batch<K: Ord + Clone, T>(
     Taken { batch: take(go), late }
 }
 
-/// How many of these, from the first, one batch holds; at least one.
+/// How many of these requests, from the first, one batch holds; at least one.
 fn joining<'e, K: 'e, T: 'e>(waiting: impl Iterator<Item = &'e Entry<K, T>>, limits: &Limits) -> usize {
     let mut rows = 0_u32;
     let fits = |entry: &&Entry<K, T>| {

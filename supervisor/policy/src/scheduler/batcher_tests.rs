@@ -224,7 +224,7 @@ proptest! {
 
 #[test]
 fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
-    // Measured of VGG-19 on a whole H200, in microseconds.
+    // Measured for VGG-19 on a whole H200, in microseconds.
     let times = [(1, 828), (2, 1142), (4, 1607), (8, 2683), (16, 4643)];
     let mut predictor = Predictor::new(None, Sms(132)).padded_to(times.map(|(rows, _)| rows).to_vec());
     for (rows, took) in times {

@@ -1,7 +1,7 @@
 //! The door: how a model batches and which requests it refuses, as its sharing policy last said.
 //!
-//! The predictions are the mean of what is seen, so this turns away what is more likely late than not.
-//! [`punctual`](super::punctual) looks once more when batches are sent.
+//! The predictions are means of what was seen, so the door refuses what is more likely late than
+//! not. [`punctual`](super::punctual) looks once more when batches are sent.
 
 use std::time::Duration;
 
@@ -13,14 +13,16 @@ use super::punctual::Punctual;
 use super::queue::Entry;
 use crate::sharing::Door;
 
-/// What an outage delayed is not refused for as many times as long as that lasted.
+/// After an outage no request is refused for being late for so many times as long as the outage
+/// lasted.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
 
-/// Nor for longer than this.
+/// But not for longer than this.
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
-/// A batch is on its way this long before the one before it should end. That is several times what the way takes, and a small part of an
-/// execution. A batch that goes early is closed early: what comes while it waits there cannot join it.
+/// A batch is sent this long before the one before it should end. That is several times what the
+/// way takes, and a small part of an execution. A batch that is sent early is closed early:
+/// requests that arrive while it waits there cannot join it.
 const LEAD: Duration = Duration::from_micros(500);
 
 /// Keeps the door.
@@ -45,7 +47,7 @@ impl Doorkeeper {
         self.door = door;
     }
 
-    /// The configuration says otherwise.
+    /// The configuration has changed.
     pub(super) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
         self.most.max_delay = max_delay;
         self.serves_late = serves_late;
@@ -62,8 +64,9 @@ impl Doorkeeper {
         Limits { max_rows: self.most.max_rows.min(self.door.max_batch.max(1)), ..self.most }
     }
 
-    /// Whether a request that comes now is refused, as it cannot be answered in time behind so many rows; `lane` is the one that
-    /// serves. While none does, or it stalls, none is: the load is not to blame.
+    /// Whether a request that comes now is refused, because it cannot be answered in time behind so
+    /// many rows. `lane` is the lane that serves. While no lane serves, or it stalls, no request is
+    /// refused: the load is not to blame.
     pub(super) fn refuses<K, T>(
         &self,
         request: &Entry<K, T>,
@@ -77,8 +80,9 @@ impl Doorkeeper {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// When a request that comes now should be answered, with so many rows before it: full batches go first, then its own. Nothing for one
-    /// that finds none before it: it is tried in any case, or predictions would never be corrected.
+    /// When a request that comes now should be answered, with so many rows before it: full batches
+    /// go first, then its own. Nothing if no rows are before it: then it is tried in any case, or
+    /// predictions would never be corrected.
     fn answered_at<K, T>(
         &self,
         request: &Entry<K, T>,
@@ -101,12 +105,14 @@ impl Doorkeeper {
         Some(answered)
     }
 
-    /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.
+    /// Whether requests that cannot be answered in time are refused, rather than those with their
+    /// time up.
     pub(super) fn refuses_late(&self) -> bool {
         self.door.refuse_late && !self.serves_late
     }
 
-    /// What says which of the requests that wait for this lane are in time; nothing where none is refused for being late.
+    /// What finds the requests in time among those that wait for this lane; nothing where none is
+    /// refused for being late.
     pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
         let refuses = self.refuses_late() && self.forgiveness.outage.is_none();
         refuses.then(|| Punctual {
@@ -117,7 +123,7 @@ impl Doorkeeper {
         })
     }
 
-    /// Until when the next batch for `lane` waits though there is a slot for it; nothing when it may go.
+    /// Until when the next batch for `lane` waits though a slot is free; nothing when it may go.
     pub(super) fn holds_until<K, T>(&self, lane: &Lane<K, T>, now: Moment) -> Option<Moment> {
         if lane.executes_nothing() {
             return None;
@@ -130,7 +136,7 @@ impl Doorkeeper {
         self.forgiveness.note_service(serves, now);
     }
 
-    /// What waits now is delayed by what ran without an answer and goes before it.
+    /// The requests that wait now are delayed by those that ran without an answer and go first.
     pub(super) fn put_back(&mut self, now: Moment) {
         self.forgiveness.before = self.forgiveness.before.max(now);
     }
@@ -141,10 +147,10 @@ impl Doorkeeper {
     }
 }
 
-/// Whose lateness is no sign of load.
+/// Which requests may be late without that being a sign of load.
 #[derive(Debug, Default)]
 struct Forgiveness {
-    /// Since when no lane has served, or the one that does has stalled.
+    /// Since when no lane has served, or the lane that does has stalled.
     outage: Option<Moment>,
     /// Requests that came before this are not refused for being late.
     before: Moment,

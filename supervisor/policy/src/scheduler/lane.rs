@@ -11,20 +11,21 @@ use super::queue::Entry;
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
-/// A batch that executes for more times its prediction than this is no sign of load.
+/// A batch that executes for longer than so many times its prediction is stalled, which is no sign
+/// of load.
 const STALLED_FACTOR: u32 = 5;
 
-/// Nor is one stalled below this.
+/// Below this no batch counts as stalled.
 const MIN_STALLED: Duration = Duration::from_millis(100);
 
 /// What a lane is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// Nothing is sent to it, but could be at once.
+    /// Nothing is sent to the worker, but batches could be at once.
     Idle,
     /// Batches go to it.
     Serving,
-    /// It finishes what it has; then its driver is told.
+    /// The worker finishes what it has; then the driver is told.
     Draining,
 }
 
@@ -43,18 +44,19 @@ pub struct InFlight<K, T> {
     pub sent: Moment,
     /// When it was sent, if nothing was before it then, or when it came to the front.
     pub executing_since: Option<Moment>,
-    /// Empty once they were taken away to be served elsewhere.
+    /// Empty once the requests were taken away to be served elsewhere.
     pub requests: Vec<Entry<K, T>>,
 }
 
 /// The part of a GPU on which a lane's batches run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slice {
-    /// Its groups of SMs; the whole for all that the worker's process has.
+    /// Its groups of SMs; the whole, where it is all that the worker's process has.
     pub groups: Groups,
     /// Its SMs.
     pub sms: Sms,
-    /// How long batches of so many rows executed there when they were tried; empty where that is not known.
+    /// How long batches of so many rows took there when they were tried; empty where that is not
+    /// known.
     pub times: Vec<(u32, Duration)>,
 }
 
@@ -67,13 +69,13 @@ pub struct Lane<K, T> {
     /// Where its next batch runs.
     pub(super) groups: Groups,
     sms: Sms,
-    /// What its batches should take there: every share has times of its own.
+    /// What the lane's batches should take there: every share has times of its own.
     pub(super) predictor: Predictor,
-    /// The same of partitions that it was on before, by their SMs.
+    /// Predictors of partitions that the lane was on before, by their SMs.
     learnt: BTreeMap<Sms, Predictor>,
-    /// Before anything was seen.
+    /// The predictor before anything was seen.
     blank: Predictor,
-    /// Whether it has answered a batch since it was routed to.
+    /// Whether the worker has answered a batch since batches were routed to it.
     pub(super) answered: bool,
     pub(super) in_flight: VecDeque<InFlight<K, T>>,
     slots: u8,
@@ -81,7 +83,8 @@ pub struct Lane<K, T> {
 }
 
 impl<K, T> Lane<K, T> {
-    /// To a worker that takes `slots` batches at a time; `blank` predicts what they take before anything was seen.
+    /// For a worker that takes `slots` batches at a time; `blank` predicts their times before
+    /// anything was seen.
     pub fn new(worker: WorkerId, slice: &Slice, blank: Predictor, slots: u8) -> Self {
         Self {
             worker,
@@ -98,7 +101,8 @@ impl<K, T> Lane<K, T> {
         }
     }
 
-    /// Its next batch runs on this part of the GPU. What is known of so many SMs holds on all of them.
+    /// The next batch runs on this part of the GPU. What is known of one part holds for any part
+    /// with as many SMs.
     pub(super) fn move_to(&mut self, slice: &Slice) {
         let expecting = || expecting(&self.blank, slice);
         if slice.sms != self.sms {
@@ -122,7 +126,7 @@ impl<K, T> Lane<K, T> {
         self.free_slots.push(slot);
     }
 
-    /// Whether nothing is on it, answers that are still being copied included.
+    /// Whether nothing is on the lane, answers that are still being copied included.
     pub fn is_empty(&self) -> bool {
         self.free_slots.len() == usize::from(self.slots)
     }
@@ -137,7 +141,7 @@ impl<K, T> Lane<K, T> {
         self.in_flight.iter()
     }
 
-    /// What its batches should take where it is.
+    /// What the lane's batches should take where they run now.
     pub fn predictor(&self) -> &Predictor {
         &self.predictor
     }
@@ -152,7 +156,7 @@ impl<K, T> Lane<K, T> {
         self.predictor.predict(rows).unwrap_or(Duration::ZERO)
     }
 
-    /// Takes out of a batch what had better be sent after the rest of it.
+    /// Takes out of a batch the requests that had better be sent after the rest of it.
     pub(super) fn part(&self, batch: &mut Vec<Entry<K, T>>) -> Vec<Entry<K, T>> {
         let rows = batch.iter().map(|request| request.rows).sum();
         let mut left = batcher::first_part(rows, &self.predictor);
@@ -168,7 +172,7 @@ impl<K, T> Lane<K, T> {
         if first == 0 { Vec::new() } else { batch.split_off(first) }
     }
 
-    /// When it should be through with what it has; not in the past.
+    /// When the worker should be through with what it has; not in the past.
     pub(super) fn free_at(&self, now: Moment) -> Moment {
         let mut batches = self.in_flight.iter();
         let Some(front) = batches.next() else { return now };
@@ -180,7 +184,7 @@ impl<K, T> Lane<K, T> {
     /// as hung yet.
     pub(super) fn is_stalled(&self, now: Moment) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
-        // Without a beginning it was reported as hung.
+        // A batch in front without a beginning was reported as hung.
         let Some(since) = front.executing_since else { return true };
         let spent = now.since(since);
         spent > MIN_STALLED && spent > self.time(front.rows).saturating_mul(STALLED_FACTOR)
@@ -196,8 +200,8 @@ impl<K, T> Lane<K, T> {
         Some(batch)
     }
 
-    /// Takes the requests away, those of the batch that executes apart from those behind it. The batches stay, and their answers will be
-    /// ignored.
+    /// Takes the requests away, those of the batch that executes apart from those behind it. The
+    /// batches stay, and their answers are ignored.
     pub(super) fn abandon(&mut self) -> Abandoned<K, T> {
         let mut batches = self.in_flight.iter_mut().map(|batch| std::mem::take(&mut batch.requests));
         let executing = batches.next().unwrap_or_default();
@@ -208,13 +212,13 @@ impl<K, T> Lane<K, T> {
 /// Requests that were taken away from a worker.
 #[derive(Debug)]
 pub struct Abandoned<K, T> {
-    /// Those of the batch that it executed.
+    /// The requests of the batch that it executed.
     pub executing: Vec<Entry<K, T>>,
-    /// Those of the batches behind that one.
+    /// The requests of the batches behind that one.
     pub behind: Vec<Entry<K, T>>,
 }
 
-/// What a model's batches should take on a part of the GPU, where it was tried.
+/// Predicts a model's batches on a part of the GPU, from what was measured there, if it was.
 fn expecting(blank: &Predictor, slice: &Slice) -> Predictor {
     let mut predictor = blank.on(slice.sms);
     for &(rows, took) in &slice.times {

@@ -1,9 +1,10 @@
-//! Whether a request whose deadline has passed is refused: `on_late: reject`.
+//! Whether a request is refused once its deadline has passed: `on_late: reject`.
 //!
 //! A late answer is mostly worth more than none, so a burst that the lane works off is served, late
 //! or not. But when the queue *stands*, that is, has not once been empty for a long time, there is more
-//! work than the lane can do; then serving the late makes everyone late, and the late are refused
-//! until the queue has been empty again. (CoDel tells good queues from bad ones in the same way.)
+//! work than the lane can do; then serving late requests makes all requests late, so late ones are
+//! refused until the queue has been empty again. (CoDel tells good queues from bad ones in the same
+//! way.)
 //! A queue that grew while no worker served says nothing about load: it never refuses.
 
 use std::time::Duration;
@@ -38,7 +39,8 @@ impl Lateness {
         Self { tolerated, standing: QueueState::Empty }
     }
 
-    /// The lane took the last request out. Not for a queue that emptied because its clients left.
+    /// The lane took the last request out. Not called if the queue is empty because its clients
+    /// left.
     pub(super) fn emptied(&mut self) {
         self.standing = QueueState::Empty;
     }
@@ -50,12 +52,12 @@ impl Lateness {
         }
     }
 
-    /// Nobody serves the queue for a while: its worker died or could not take over.
+    /// No worker serves the queue for a while: its worker died or could not take over.
     pub(super) fn disturbed(&mut self) {
         self.standing = QueueState::Disturbed;
     }
 
-    /// Whether a request with this deadline, whose turn has come, is refused.
+    /// Whether a request with this deadline is refused, now that it is next.
     pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
         match self.standing {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,

@@ -8,9 +8,9 @@ use shadowslice_shared::units::Moment;
 
 use super::queue::Entry;
 
-/// What a request is to its driver.
+/// A request, as its driver sees it.
 pub trait Ticket {
-    /// Whether it needs no answer any more, as its client has one or does not wait.
+    /// Whether the request needs no answer any more, because its client has one or does not wait.
     fn is_settled(&self) -> bool;
 }
 
@@ -23,7 +23,8 @@ impl Ticket for () {
 /// What holds for a model's requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
-    /// The latency that is promised: every request's deadline, unless its own is sooner.
+    /// The latency that is promised: it sets every request's deadline, unless the request's own is
+    /// sooner.
     pub slo: Duration,
     /// How long a batch that is not full waits for more.
     pub max_delay: Duration,
@@ -34,7 +35,7 @@ pub struct Rules {
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many wait as may.
+    /// No more requests may wait.
     QueueFull,
     /// It cannot be answered in time.
     TooLate,
@@ -69,7 +70,8 @@ pub struct Sending<K, T> {
 /// What is to be done next.
 #[derive(Debug)]
 pub enum Next<K, T> {
-    /// Refuse these requests, and send that batch: then say [`sent`](super::Scheduler::sent), or [`not_sent`](super::Scheduler::not_sent).
+    /// Refuse these requests, and send that batch; then call [`sent`](super::Scheduler::sent) or
+    /// [`not_sent`](super::Scheduler::not_sent).
     Act(Vec<Refused<K, T>>, Option<Sending<K, T>>),
     /// Nothing, for now.
     Rest(Rest),
@@ -80,13 +82,13 @@ pub enum Next<K, T> {
 pub enum Rest {
     /// Nothing waits, or there is no room; an answer, or a request, changes that.
     Idle,
-    /// Requests wait until then for company, or for their turn.
+    /// Requests wait until then for company, or for the lane.
     Until(Moment),
     /// Requests wait, and no lane serves.
     NoLane,
 }
 
-/// What a batch that was answered says of its lane.
+/// What an answered batch says of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
     /// Whether it ran where the lane's batches run now.

@@ -1,4 +1,5 @@
-//! One model's way from its requests to batches on its workers' lanes: what waits, what is refused, what runs together, when and where.
+//! The way of one model's requests to batches on its workers' lanes: what waits, what is refused,
+//! what runs together, when and where.
 //!
 //! ```text
 //! accept ─▶ door ─▶ queues ─▶ next: refuse these, send that ─▶ sent ─▶ lane ─▶ take, completed, recycle
@@ -6,8 +7,9 @@
 //!                      └──────────── put_back ◀─ take_back ◀────────────┘
 //! ```
 //!
-//! It is told what happens and when, and says what to do; whoever drives it does that: the supervisor with sockets and slabs, the simulator
-//! with a virtual clock. After anything that may let a batch go, its driver asks for what is [`next`](Scheduler::next) until nothing is.
+//! The scheduler is told what happens and when, and says what to do. Its driver does that: the
+//! supervisor with sockets and slabs, the simulator with a virtual clock. After anything that may
+//! let a batch go, the driver asks for what is [`next`](Scheduler::next) until nothing is.
 
 pub mod batcher;
 mod door;
@@ -39,17 +41,17 @@ use late::Lateness;
 use observe::Observer;
 use queues::Queues;
 
-/// Requests that were given up are taken out of the queue once they may be one in so many of those in it: for each, about as many are
-/// looked at.
+/// Given-up requests are taken out of the queue once they may be one in so many of the requests in
+/// it: so for each, about as many requests are looked at.
 const GIVEN_UP_ONE_IN: usize = 8;
 
-/// The state of one model's scheduling, whose requests have shapes `K`.
+/// The scheduling of one model; `K` is the shape of a request.
 #[derive(Debug)]
 pub struct Scheduler<K, T> {
     slo: Duration,
     door: Doorkeeper,
     queues: Queues<K, T>,
-    /// How many in it may have been given up by their clients; some of those may execute.
+    /// How many queued requests may have been given up by their clients; some of these may execute.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
     /// Whether late requests are refused under overload; `None`: they are served.
@@ -59,7 +61,7 @@ pub struct Scheduler<K, T> {
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    /// Of a model of which at most so many requests wait, and that has no lane yet.
+    /// For a model that has no lane yet, and of which at most so many requests wait.
     pub fn new(rules: Rules, max_requests: usize, now: Moment) -> Self {
         let Rules { slo, max_delay, reject_late } = rules;
         let most = Limits { max_rows: 0, max_requests: 1, max_delay };
@@ -80,7 +82,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.door.found(max_rows, max_requests);
     }
 
-    /// Other rules hold. What waits keeps its deadline.
+    /// Other rules hold. Requests that wait keep their deadlines.
     pub fn set_rules(&mut self, rules: Rules) {
         let Rules { slo, max_delay, reject_late } = rules;
         if self.slo != slo || self.lateness.is_some() != reject_late {
@@ -95,7 +97,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.door.set(door);
     }
 
-    /// Whether requests are refused that cannot be answered in time, rather than those whose time is up.
+    /// Whether requests that cannot be answered in time are refused, rather than those with their
+    /// time up.
     pub fn refuses_late(&self) -> bool {
         self.door.refuses_late()
     }
@@ -105,7 +108,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.slo
     }
 
-    /// Takes a request in, if need be in the place of those that are settled, or refuses it.
+    /// Takes a request in, if need be in the place of settled ones, or refuses it.
     pub fn accept(&mut self, request: Entry<K, T>, now: Moment) -> Result<(), Refused<K, T>> {
         self.note_service(now);
         self.seen.arrived(request.rows);
@@ -190,7 +193,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Sending { worker, id: self.next_batch, slot, groups, requests }
     }
 
-    /// Takes the requests out of a batch that are settled, or that overload has made too late.
+    /// Takes requests out of a batch that are settled, or that overload has made too late.
     fn leave_out(&self, batch: &mut Vec<Entry<K, T>>, refused: &mut Vec<Refused<K, T>>, now: Moment) {
         batch.retain(|request| !request.item.is_settled());
         let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
@@ -198,7 +201,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused.extend(overdue.map(|request| Refused { request, why: Refusal::Overdue }));
     }
 
-    /// The batch is on its way. Whether it executes at once, as nothing was before it.
+    /// The batch is on its way. Returns whether it executes at once, because nothing was before it.
     pub fn sent(&mut self, sending: Sending<K, T>, now: Moment) -> bool {
         let Sending { worker, id, slot, groups, requests } = sending;
         let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
@@ -214,13 +217,14 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         executes
     }
 
-    /// The lane did not take it: its requests wait at the head of the queue.
+    /// The lane did not take the batch: its requests wait at the head of the queue.
     pub fn not_sent(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
         self.queues.put_back(requests);
         self.note(now);
     }
 
-    /// A worker has answered: takes the batch off its lane, whose slot stays taken. `None` if it had no such batch.
+    /// A worker has answered: takes the batch off its lane; its slot stays taken. `None` if the
+    /// worker had no such batch.
     pub fn take(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight<K, T>> {
         let taken = self.lane_mut(worker)?.take(batch, now);
         self.note_busy(now);
@@ -242,7 +246,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Completed { here, first }
     }
 
-    /// The answer in `slot` is done with; the lane has room again. Whether it is drained now, as it was told to.
+    /// The answer in `slot` is done with; the lane has room again. Returns whether a draining lane
+    /// is now empty.
     pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
@@ -263,7 +268,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.lanes.retain(|lane| lane.worker != worker);
     }
 
-    /// Batches go to `worker`, or to none. What the lane has to which they went, it finishes.
+    /// Batches go to `worker`, or to none. The lane that they went to before finishes what it has.
     pub fn route(&mut self, worker: Option<WorkerId>) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
@@ -287,26 +292,28 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Nothing more goes to `worker`, and [`Scheduler::recycle`] says when it has nothing left. Whether that is so already.
+    /// Nothing more goes to `worker`, and [`Scheduler::recycle`] says when it has nothing left.
+    /// Returns whether that is so already.
     pub fn drain(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
         lane.is_empty()
     }
 
-    /// Nothing more goes to `worker`. Whether batches went to it.
+    /// Nothing more goes to `worker`. Returns whether batches went to it.
     pub fn stand(&mut self, worker: WorkerId) -> bool {
         let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }
 
-    /// Takes the requests back that `worker` has. Its batches stay, and what it answers to them is of no use.
+    /// Takes back the requests that `worker` has. Its batches stay, and its answers to them are
+    /// ignored.
     pub fn take_back(&mut self, worker: WorkerId) -> Abandoned<K, T> {
         let none = Abandoned { executing: Vec::new(), behind: Vec::new() };
         self.lane_mut(worker).map_or(none, Lane::abandon)
     }
 
-    /// Has requests that ran without an answer wait again, at the head of the queue.
+    /// Puts requests that ran without an answer back at the head of the queue.
     pub fn put_back(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
         if !requests.is_empty() {
             self.door.put_back(now);
@@ -315,21 +322,23 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.put_back(requests);
     }
 
-    /// Until the queue has been empty once, lateness is not the load's doing.
+    /// Until the queue has been empty once, late requests are no sign of load.
     pub fn disturbed(&mut self) {
         if let Some(lateness) = &mut self.lateness {
             lateness.disturbed();
         }
     }
 
-    /// Corrects since when `worker` executes what it does; with `None` it was reported to hang, which is said once.
+    /// Corrects since when `worker` executes its batch; `None` says that it was reported to hang,
+    /// so that the report comes once.
     pub fn executes_since(&mut self, worker: WorkerId, since: Option<Moment>) {
         if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
             front.executing_since = since;
         }
     }
 
-    /// A client gave a request up that had no answer. It must not keep others out for long.
+    /// A client gave up a request that had no answer. That request must not keep others out for
+    /// long.
     pub fn give_up(&mut self) {
         self.given_up += 1;
         if self.given_up * GIVEN_UP_ONE_IN >= self.queues.len() {
@@ -339,7 +348,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Takes the requests that are settled out of the queue.
     pub fn forget_settled(&mut self) {
-        // All of the queue is looked at.
+        // Looking through the whole queue is worth it only if there may be such requests.
         if self.given_up == 0 {
             return;
         }
@@ -391,7 +400,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.door.note_service(serves, now);
     }
 
-    /// What is left when all that could be sent was.
+    /// Notes what is left when all that could be sent was sent.
     fn note(&mut self, now: Moment) {
         if let Some(lateness) = &mut self.lateness {
             if self.queues.is_empty() { lateness.emptied() } else { lateness.queued(now) }

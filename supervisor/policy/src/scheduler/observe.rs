@@ -7,7 +7,7 @@ use shadowslice_shared::units::Moment;
 
 use crate::sharing::{Executed, Seen, leaves_time_for_the_way};
 
-/// Batch sizes told apart; further ones are left out.
+/// How many batch sizes are told apart; further ones are left out.
 const MAX_SIZES: usize = 256;
 
 /// The longest latency told apart, in microseconds: a minute.
@@ -86,7 +86,7 @@ impl Observer {
         }
     }
 
-    /// Another share is in force: what executed before says nothing about it.
+    /// Another share is in force: earlier executions say nothing about it.
     pub(super) fn share_changed(&mut self) {
         self.executed.clear();
     }
@@ -103,7 +103,7 @@ impl Observer {
         }
     }
 
-    /// What was seen since the last look; what comes is seen afresh.
+    /// What was seen since the last look; counting starts again.
     pub(super) fn take(&mut self, queued: usize, now: Moment) -> Seen {
         let seen = self.seen(queued, now);
         self.clear(now);
@@ -143,7 +143,7 @@ impl Observer {
     }
 }
 
-/// Zero of none.
+/// Zero if there is none.
 fn mean(sum: Duration, count: u64) -> Duration {
     sum / u32::try_from(count.max(1)).unwrap_or(u32::MAX)
 }

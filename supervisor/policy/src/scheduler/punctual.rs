@@ -1,8 +1,10 @@
-//! Who goes into the next batch, where not everybody can be answered in time.
+//! Which requests go into the next batch, where not all can be answered in time.
 //!
-//! The more go, the longer the batch takes: it may be too late for the oldest of them, and who stays behind waits for all of it. So
-//! all go if all are in time. Else as many of the oldest go as leave the others in time for the batch after this one. Where somebody
-//! is late whoever goes, those go who are answered fastest, for what is lost now is lost once, and a slow batch makes the next ones late.
+//! The more requests go, the longer their batch takes: it may end too late for the oldest of them,
+//! and the requests that stay behind wait for all of it. So all go if all are in time. Else as many
+//! of the oldest go as leave the others in time for the batch after this one. Where a request is
+//! late in any case, the batch with the most rows a second goes: a request lost now is lost once,
+//! but a slow batch makes the next ones late, too.
 
 use std::time::Duration;
 
@@ -12,24 +14,24 @@ use super::batcher::Limits;
 use super::queue::Entry;
 use crate::latency::Predictor;
 
-/// A batch is looked at with what comes after it, which is no more than this many full ones together.
+/// A batch is looked at together with the requests after it, up to this many full batches in all.
 const BATCHES: u32 = 2;
 
 /// What is known of the lane that a batch is for.
 #[derive(Debug, Clone, Copy)]
 pub struct Punctual<'p> {
-    /// When it should be through with what it has; not in the past.
+    /// When the lane should be through with what it has; not in the past.
     pub starts: Moment,
-    /// Whether it has nothing. Then somebody goes in any case: it costs nobody anything to try, and predictions that turn everybody
-    /// away would never be corrected.
+    /// Whether the lane has nothing. Then a request goes in any case: to try it delays no other,
+    /// and predictions that refuse every request would never be corrected.
     pub idle: bool,
-    /// Who came before this is answered however late.
+    /// Requests that arrived before this are answered however late.
     pub forgiven: Moment,
     /// How long batches take.
     pub predictor: &'p Predictor,
 }
 
-/// One request of those that wait.
+/// A request that waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Due {
     /// When its answer is due; none if it is never too late.
@@ -40,14 +42,14 @@ pub(crate) struct Due {
 /// A choice among requests in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pick {
-    /// So many are refused, from the first,
+    /// So many requests are refused, from the first,
     pub(crate) late: usize,
     /// and so many after them go.
     pub(crate) go: usize,
 }
 
 impl Punctual<'_> {
-    /// What is to be looked at of these, which may share a batch, in their order.
+    /// The waiting requests that are to be looked at, in their order; all may share a batch.
     pub(crate) fn dues<'e, K: 'e, T: 'e>(
         &self,
         waiting: impl Iterator<Item = &'e Entry<K, T>>,
@@ -67,7 +69,8 @@ impl Punctual<'_> {
         Due { by: (entry.arrived >= self.forgiven).then_some(entry.deadline), rows: entry.rows }
     }
 
-    /// Who of these goes. They are by deadline; where some are not, as those that were put back, the choice is only less good.
+    /// Which of these requests go. They should be by deadline; those that were put back may not be,
+    /// and then the choice is only less good.
     pub(crate) fn pick(&self, waiting: &[Due], limits: &Limits) -> Pick {
         let queue = &Line::new(waiting, limits);
         let alone = |due: &Due| self.in_time(due, self.predictor.predict(due.rows));
@@ -86,12 +89,12 @@ impl Punctual<'_> {
         go.map_or_else(|| self.fastest(queue, first), |go| Pick { late: first, go })
     }
 
-    /// Whether all of a batch are in time. One request is known to be.
+    /// Whether all requests of a batch are in time. A single one was found to be.
     fn makes_it(&self, queue: &Line<'_>, first: usize, go: usize) -> bool {
         go == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, go)))
     }
 
-    /// Whether all that one batch holds of those behind are in time after this one.
+    /// Whether the next batch, of those left behind, is in time after this one.
     fn others_make_it(&self, queue: &Line<'_>, first: usize, go: usize) -> bool {
         let next = first + go;
         let time = |first, go| self.predictor.cautious(queue.rows(first, go)).unwrap_or_default();
@@ -99,7 +102,7 @@ impl Punctual<'_> {
         self.in_time(&queue.waiting[next], Some(both))
     }
 
-    /// The batch of which most are answered in the time that it takes.
+    /// The batch that answers the most rows a second.
     fn fastest(&self, queue: &Line<'_>, first: usize) -> Pick {
         let mut best = Pick { late: first, go: 1 };
         let mut pace = self.pace(queue, best);
@@ -133,7 +136,7 @@ impl Punctual<'_> {
 struct Line<'w> {
     waiting: &'w [Due],
     limits: &'w Limits,
-    /// The rows of as many of them, from the first: of none, of one, and so on.
+    /// The rows of the first none, one, two and so on of them.
     sums: Vec<u64>,
 }
 
@@ -148,7 +151,7 @@ impl<'w> Line<'w> {
         Self { waiting, limits, sums }
     }
 
-    /// The requests that one batch holds from there on; at least one.
+    /// How many requests one batch holds from there on; at least one.
     fn most(&self, first: usize) -> usize {
         let full = self.sums[first] + u64::from(self.limits.max_rows);
         let fit = self.sums[first + 1..].partition_point(|&sum| sum <= full);
@@ -175,7 +178,7 @@ mod tests {
         Moment::after_origin(Duration::from_millis(ms))
     }
 
-    /// 10 ms, and one more for each row.
+    /// 10 ms, and 1 ms more for each row.
     fn predictor() -> Predictor {
         let row = |batch: u32| Row { batch, ms: vec![10.0 + f64::from(batch)] };
         let profile = Profile {

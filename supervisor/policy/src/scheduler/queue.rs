@@ -12,7 +12,7 @@ use shadowslice_shared::units::Moment;
 /// A request that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<K, T> {
-    /// What decides with whom it may run: requests join a batch only if their shapes are equal.
+    /// Decides which requests it may run with: those in a batch have equal shapes.
     pub shape: K,
     /// Rows that it adds to a batch, at least 1.
     pub rows: u32,
@@ -31,10 +31,10 @@ pub struct Entry<K, T> {
 /// Where an entry stands; the smallest is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// False for what was put back, which goes first.
+    /// False for an entry that was put back, which goes first.
     fresh: bool,
     deadline: Moment,
-    /// Makes places unique, and first come first served among equals.
+    /// Makes places unique, and keeps the order of arrival among equals.
     sequence: u64,
 }
 
@@ -170,7 +170,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         grouped.chain(self.alone.first()).copied()
     }
 
-    /// The first place of those with this shape that may run together.
+    /// The first place of the entries with this shape that may run together.
     pub(crate) fn first_of(&self, shape: &K) -> Option<QueueKey> {
         self.groups.get(shape)?.places.first().copied()
     }

@@ -1,4 +1,4 @@
-//! The requests that wait, by priority: a queue by deadline for each, of which the first goes first.
+//! The waiting requests: for each priority a queue by deadline; the highest priority goes first.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use super::batcher::{self, Limits, Next};
 use super::punctual::Punctual;
 use super::queue::{Entry, Queue};
 
-/// So many priorities keep their queues while these are empty, as requests of the same come again.
+/// So many priorities keep their queues when these are empty, because more requests of them will
+/// come.
 const KEPT: usize = 8;
 
 /// All that waits for one model. A batch holds requests of one priority.
@@ -16,17 +17,17 @@ const KEPT: usize = 8;
 pub(super) struct Queues<K, T> {
     most: usize,
     waiting: usize,
-    /// Few of them empty, so that there are not many more than requests.
+    /// Few of the queues are empty, so that there are not many more of them than requests.
     levels: BTreeMap<u64, Queue<K, T>>,
 }
 
 impl<K: Ord + Clone, T> Queues<K, T> {
-    /// Of at most `most` requests.
+    /// For at most `most` requests.
     pub(super) fn new(most: usize) -> Self {
         Self { most, waiting: 0, levels: BTreeMap::new() }
     }
 
-    /// Accepts a request, or gives it back when as many wait as may.
+    /// Accepts a request, or gives it back when no more may wait.
     pub(super) fn push(&mut self, request: Entry<K, T>) -> Result<(), Entry<K, T>> {
         if self.waiting >= self.most {
             return Err(request);
@@ -36,8 +37,8 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         Ok(())
     }
 
-    /// Takes back what ran without an answer, past the bound if need be. It goes before all others of its
-    /// priority.
+    /// Takes back requests that ran without an answer, past the bound if need be. They go before
+    /// all others of their priority.
     pub(super) fn put_back(&mut self, requests: Vec<Entry<K, T>>) {
         for request in requests {
             self.waiting += 1;
@@ -49,7 +50,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         self.levels.entry(level).or_insert_with(|| Queue::new(usize::MAX))
     }
 
-    /// What runs next: of the first priority of which something is ready.
+    /// What runs next: from the first priority that has something ready.
     pub(super) fn next(
         &mut self,
         limits: &Limits,
@@ -101,7 +102,8 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         self.waiting == 0
     }
 
-    /// Rows of the requests that a new one of this priority would find before it, other deadlines aside.
+    /// Rows of all requests of this priority or a higher one; at most these go before a new
+    /// request.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

@@ -32,7 +32,7 @@ fn at(after: u64) -> Moment {
 }
 
 fn slice(groups: Groups, sms: u32) -> Slice {
-    // 10 ms, and one more for each row.
+    // 10 ms, and 1 ms more for each row.
     let times = (1..=16).map(|rows| (rows, ms(10 + u64::from(rows)))).collect();
     Slice { groups, sms: Sms(sms), times }
 }
@@ -80,7 +80,7 @@ fn go(model: &mut Scheduler<(), Asked>, now: Moment) -> (Vec<Sent>, Vec<u32>, Re
     }
 }
 
-/// Its worker has answered its first batch after so long; whether that drained its lane.
+/// The worker has answered its first batch after so long; returns whether that drained its lane.
 fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Moment) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
     let batch = model.take(worker, id, now).unwrap();
@@ -111,7 +111,8 @@ fn the_door_counts_full_batches_before_a_request_and_its_own() {
     model.set_door(Door { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
-    // The first ends at 11, then four in 14 ms each: the first that is one row in its batch ends after 11 + 2 * 14 + 11 ms.
+    // The first batch ends after 11 ms, then four take 14 ms each. A request that is alone in its
+    // batch is first answered after 11 + 2 * 14 + 11 ms.
     let refused = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_err());
     assert_eq!(refused.collect::<Vec<_>>(), (10..=20).collect::<Vec<_>>(), "11 + 2 * 14 + 12 ms is too late");
     let seen = model.observe(at(1));
@@ -227,7 +228,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     go(&mut model, at(0));
     model.move_to(WORKER, &part);
     assert_eq!(time(&model), None);
-    // It ran on the whole, and says nothing of the part.
+    // The batch ran on the whole GPU, and says nothing of the part.
     answer(&mut model, WORKER, ms(11), at(11));
     assert_eq!((time(&model), model.observe(at(11)).executed), (None, Vec::new()));
     model.accept(request(2, 20), at(20)).unwrap();
@@ -328,8 +329,9 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
 }
 
 proptest! {
-    /// Whatever happens, each request that was let in waits, is on a lane, or was refused or answered, once; no batch is too large, mixes
-    /// levels or joins what must be alone; no slot is taken twice.
+    /// Whatever happens, each request that was let in waits, is on a lane, or was refused or
+    /// answered, once. No batch is too large, mixes levels or joins what must be alone; no slot is
+    /// taken twice.
     #[test]
     fn no_request_is_lost_or_served_twice(events in events()) {
         let mut model = serving();

@@ -10,7 +10,7 @@ use super::{Policy, PolicyName, Terms, UnknownPolicy};
 /// Behind a policy's name: requests that cannot be answered in time are turned away.
 const WITH_DOORS: &str = "+doors";
 
-/// A policy as people write it: `gslice`, `half+doors`.
+/// A policy as operators write it: `gslice`, `half+doors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// Which policy.
@@ -20,12 +20,12 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// A policy as it is.
+    /// This policy without `+doors`.
     pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
     }
 
-    /// Whether it tells priorities apart.
+    /// Whether the policy tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive
     }

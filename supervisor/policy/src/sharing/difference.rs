@@ -22,8 +22,8 @@ impl Target {
     }
 }
 
-/// The decision that leads to the targets without further thought: no share changes while it is held
-/// or while it is already changing, and what makes room goes first.
+/// The decision that leads straight to the targets: no share changes while it is held or is already
+/// changing, and changes that make room go first.
 pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();

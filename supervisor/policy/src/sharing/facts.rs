@@ -14,13 +14,13 @@ pub struct Terms {
     pub gpu: usize,
     /// The share that its configuration starts it with.
     pub initial: Sms,
-    /// Whether somebody chose that, rather than left it to be divided.
+    /// Whether an operator chose `initial`, rather than left it to be divided.
     pub initial_given: bool,
     /// The shares that it may have, ascending: not all numbers of SMs can be had.
     pub shares: Vec<Sms>,
     /// The latency that it promises, from arrival to answer.
     pub slo: Duration,
-    /// How many percent of its requests keep that; above 0, at most 100.
+    /// How many percent of its requests must keep the SLO; above 0, at most 100.
     pub percentile: f64,
     /// 1 is the highest.
     pub priority: u32,
@@ -47,7 +47,7 @@ impl Terms {
     }
 }
 
-/// Everything as it stands now. Immutable, and possibly stale by the time a decision is carried out.
+/// The state of everything now. Immutable, and possibly stale when a decision is carried out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     /// Now.
@@ -69,7 +69,8 @@ pub struct Live {
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
     pub standing: Option<Sms>,
-    /// Whether its share is held: by hand, or as its answers are wrong with another one.
+    /// Whether its share is held: by an operator, or because its answers are wrong with another
+    /// share.
     pub held: bool,
     /// What was seen since the last decision.
     pub seen: Seen,
@@ -82,13 +83,13 @@ pub struct Seen {
     pub span: Duration,
     /// Requests that came, refused ones included.
     pub arrived: u64,
-    /// Rows of all those together.
+    /// Rows of all these requests.
     pub rows: u64,
     /// Requests answered.
     pub answered: u64,
     /// Requests answered within the SLO.
     pub in_time: u64,
-    /// Those of them that [leave time for the way](leaves_time_for_the_way).
+    /// Of these, the requests with answers that [leave time for the way](leaves_time_for_the_way).
     pub in_good_time: u64,
     /// Requests turned away.
     pub refused: u64,
@@ -100,7 +101,8 @@ pub struct Seen {
     pub p99_latency: Duration,
     /// The part of the span in which a batch executed, 0 to 1.
     pub busy: f64,
-    /// Batches by their size. All executed at the share in force, beside whoever was there.
+    /// Batches by their size. All executed at the share in force, beside the neighbours of that
+    /// time.
     pub executed: Vec<Executed>,
 }
 
@@ -111,8 +113,9 @@ impl Seen {
     }
 }
 
-/// What is left of the SLO for a request's way from its client and its answer's way back, which no server sees. Measured on H100s and an
-/// H200: 0.4 to 0.9 ms of SLOs of 4 to 8 ms, for clients in Rust and in Python.
+/// The part of the SLO that is left for a request's way from its client and its answer's way back,
+/// which no server sees. Measured on H100s and an H200: 0.4 to 0.9 ms of SLOs of 4 to 8 ms, for
+/// clients in Rust and in Python.
 const WAY: f64 = 0.1;
 
 /// Whether an answer is early enough for its client to have it within the SLO.

@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Sms};
 
-/// All that is to happen, and why. Deciding again on the same facts after carrying it out changes nothing.
+/// All that is to happen, and why. Once it is carried out, deciding again on the same facts changes
+/// nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use = "a decision that is not carried out has changed nothing"]
 pub struct Decision {
     /// The shares to change; `None` if none is.
     pub plan: Option<Plan>,
-    /// How each model batches and whom it lets in from now on, in the models' order.
+    /// How each model batches and which requests it lets in from now on, in the models' order.
     pub doors: Vec<Door>,
-    /// For each model: why.
+    /// For each model, why it has its share.
     pub report: Vec<Verdict>,
 }
 
-/// Which shares change, in this order: those that make room come before those that take it, unless
-/// nothing is lost by the overlap. It leaves its executor no choice.
+/// Which shares change, in this order: changes that make room come before those that need it,
+/// unless the overlap costs nothing. The executor has no choice left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The changes; never empty.
@@ -47,7 +48,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door that turns nobody away.
+    /// A door that lets all requests in.
     pub const fn open(max_batch: u32) -> Self {
         Self { max_batch, refuse_late: false }
     }
@@ -60,9 +61,9 @@ pub struct Verdict {
     pub from: Sms,
     /// The share that the model should have; the same where it is right.
     pub to: Sms,
-    /// What a change waits for; `None` where there is none to make, or it is made now.
+    /// What a change waits for; `None` if there is no change to make, or it is made now.
     pub waiting: Option<Waiting>,
-    /// Why that is its share.
+    /// Why the model should have that share.
     pub why: Why,
 }
 
@@ -78,14 +79,14 @@ impl Verdict {
 pub enum Waiting {
     /// A hand-over of this model is under way.
     Handover,
-    /// People hold the share.
+    /// An operator holds the share.
     Held,
 }
 
 /// Why a model has its share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Why {
-    /// That is how its policy divides the GPU, whatever became of its requests.
+    /// That is how its policy divides the GPU, whatever happens to its requests.
     Divided,
     /// No more of its requests miss than may.
     Met(Missed),
@@ -98,21 +99,21 @@ pub enum Why {
         /// What it misses now.
         now: Missed,
     },
-    /// It misses, and its neighbours make room for it, or will when it is its turn.
+    /// It misses, and its neighbours make room for it, or will in their turn.
     Short {
         /// What it misses.
         missed: Missed,
-        /// Steps that were made for its sake.
+        /// How many steps were made for its sake.
         steps: usize,
     },
-    /// It misses, and nobody can make room for it, or that did not help.
+    /// It misses, and no other model can make room for it, or that did not help.
     Helpless {
         /// What it misses.
         missed: Missed,
         /// When it is tried again.
         until: Moment,
     },
-    /// It misses, but not because of what its batches take.
+    /// It misses, but not because of the time that its batches take.
     NotItsBatches {
         /// What it misses.
         missed: Missed,
@@ -121,11 +122,12 @@ pub enum Why {
     },
 }
 
-/// Requests that missed over the last second, or over 10 s where few ended in that, as a part of those that ended.
+/// Requests that missed over the last second, or over the last 10 s if few ended in that second, as
+/// a part of those that ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Missed {
     /// That part, 0 to 1.
     pub part: f64,
-    /// The part that may, by the model's percentile.
+    /// The part that may miss, by the model's percentile.
     pub may: f64,
 }

@@ -12,7 +12,7 @@ use super::{Choice, Decision, Facts, Terms};
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
-    /// Ours: nothing until a model misses, then the least that helps.
+    /// This project's own: nothing until a model misses, then the least that helps.
     Adaptive,
     /// Every model may use the whole GPU.
     Unpartitioned,
@@ -20,7 +20,7 @@ pub enum PolicyName {
     Static,
     /// The GPU divided by the number of its models.
     Equal,
-    /// Twice that, as NVIDIA advises.
+    /// Twice the equal share, as NVIDIA advises.
     Half,
     /// GSLICE's self-tuning.
     Gslice,
@@ -29,7 +29,7 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    /// All of them, the one that is judged first.
+    /// All of them; the policy under test comes first.
     pub const ALL: [Self; 7] = [
         Self::Adaptive,
         Self::Unpartitioned,
@@ -110,8 +110,8 @@ impl Policy {
         Self { choice, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Goes on from what an earlier policy knew of each GPU that has the same models still, each of which has that place there. All else begins
-    /// anew.
+    /// Keeps what an earlier policy knew of each GPU that still has the same models; `places` says
+    /// where each model was in the earlier policy. All else begins anew.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
@@ -148,7 +148,7 @@ impl Policy {
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
     }
 
-    /// What should change, and why. To be asked once an interval.
+    /// What should change, and why. Call it once an interval.
     pub fn decide(&mut self, facts: &Facts) -> Decision {
         let mut targets: Vec<Target> = match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.decide(&self.terms, facts),

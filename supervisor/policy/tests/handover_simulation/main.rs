@@ -1,11 +1,11 @@
-//! The hand-over machine in a world of delays, deaths, lost news and deaf workers: many seeded runs,
-//! each checked at every step against the invariants in `rules.rs`.
+//! The hand-over machine in a world of delays, deaths, lost news and workers that ignore orders:
+//! many seeded runs, each checked at every step against the invariants in `rules.rs`.
 //!
 //! * `SHADOWSLICE_SIM_SEEDS=1000000` runs so many seeds instead of [`SEEDS`].
 //! * `SHADOWSLICE_SIM_SEED=4711` runs this one only, and tells what happens; show it with
 //!   `cargo test -p shadowslice-policy --test handover_simulation -- --nocapture`.
 //!
-//! `supervisor/policy/mutations/run` shows that it can fail.
+//! `supervisor/policy/mutations/run` shows that this test can fail.
 #![allow(clippy::panic, clippy::print_stdout, reason = "a test, which fails and tells why")]
 
 mod random;

@@ -23,16 +23,16 @@ pub(crate) enum Cause<'a> {
 /// One side, as the rules see it.
 #[derive(Default)]
 struct Seen {
-    /// Has requests in flight, as far as can be known; whoever is routed and lives has.
+    /// Has requests in flight, as far as can be known; the routed side has, if it lives.
     in_flight: bool,
-    /// The latest process was told to be gone.
+    /// The exit of the latest process was told.
     gone: bool,
     draining: bool,
     parked: bool,
     asked: Option<Moment>,
     killed: Option<Moment>,
     given_up: bool,
-    /// It is the driver's.
+    /// The side belongs to the driver.
     released: bool,
 }
 
@@ -146,7 +146,7 @@ impl Rules {
         }
     }
 
-    /// The death of who is routed, where the machine leaves it so, is the controller's business.
+    /// The death of the routed side, where the machine leaves it so, is the controller's business.
     fn controller_requeues(&mut self, fact: &Fact) {
         if *fact == Fact::Exited(self.routed) {
             self.sides[self.routed as usize].in_flight = false;
@@ -260,8 +260,9 @@ impl Rules {
         }
     }
 
-    /// What ends a phase ends it within the step. After the cut-over and before the point of no return,
-    /// a shadow that is gone or broken also hands the traffic back, if the incumbent is still there.
+    /// An event that ends a phase ends it within the step. After the cut-over and before the point
+    /// of no return, a shadow that is gone or broken also gives the traffic back, if the incumbent
+    /// is still there.
     fn nothing_is_put_off(&self, fact: &Fact, phase: PhaseName) -> Result<(), Broken> {
         let before_cut_over = matches!(phase, PhaseName::Spawning | PhaseName::Warming);
         match fact {

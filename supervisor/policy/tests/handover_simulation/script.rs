@@ -21,7 +21,7 @@ pub(crate) enum Happening {
     Cancel,
     Reclaim,
     Adopt,
-    /// A timer of somebody else, or one that was never cancelled.
+    /// A timer of another owner, or one that was never cancelled.
     StrayTimer,
 }
 
@@ -31,9 +31,9 @@ pub(crate) enum StartUp {
     Succeeds,
     /// There is not even a process.
     CannotSpawn,
-    /// It says so instead of hello.
+    /// The shadow reports a failure instead of hello.
     FailsBeforeHello,
-    /// It says so instead of becoming warm.
+    /// The shadow reports a failure instead of becoming warm.
     FailsBeforeWarm,
 }
 
@@ -91,8 +91,8 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Every even seed is a run without faults: everything succeeds in time; but news takes its time,
-    /// comes twice, old timers fire, and the parked incumbent may be reclaimed or adopted.
+    /// Every even seed is a run without faults: everything succeeds in time. But news arrives late
+    /// or twice, old timers fire, and the parked incumbent may be reclaimed or adopted.
     pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
         let faultless = seed.is_multiple_of(2);
         let timeouts = Timeouts {
@@ -124,7 +124,8 @@ impl Script {
         let happenings = happenings(faultless, window, random);
         let repeated = random.below(40);
         let shadow = match random.below(10) {
-            // Nobody hands over from a dead worker to one that stands ready: that one has taken over by then.
+            // No hand-over goes from a dead worker to one that stands ready: that one has taken
+            // over by then.
             0..3 if incumbent_alive => Beginning::Standing,
             3 | 4 if start_up != StartUp::CannotSpawn => {
                 Beginning::Spawning { behind: random.within(spawn.min(timeouts.spawn)) }
@@ -186,7 +187,7 @@ fn happenings(faultless: bool, window: Duration, random: &mut Random) -> Vec<(Du
     happenings
 }
 
-/// What the machine is told about it, if anything.
+/// What the machine is told about the happening, if anything.
 impl Happening {
     pub(crate) fn fact(self) -> Option<Fact> {
         match self {

@@ -172,7 +172,7 @@ impl World {
             Event::Ends(side, generation) if self.lives(side, generation) => self.die(side),
             Event::Up(side, generation) if self.lives(side, generation) => {
                 self.process_mut(side).life = Life::Serving;
-                // The controller routes to it from now on, and says so in the same breath.
+                // The controller routes to the worker from now on, and says so at once.
                 if side == Side::Incumbent {
                     self.tell(Fact::IncumbentServes)?;
                 }
@@ -275,7 +275,8 @@ impl World {
         }
     }
 
-    /// Asks or kills; `in_vain` if the side does not care. Who is gone already is reported gone again.
+    /// Asks or kills; `in_vain` if the side does not care. A side that is gone already is reported
+    /// gone again.
     fn send_away(&mut self, side: Side, in_vain: bool) {
         let (generation, gone, told) = {
             let process = self.process(side);

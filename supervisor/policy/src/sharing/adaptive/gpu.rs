@@ -1,4 +1,4 @@
-//! One GPU: which steps were made there, and what is being found out about the last one.
+//! One GPU: which steps were made there, and what is being found out about the last step.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,43 +11,46 @@ use super::steps::{Moved, Step, next_step};
 use super::window::SPAN;
 use super::{Adaptive, ModelHistory};
 
-/// What is seen of a step before it is judged: this long, and so many requests of the model that it is for, or [`SPAN`].
+/// A step is judged after this time, and after so many requests of the model that it is for, or
+/// [`SPAN`].
 const SETTLES: Duration = Duration::from_millis(300);
 const ENOUGH: u64 = 30;
 
-/// A step helped if this part of what was missed before it is missed no more.
+/// Steps helped if at least this part of the former misses is gone.
 const HELPS: f64 = 0.2;
 
-/// A request is worth so many of the next lower priority,
+/// A request is worth so many of the next lower priority.
 const WORTH: f64 = 2.0;
 
-/// and a step after which what misses is worth more than before, by this part and by so many standard deviations, does harm.
+/// A step does harm if the worth of what misses rises by this part and by so many standard
+/// deviations.
 const HARMS: f64 = 0.01;
 const DEVIATIONS: f64 = 2.0;
 
-/// A step that is not in force by then is taken back.
+/// A step that is not in force after this time is taken back.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
 
-/// For how long requests are refused that cannot be in time, after a model was short.
+/// For how long requests that cannot be in time are refused after a model was short.
 const REFUSES: Duration = Duration::from_secs(2);
 
-/// For how long no model was short before a step is taken back, and for how long a model is left be that steps did not help: at first,
-/// and each time after that. For so long, too, a step is not made that did harm.
+/// How long no model must be short before a step is taken back, and how long a model gets no steps
+/// after steps did not help: at first, and each time after that. The longer time also keeps a
+/// harmful step from being made again.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LONG_PATIENCE: Duration = Duration::from_secs(600);
 
-/// A step that was taken back is missed if a model is short within this.
+/// A step was taken back too early if a model is short within this time.
 const TOO_EARLY: Duration = Duration::from_secs(60);
 
 /// What is remembered of a GPU.
 #[derive(Debug, Clone)]
 pub(super) struct GpuHistory {
-    /// What was done, the last at the end.
+    /// The steps made, the last at the end.
     pub(super) steps: Vec<Step>,
     trial: Trial,
-    /// Changes that did harm, and since when that is known.
+    /// Changes that did harm, and when that was found.
     harmful: Vec<(Moment, Vec<Moved>)>,
-    /// Until when requests are refused that cannot be in time.
+    /// Until when requests that cannot be in time are refused.
     refuses_until: Moment,
     calm_since: Moment,
     patience: Duration,
@@ -56,13 +59,13 @@ pub(super) struct GpuHistory {
 /// What is being found out about the last step.
 #[derive(Debug, Clone, PartialEq)]
 enum Trial {
-    /// Nothing.
+    /// No step is on trial.
     None,
-    /// It is not in force yet.
+    /// The step is not in force yet.
     Coming { since: Moment, before: Before },
-    /// Whether it helps.
+    /// The step is in force: does it help?
     InForce { since: Moment, before: Before },
-    /// This one was taken back: whether that was too early.
+    /// The step was taken back: was that too early?
     TakenBack { since: Moment, step: Step },
 }
 
@@ -73,11 +76,12 @@ struct Before {
     steps: usize,
     /// The part of the model's requests that missed.
     missed: f64,
-    /// What was missed before the last one.
+    /// What was missed before the last step.
     loss: Loss,
 }
 
-/// What is missed on a GPU in a second: each request counts as much as it is worth beside those of the lowest priority there.
+/// What is missed on a GPU in a second: each request counts by its worth, which is 1 at the lowest
+/// priority there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Loss {
     per_s: f64,
@@ -105,12 +109,12 @@ impl Default for GpuHistory {
 }
 
 impl GpuHistory {
-    /// Whether requests are refused that cannot be in time.
+    /// Whether requests that cannot be in time are refused.
     pub(super) fn refuses(&self, now: Moment) -> bool {
         now < self.refuses_until
     }
 
-    /// The same, of models that have other numbers now.
+    /// The same history, for models that have other numbers now.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize>) -> Self {
         let mut gpu = self.clone();
         for step in &mut gpu.steps {
@@ -124,7 +128,7 @@ impl GpuHistory {
         gpu
     }
 
-    /// Whether a model has less for the sake of another one.
+    /// Whether a model has less for the sake of another model.
     pub(super) fn makes_room(&self, model: usize) -> bool {
         let moves = |step: &Step| step.sake != model && step.changes.iter().any(|moved| moved.model == model);
         self.steps.iter().any(moves)
@@ -141,8 +145,9 @@ impl GpuHistory {
 }
 
 impl Adaptive {
-    /// While a model of a GPU is short, and a while longer, all of them refuse requests that cannot be in time: what is done for those
-    /// is taken from others. Before more is done, it shows whether that helps.
+    /// While a model of a GPU is short, and a while longer, all its models refuse requests that
+    /// cannot be in time: the time spent on those is taken from other requests. No step is made
+    /// before it is seen whether that helps.
     pub(super) fn refuse(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
         let is_short = |model: usize| self.is_short(model, terms) && self.may_be_helped(model, terms, facts);
         if (0..terms.len()).any(|model| terms[model].gpu == gpu && is_short(model)) {
@@ -153,7 +158,7 @@ impl Adaptive {
         }
     }
 
-    /// Judges the last step of a GPU, makes another one, or takes one back.
+    /// Judges the last step of a GPU, makes another step, or takes one back.
     pub(super) fn tend(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
         let now = facts.now;
         let shortest = self.shortest(gpu, terms, facts);
@@ -194,7 +199,8 @@ impl Adaptive {
         }
     }
 
-    /// The model of a GPU that is short and may be helped, of the highest priority and the one that misses most.
+    /// The model of a GPU that is short and may be helped: the highest priority first, then the
+    /// most misses.
     fn shortest(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Option<usize> {
         let short = (0..terms.len()).filter(|&model| {
             terms[model].gpu == gpu
@@ -209,7 +215,8 @@ impl Adaptive {
         })
     }
 
-    /// Makes a step for the sake of a model, if there is one to make, on trial with those since `before`. Whether there was one.
+    /// Makes a step for the sake of a model, on trial with those since `before`. Returns whether
+    /// there was a step to make.
     fn act(
         &mut self,
         gpu: usize,
@@ -252,8 +259,8 @@ impl Adaptive {
         })
     }
 
-    /// Whether the last step helps the model that it is for, once enough is seen of it: else another one is made, and where there is
-    /// none and few are helped by all, all are taken back.
+    /// Judges whether the last step helps its model, once enough was seen. If not, another step is
+    /// made; if none is left and all together helped little, all are taken back.
     fn judge(&mut self, gpu: usize, since: Moment, before: Before, terms: &[Terms], facts: &Facts) {
         let Some(step) = self.gpus[gpu].steps.last() else { return };
         let (model, age) = (step.sake, facts.now.since(since));
@@ -279,13 +286,13 @@ impl Adaptive {
         }
     }
 
-    /// Leaves a model be for a while, and each time for longer.
+    /// Makes no steps for a model for a while, longer from the second time on.
     fn give_up(&mut self, model: usize, now: Moment) {
         let span = self.models[model].helpless.map_or(PATIENCE, |_| LONG_PATIENCE);
         self.models[model].helpless = Some((now, span));
     }
 
-    /// The load of a GPU is another one: what was found out under the former one does not hold.
+    /// The load of a GPU has changed: what was found out under the former load does not hold.
     pub(super) fn try_again(&mut self, gpu: usize, terms: &[Terms]) {
         self.gpus[gpu].patience = PATIENCE;
         self.gpus[gpu].harmful.clear();
@@ -293,8 +300,8 @@ impl Adaptive {
         self.learn_loads(gpu, terms);
     }
 
-    /// What comes to a GPU's models from now on is the load that a later one is held against: after a change of shares clients that ask
-    /// as soon as they are answered ask at another pace.
+    /// The requests of a GPU's models from now on are the load that later loads are compared with:
+    /// after a change of shares, clients that wait for each answer send requests at another pace.
     pub(super) fn learn_loads(&mut self, gpu: usize, terms: &[Terms]) {
         self.on_gpu(gpu, terms).for_each(|model| model.load = Load::default());
     }
@@ -308,7 +315,7 @@ impl Adaptive {
         models.filter(move |(_, terms)| terms.gpu == gpu).map(|(model, _)| model)
     }
 
-    /// Where no model was short for long, takes the last step back, and sees.
+    /// If no model was short for long, takes the last step back, and then watches.
     fn relax(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
         if now.since(self.gpus[gpu].calm_since) < self.gpus[gpu].patience {
             return;
@@ -323,7 +330,7 @@ impl Adaptive {
         self.gpus[gpu].calm_since = now;
     }
 
-    /// Takes all steps but so many back.
+    /// Takes all steps back but the first so many.
     fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms]) {
         let back = self.gpus[gpu].steps.split_off(steps);
         for moved in back.iter().rev().flat_map(|step| &step.changes) {
@@ -332,7 +339,7 @@ impl Adaptive {
         self.forget(gpu, terms);
     }
 
-    /// What was seen under other shares says nothing of these.
+    /// What was seen under other shares says nothing of these shares.
     fn forget(&mut self, gpu: usize, terms: &[Terms]) {
         self.on_gpu(gpu, terms).for_each(|model| model.recent.clear());
     }

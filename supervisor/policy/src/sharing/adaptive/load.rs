@@ -1,27 +1,27 @@
-//! How many requests come for a model, and when that has become another load.
+//! How many requests a model gets, and when its load has changed.
 
 use std::time::Duration;
 
 use super::window::LONG;
 
-/// A load that differs by this part is another one,
+/// A load has changed if it differs by this part,
 const ANOTHER: f64 = 0.3;
 
-/// if it differs by so many standard deviations of requests that come by chance, too.
+/// plus so many standard deviations of requests that arrive by chance.
 const DEVIATIONS: f64 = 3.0;
 
-/// Requests that come in a second, as a mean over about [`LONG`].
+/// Requests a second, as a mean over about [`LONG`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct Load {
     per_s: f64,
-    /// For how long they were counted.
+    /// For how long requests were counted.
     counted: Duration,
-    /// What they were when they had been counted for long enough.
+    /// The mean when requests had been counted for [`LONG`].
     before: Option<f64>,
 }
 
 impl Load {
-    /// Adds the requests that came in a span. Whether the load is another one now.
+    /// Adds the requests that arrived in a span. Returns whether the load has changed.
     pub(super) fn add(&mut self, arrived: u64, span: Duration) -> bool {
         self.counted += span;
         let weight = span.as_secs_f64() / self.counted.min(LONG).as_secs_f64().max(f64::MIN_POSITIVE);
@@ -31,7 +31,8 @@ impl Load {
             return false;
         }
         let before = *self.before.get_or_insert(self.per_s);
-        // The variance of a Poisson process's mean is its rate over the time; an exponential mean counts for twice its time constant.
+        // The variance of a Poisson process's mean is its rate over the time; an exponential mean
+        // counts for twice its time constant.
         let chance = before.max(self.per_s) / self.counted.min(2 * LONG).as_secs_f64();
         (self.per_s - before).abs() > ANOTHER * before + DEVIATIONS * chance.sqrt()
     }
@@ -41,7 +42,8 @@ impl Load {
 mod tests {
     use super::*;
 
-    /// How often the load is another one in so many seconds of ten looks each, at so many requests a second, counted anew then.
+    /// How often the load changes in so many seconds of ten looks each, at so many requests a
+    /// second; after each change it is counted anew.
     fn others(load: &mut Load, seconds: u32, per_s: u64) -> usize {
         let is_another = |_: &u32| {
             let is_another = load.add(per_s / 10, Duration::from_millis(100));

@@ -1,4 +1,5 @@
-//! Ours: nothing until a model misses its SLO, then the least that helps, and that is taken back.
+//! The adaptive policy: nothing until a model misses its SLO, then the least that helps, which is
+//! later undone.
 //!
 //! ```text
 //! seen ─▶ windows ─▶ short? ─ none ─▶ after a while: take the last step back, and see
@@ -7,11 +8,13 @@
 //!   refuse what cannot be in time ─▶ a step: its neighbours get fewer SMs ─▶ did it help? ─ no ─▶ take it back
 //! ```
 //!
-//! A model is **short** when more of its requests miss than its percentile allows, by more than chance. A **step** lowers what those of
-//! one priority have: first of the lowest that is a good part of what the GPU does, then of a peer that has slack. What a step is worth is
-//! measured: where few are saved by it, or too many others lost, it is taken back. The steps of a GPU are a stack: the last one is undone
-//! first, once no model was short for some time. What turned out not to help, or to be needed still, is tried once more, and then not
-//! for long, unless the load has become another one: under a steady load nothing moves.
+//! A model is **short** when more of its requests miss than its percentile allows, by more than
+//! chance. A **step** lowers the shares of one priority: first of the lowest that is a good part of
+//! what the GPU does, then of a peer that has slack. The worth of a step is measured: if it saves
+//! few requests, or costs other models too many, it is taken back. The steps of a GPU are a stack:
+//! the last one is undone first, once no model was short for some time. A step that did not help,
+//! or that turned out to be needed still, is tried once more, and then not for long, unless the
+//! load has changed: under a steady load nothing moves.
 
 mod gpu;
 mod load;
@@ -31,8 +34,8 @@ use load::Load;
 use steps::{Stands, Step};
 use window::Window;
 
-/// A model of which two batches, one after the other, take less than this part of its SLO misses for another reason than what they
-/// take, unless it does not keep up.
+/// If two batches of a model, one after the other, take less than this part of its SLO, it misses
+/// for another reason than the time of its batches, unless its worker does not keep up.
 const EXECUTES: f64 = 0.4;
 
 /// A worker that executes for more than this part of the time while requests wait does not keep up.
@@ -52,7 +55,7 @@ struct ModelHistory {
     load: Load,
     /// The SMs that it should have.
     share: Sms,
-    /// When steps for its sake did not help, and for how long it is left be then.
+    /// Since when steps for its sake did not help, and for how long it gets no further ones.
     helpless: Option<(Moment, Duration)>,
 }
 
@@ -81,7 +84,7 @@ impl Adaptive {
         self.models.iter().map(|model| model.share).collect()
     }
 
-    /// Goes on from what an earlier one knew of a GPU, each of whose models has that place there.
+    /// Keeps what an earlier policy knew of a GPU; `place` says where each model was there.
     pub(super) fn remember(
         &mut self,
         earlier: &Self,
@@ -148,7 +151,8 @@ impl Adaptive {
         Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() }
     }
 
-    /// Whether a model misses because of what its batches take, or as its worker does not keep up, so that SMs may help.
+    /// Whether a model misses because of the time of its batches, or because its worker does not
+    /// keep up, so that SMs may help.
     fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
         let recent = &self.models[model].recent;
         let is_behind = facts.models[model].seen.queued > 0 && recent.busy() > KEEPS_UP;

@@ -4,33 +4,33 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
 
-/// What a neighbour may have, from the most on, in percent of the GPU.
+/// The shares that a neighbour may have, largest first, in percent of the GPU.
 const LADDER: [u32; 6] = [75, 50, 36, 25, 18, 12];
 
 /// Where more than this part of a model's requests miss, neighbours go down two rungs at once.
 const URGENT: f64 = 0.3;
 
-/// Neighbours of one priority that execute for less than this part of the time are left alone, and so is a peer that is less than this
-/// part of what keeps a model waiting.
+/// Neighbours of one priority that execute for less than this part of the time are left alone, and
+/// so is a peer that causes less than this part of a model's waiting.
 const MATTERS: f64 = 0.1;
 
 /// A peer has slack if the 99th percentile of its latency is below this part of its SLO,
 const SLACK: f64 = 0.6;
 
-/// and it would still execute for less than this part of the time.
+/// and it would still execute for less than this part of the time at the lower share.
 const BUSY: f64 = 0.85;
 
-/// What was done at once for a model.
+/// What was changed at once for the sake of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
     /// That model.
     pub(super) sake: usize,
-    /// The part of its requests that missed before.
+    /// The part of that model's requests that missed before.
     pub(super) missed: f64,
     pub(super) changes: Vec<Moved>,
 }
 
-/// A model has another share.
+/// A change of a model's share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Moved {
     pub(super) model: usize,
@@ -42,9 +42,9 @@ pub(super) struct Moved {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stands {
     pub(super) share: Sms,
-    /// Whether that is for the sake of another one.
+    /// Whether it has that share for the sake of another model.
     pub(super) makes_room: bool,
-    /// Whether it misses more than it may.
+    /// Whether more of its requests miss than may.
     pub(super) short: bool,
 }
 
@@ -55,7 +55,8 @@ fn below(share: Sms, rungs: usize, terms: &Terms, gpu: Sms) -> Sms {
     lower.take(rungs).last().unwrap_or(share)
 }
 
-/// The next step for a model of whose requests such a part missed, of those that `may` be made; `None` if there is none left.
+/// The next step for a model of which this part of the requests missed, if `may` allows its
+/// changes; `None` if no step is left.
 pub(super) fn next_step(
     sake: usize,
     missed: f64,
@@ -88,7 +89,7 @@ fn twice_equal_parts(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Fac
     (!changes.is_empty()).then_some(changes)
 }
 
-/// A model that was started with less than the GPU has all of it.
+/// A model that was started with less than the GPU gets all of it.
 fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let Stands { share: from, makes_room, .. } = stand[sake];
     let to = terms[sake].within(facts.gpus[terms[sake].gpu]);
@@ -96,7 +97,7 @@ fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Opt
     may.then(|| vec![Moved { model: sake, from, to }])
 }
 
-/// All of the lowest priority that is a good part of what the GPU does go down.
+/// All models of one priority go down: the lowest one that is a good part of what the GPU does.
 fn lower_priorities(
     sake: usize,
     missed: f64,
@@ -118,7 +119,7 @@ fn lower_priorities(
     })
 }
 
-/// The peer that keeps the model waiting most goes down, of those that have slack.
+/// Of the peers that have slack, the one that keeps the model waiting most goes down.
 fn peer(sake: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
     let weight = |other: usize| waiting(&facts.models[other].seen, stand[other].share, gpu);
@@ -147,7 +148,7 @@ fn lowered(model: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: 
     (to != from && !facts.models[model].held).then_some(Moved { model, from, to })
 }
 
-/// How long a model keeps others waiting: its batches take turns with theirs where they meet.
+/// How long a model keeps others waiting: batches take turns on the SMs that both use.
 fn waiting(seen: &Seen, sms: Sms, gpu: Sms) -> f64 {
     let (count, time) = seen.executed.iter().fold((0, 0.0), |(count, time), executed| {
         (count + executed.count, time + executed.mean.as_secs_f64() * executed.count as f64)
@@ -156,7 +157,8 @@ fn waiting(seen: &Seen, sms: Sms, gpu: Sms) -> f64 {
     mean * seen.busy * f64::from(sms.0) / f64::from(gpu.0.max(1))
 }
 
-/// Whether a peer can do with so much less. That its batches take longer in proportion is the worst case.
+/// Whether a peer can do with so much less. It is assumed that its batches take longer in
+/// proportion, which is the worst case.
 fn has_slack(Moved { from, to, .. }: &Moved, seen: &Seen, terms: &Terms) -> bool {
     let longer = f64::from(from.0) / f64::from(to.0.max(1));
     seen.p99_latency < terms.slo.mul_f64(SLACK) && seen.busy * longer < BUSY

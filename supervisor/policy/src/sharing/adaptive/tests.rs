@@ -37,7 +37,7 @@ impl World {
         Self { policy, terms, now, shares, since, changes, held: false, starting: 0, coming, report }
     }
 
-    /// What was asked for long enough ago is in force.
+    /// Changes that were asked for long enough ago are in force.
     fn arrive(&mut self) {
         for (left, model, to) in std::mem::take(&mut self.coming) {
             if left > 0 {
@@ -80,7 +80,8 @@ impl World {
     }
 }
 
-/// A tenth of a second: a hundred requests, of which so many missed, in batches of 4 that take half of what is promised.
+/// A tenth of a second: a hundred requests, of which so many missed, in batches of 4 that take half
+/// of the SLO.
 fn seen(missed: u64) -> Seen {
     let executed = vec![Executed { rows: 4, count: 25, mean: Duration::from_millis(3) }];
     let (answered, in_good_time) = (100, 100 - missed);
@@ -102,7 +103,7 @@ fn helped_by_half(shares: &[Sms]) -> Vec<Seen> {
     vec![seen(if shares[1] > Sms(66) { 20 } else { 0 }), seen(0)]
 }
 
-/// The first misses, whatever is done.
+/// The first model misses, whatever is done.
 fn beyond_help(_: &[Sms]) -> Vec<Seen> {
     vec![seen(20), seen(0)]
 }
@@ -261,7 +262,7 @@ fn a_peer_makes_room_only_with_slack_and_a_higher_priority_never() {
     assert_eq!(with_missing(&[1, 1], 4, 0.4, 10), GPU, "it is short itself");
 }
 
-/// What a neighbour has after two seconds of which so many of its requests miss.
+/// The share of a neighbour after two seconds in which so many of its requests miss.
 fn with_missing(priorities: &[u32], p99_ms: u64, busy: f64, missed: u64) -> Sms {
     let mut world = World::new(priorities);
     world.pass(20, |shares| {

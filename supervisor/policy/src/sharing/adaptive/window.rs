@@ -1,4 +1,4 @@
-//! What became of a model's requests of late.
+//! How many of a model's recent requests missed, and what its batches took.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,20 +7,21 @@ use shadowslice_shared::units::Moment;
 
 use super::super::{Executed, Seen};
 
-/// How far back it goes: far enough for a change to show at once where much is missed,
+/// The short span: where many requests miss, a change shows at once.
 pub(super) const SPAN: Duration = Duration::from_secs(1);
 
-/// and where little is, or few requests come.
+/// The long span, for where few requests miss or few arrive.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// So many requests say what part of them misses.
+/// So many requests are enough to say what part of them misses.
 const FEW: u64 = 30;
 
-/// So many standard deviations beyond what may miss are no chance, nor are so many requests.
+/// More misses than allowed are no chance beyond so many standard deviations and so many requests.
 const DEVIATIONS: f64 = 3.0;
 const REQUESTS: f64 = 3.0;
 
-/// One of so many batches may be long by accident: a busy host has the worker wait, which says nothing of the GPU.
+/// One of so many batches may be long by accident: on a busy host a worker waits, which says
+/// nothing of the GPU.
 const BATCHES: u64 = 10;
 
 /// Requests that ended over the last [`LONG`], and batches that executed.
@@ -29,7 +30,7 @@ pub(super) struct Window {
     parts: VecDeque<Part>,
 }
 
-/// What was seen up to a moment, from the one before it on.
+/// What was seen in the span that ended at a moment.
 #[derive(Debug, Clone)]
 struct Part {
     at: Moment,
@@ -58,12 +59,12 @@ impl Window {
         }
     }
 
-    /// Forgets all, as it was under other conditions.
+    /// Forgets all that was seen, because it was under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 
-    /// What two of the longest batches of the last [`SPAN`] take, accidents aside.
+    /// What two of the longest batches of the last [`SPAN`] take; accidents are left out.
     pub(super) fn two_batches(&self) -> Duration {
         let executed = self.last(SPAN).flat_map(|part| &part.executed);
         let mut sizes: Vec<(Duration, u64)> =
@@ -78,8 +79,8 @@ impl Window {
         2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
     }
 
-    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them. A worker that waits for the host's processor
-    /// has a batch for longer than that.
+    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them. That
+    /// leaves out the time in which the worker waits for the host's processor.
     pub(super) fn busy(&self) -> f64 {
         let executed = self.last(SPAN).flat_map(|part| &part.executed);
         let executed: f64 =
@@ -98,14 +99,14 @@ impl Window {
         missed as f64 / ended.max(1) as f64
     }
 
-    /// Requests that missed in a second, and the variance of that: they miss by chance.
+    /// Requests that missed in a second, and the variance of that number if they miss by chance.
     pub(super) fn missed_per_s(&self) -> (f64, f64) {
         let Sum { span, missed, .. } = self.telling();
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
         (missed as f64 / seconds, missed as f64 / (seconds * seconds))
     }
 
-    /// Whether more missed than the part that may, and not by chance.
+    /// Whether more requests missed than may, and not by chance.
     pub(super) fn is_short(&self, may_miss: f64) -> bool {
         [SPAN, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = may_miss * ended as f64;
@@ -113,7 +114,7 @@ impl Window {
         })
     }
 
-    /// The last [`SPAN`], or more of it where few requests ended in that.
+    /// The last [`SPAN`], or the last [`LONG`] if few requests ended in that.
     fn telling(&self) -> Sum {
         let short = self.over(SPAN);
         if short.ended < FEW { self.over(LONG) } else { short }

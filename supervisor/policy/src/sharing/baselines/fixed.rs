@@ -28,8 +28,8 @@ impl Fixed {
         Self::divided(gpus, terms, 100)
     }
 
-    /// Each of n models gets 100 %/(0.5 n): the same page's more optimal strategy, which leaves the
-    /// hardware the freedom to overlap what its clients do.
+    /// Each of n models gets 100 %/(0.5 n): the same page's more optimal strategy, which lets the
+    /// hardware overlap what its clients do.
     pub(in super::super) fn half(gpus: &[Sms], terms: &[Terms]) -> Self {
         Self::divided(gpus, terms, 200)
     }

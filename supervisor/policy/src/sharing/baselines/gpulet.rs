@@ -3,8 +3,9 @@
 //! two partitions to a GPU, demand with head-room, the smallest partition that the profile's saturation
 //! table finds sufficient.
 //!
-//! Models that share a partition take turns there; here they are workers with the same cap beside each
-//! other, and the device divides it. A model without a profile is taken to need a whole partition.
+//! In gpulet, models that share a partition take turns; here they are workers with the same cap
+//! beside each other, and the device divides it. A model without a profile is taken to need a whole
+//! partition.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ const SLOW: f64 = 125.0;
 const HEADROOM: f64 = 1.2;
 const HEADROOM_SLOW: f64 = 1.5;
 
-/// Changes of a rate that are worth a new partitioning: up by a part or by requests a second, down by a part.
+/// A rate must change by this much to be worth a new partitioning: up by a part or by requests a
+/// second, down by a part.
 const RISE: f64 = 1.05;
 const RISE_RPS: f64 = 10.0;
 const FALL: f64 = 0.9;
@@ -51,7 +53,7 @@ struct Rate {
     mean: Option<f64>,
     /// The highest mean of this epoch.
     highest: f64,
-    /// What the partitioning in force was made for.
+    /// The rate that the partitioning in force was made for.
     planned: f64,
 }
 
@@ -125,14 +127,14 @@ impl Rate {
 /// What a model needs of a partition of one size.
 #[derive(Debug, Clone, Copy)]
 struct Need {
-    /// The part of the time.
+    /// The part of the time for which the model needs it.
     duty: f64,
     /// Rows of a batch.
     batch: u32,
 }
 
 impl Need {
-    /// The best batch is the one of the highest rate whose execution takes half of the SLO at most.
+    /// The best batch has the highest rate of all that execute within half of the SLO.
     fn of(terms: &Terms, rate: f64, percent: u32, gpu: Sms) -> Self {
         let limit = MAX_BATCH.min(terms.max_batch);
         let (Some(profile), Ok(percent)) = (&terms.profile, Percent::new(percent)) else {
@@ -186,7 +188,7 @@ impl Parting {
         parting
     }
 
-    /// Less is better: first all must have room, then beside each other goes before in turns.
+    /// Less is better: first all models must have room, then partitions go before taking turns.
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
         let in_turns = self.whole.cmp(&other.whole);
         self.homeless.cmp(&other.homeless).then(in_turns).then(self.fullest.total_cmp(&other.fullest))

@@ -3,7 +3,8 @@
 //! own code was never published: mean latency, dead band of 5 %, steps in proportion to the larger
 //! residual, batches by residual latency, max-min allocation.
 //!
-//! From iGniter's driver of the same algorithm comes the pace: five steps of the batch, one of the share.
+//! The pace comes from iGniter's driver of the same algorithm: five steps of the batch, then one of
+//! the share.
 
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -65,7 +66,7 @@ impl Gslice {
     }
 }
 
-/// The batch grows by its residual latency, shrinks by as much, and at most to nothing.
+/// The batch grows by its residual latency, or shrinks by as much, at most to nothing.
 fn next_batch(batch: u32, terms: &Terms, live: &Live) -> u32 {
     let limit = MAX_BATCH.min(terms.max_batch);
     if live.seen.mean_latency.is_zero() {
@@ -96,7 +97,7 @@ fn wanted(percent: u32, terms: &Terms, live: &Live) -> u32 {
     }
 }
 
-/// Max-min: the smallest demand first, nobody more than an equal part of what is left.
+/// Max-min: the smallest demand first; no model gets more than an equal part of what is left.
 fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&index| wants[index]);
