@@ -1,4 +1,4 @@
-//! How the world differs from the profiles, and how what a policy is told does.
+//! How the world differs from the profiles, and how what a policy is told differs from them.
 //!
 //! ```text
 //! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
@@ -12,13 +12,15 @@
 //! * `noise`: each batch by a factor of its own, normal with a deviation of 10 %.
 //! * `starts`: the start times of a model by one factor from 0.5 to 2, by the seed; a half is as likely as
 //!   a double.
-//! * `proportional`: workers whose shares do not fit onto the GPU together divide it in proportion, and do not take turns as was
-//!   measured on a real one; no policy is told.
-//! * `slices`: they have the whole GPU one after the other, in slices of time, as without MPS; no policy is told.
+//! * `proportional`: workers divide the GPU in proportion where their shares do not fit onto it
+//!   together, and do not take turns as was measured on a real one; no policy is told.
+//! * `slices`: workers have the whole GPU one after the other, in slices of time, as without MPS;
+//!   no policy is told.
 //!
-//! So `--truth form,noise --belief profile` is a world of another form, with noise, whose policy is told
-//! the profiles as they stand; `--truth profile --belief scale` tells it wrong times instead, and
-//! `--belief none` nothing at all. Truth and belief draw their factors apart.
+//! So `--truth form,noise --belief profile` is a world of another form, with noise, in which the
+//! policy is told the profiles as they stand; `--truth profile --belief scale` tells the policy
+//! wrong times instead, and `--belief none` nothing at all. Truth and belief draw their factors
+//! apart.
 
 use std::str::FromStr;
 
@@ -48,10 +50,10 @@ pub struct Difference {
     sharing: Sharing,
 }
 
-/// What a policy is told of what models cost.
+/// What a policy is told of the models' costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// The truth, whatever that is.
+    /// The truth, whatever it is.
     Truth,
     /// Nothing.
     Nothing,
@@ -67,7 +69,7 @@ pub enum BadDifference {
         "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, slices, joined by commas"
     )]
     Unknown(String),
-    /// Something in a belief that policies have no belief of.
+    /// A difference that exists in the world only.
     #[error("{0} is nothing that a policy could be told; give --truth {0}")]
     NotBelieved(&'static str),
 }
@@ -120,14 +122,14 @@ impl Difference {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    /// How workers have the GPU together.
+    /// How workers share the GPU.
     pub fn sharing(&self) -> Sharing {
         self.sharing
     }
 
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
         let mut differs = profile.clone();
-        // Drawn whether needed or not, so that one difference does not depend on another.
+        // Both are drawn whether needed or not, so that one difference does not depend on another.
         let scale = 1.0 + SCALE * (2.0 * random.fraction() - 1.0);
         let starts = STARTS.powf(2.0 * random.fraction() - 1.0);
         if self.form {
@@ -148,8 +150,8 @@ impl Difference {
     }
 }
 
-/// A scenario whose models cost and are told what these say, by a seed. As it comes, `terms.profile` of each
-/// model is what its configuration says; models without one keep their truth.
+/// A scenario with this truth and this belief, by a seed. In `scenario`, `terms.profile` of each
+/// model is what its configuration says; models without a profile keep their truth.
 pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
     let mut changed = scenario.clone();
     for (index, model) in changed.models.iter_mut().enumerate() {
@@ -167,7 +169,8 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     changed
 }
 
-/// Another table of the same batch sizes, its times by a function of the old row, its columns, and the SMs.
+/// Another table of the same batch sizes; `time` gives its times from the old row, its columns, and
+/// the SMs.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &Row| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
@@ -177,7 +180,7 @@ fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f
         .expect("batch sizes and columns ascend, and times are bounded")
 }
 
-/// A column for each step at first, then for every eighth SM.
+/// A column for each step at first, then for every eighth SM, and for the whole GPU.
 fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     let fine = (Sms::STEP..16).step_by(Sms::STEP as usize);
     let mut columns: Vec<u32> = fine.chain((16..gpu.0).step_by(8)).filter(|&sms| sms < gpu.0).collect();
@@ -185,7 +188,8 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     columns.into_iter().map(Sms).collect()
 }
 
-/// Through the first and the last point of a row; with nothing serial, where the row gains more than that.
+/// Through the first and the last point of a row; without a serial part, where the row gains more
+/// than that.
 fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));

@@ -17,13 +17,13 @@ pub(crate) enum Purpose {
     Choice,
     /// How the truth differs from the profiles.
     Truth,
-    /// How what is told differs from the profiles.
+    /// How the belief differs from the profiles.
     Belief,
     /// Execution times from batch to batch.
     Noise,
 }
 
-/// O'Neill's PCG, whose sequences are part of what it promises.
+/// O'Neill's PCG, which promises the same sequence in every version.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(Pcg64);
 

@@ -1,4 +1,4 @@
-//! What a run amounts to, as people and scripts read it.
+//! The results of a run, as operators and scripts read them.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::world::{Counts, Outcome};
 /// One run of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// What decided.
+    /// The policy that decided.
     pub policy: String,
-    /// What came.
+    /// The load.
     pub load: String,
-    /// What decided what was random.
+    /// The seed of all that was random.
     pub seed: u64,
     /// Requests per second.
     pub offered_rps: f64,

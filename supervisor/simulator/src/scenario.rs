@@ -28,7 +28,8 @@ pub struct Served {
     pub serve_late: bool,
     /// How long a batch that is not full waits for more.
     pub max_delay: Duration,
-    /// Whether its share changes inside its worker, where the GPU divides; else a second worker brings the new one.
+    /// Whether its share changes inside its worker, where the GPU divides; else a second worker
+    /// brings the new share.
     pub in_process: bool,
 }
 
@@ -59,7 +60,7 @@ pub(crate) mod fixtures {
         }
     }
 
-    /// A model with 50 SMs whose requests take `ms`, one by one, and may take a second.
+    /// A model with 50 SMs. A request takes `ms` by itself, and its answer is due after a second.
     pub(crate) fn model(name: &str, ms: f64) -> Served {
         let terms = Terms {
             name: name.to_owned(),

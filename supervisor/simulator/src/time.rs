@@ -1,4 +1,4 @@
-//! Moments as nanoseconds, which the world reckons in, and back.
+//! Moments as nanoseconds, in which the world counts, and back.
 
 use std::time::Duration;
 

@@ -30,12 +30,12 @@ impl Timers {
         }
     }
 
-    /// When the earliest fires.
+    /// When the earliest timer fires.
     pub(crate) fn due(&self) -> u64 {
         self.tree[1]
     }
 
-    /// Which one that is; of several the first.
+    /// Which timer is the earliest; of several the first.
     pub(crate) fn first(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {

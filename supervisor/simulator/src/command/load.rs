@@ -25,7 +25,7 @@ pub(super) enum Source {
     File(PathBuf),
 }
 
-/// What comes.
+/// The arrivals of a load.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) arrivals: Vec<Arrival>,
@@ -127,7 +127,7 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
     let at = |arrival: &Arrival| arrival.at.since_origin().as_secs_f64();
     let ends = arrivals.first().map(at).zip(arrivals.last().map(at));
     let (first, last) = ends.ok_or_else(|| BadLoad::Empty { path: path.clone() })?;
-    // A load that is over at once still has a rate.
+    // Even a load that is over at once has a rate.
     let Some(seconds) = seconds else { return Ok(Load { arrivals, seconds: last.max(1e-3) }) };
     let end = Moment::after_origin(Duration::from_secs_f64(seconds));
     arrivals.retain(|arrival| arrival.at < end);

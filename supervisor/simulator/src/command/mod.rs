@@ -1,4 +1,4 @@
-//! The command: policies in a simulated world of a configuration's models.
+//! The command: runs policies in a simulated world of a configuration's models.
 
 mod load;
 mod scenario;
@@ -56,7 +56,8 @@ pub(crate) struct Options {
     /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Let nobody slow others down by the memory bandwidth it uses, as on emulated GPUs.
+    /// Ignore that models slow each other down by the memory bandwidth they use, as on emulated
+    /// GPUs.
     #[arg(long)]
     no_interference: bool,
     /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.

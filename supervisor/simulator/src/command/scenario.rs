@@ -24,7 +24,7 @@ pub(super) enum NotSimulated {
     Restarts(String),
 }
 
-/// The scenario of a configuration. Models' own files are not needed for that, only their profiles.
+/// The scenario of a configuration. It needs no models' files, only their profiles.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
         Gpu::Emulated { sms } => Ok(*sms),

@@ -137,7 +137,7 @@ fn scripts_can_tell_a_wrong_load_from_a_file_that_cannot_be_had() {
     let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
     fs::write(file("empty.csv"), "").unwrap();
     fs::write(file("nonsense.csv"), "soon,bert").unwrap();
-    // Of nothing but a hole.
+    // The file is one hole and takes no disk space.
     fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
     for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
         assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
@@ -211,7 +211,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 1);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
-    // Thirty a second beside 2,300, at random times.
+    // Thirty requests a second beside 2,300, at random times.
     let mut random = 1_u64;
     let mut within_a_minute = |_| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -43,7 +43,7 @@ pub enum Wrong {
     Backwards {
         /// The line's time.
         seconds: f64,
-        /// The one before it.
+        /// The time of the line before.
         before: f64,
     },
     /// A model that is not served.
@@ -54,11 +54,11 @@ pub enum Wrong {
     TooLong,
 }
 
-/// Spreadsheets write it before the text.
+/// Spreadsheets write it at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`; lines may end as on
-/// other systems.
+/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`;
+/// lines may end with a carriage return.
 pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
     let models: HashMap<&str, usize> =
         names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
@@ -83,7 +83,7 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
     Ok(arrivals)
 }
 
-/// The line of an arrival of a model of this name; [`read`] finds the very same arrival in it.
+/// The line of an arrival; [`read`] finds the very same arrival in it. `name` is its model's.
 pub fn line(arrival: &Arrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())
@@ -106,7 +106,7 @@ fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wr
     Ok((number, *model))
 }
 
-/// Enough of it to be found again.
+/// Enough of the text to find it again.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -19,14 +19,16 @@ use crate::random::{Purpose, Random};
 use crate::scenario::Scenario;
 
 /// A named load. Each model's rate is such that its requests, each at its cheapest within the SLO,
-/// take the same part of its GPU on average over the run; [`Named::Zipf`] alone divides it unequally.
+/// take the same part of its GPU on average over the run; only [`Named::Zipf`] divides it
+/// unequally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
     /// Constant rates, independent arrivals.
     Poisson,
     /// Constant rates, bursts: gaps vary twice as much as independent ones (coefficient of variation 2).
     Gamma,
-    /// Each model switches at random between 0.6 of its rate, for 6 s on average, and 2.2 times that, for 2 s.
+    /// Each model switches at random between 0.6 times its rate, for 6 s on average, and 2.2 times
+    /// its rate, for 2 s.
     Mmpp,
     /// Each model's rate swings by 0.8 of its mean, two periods in a run, each model at a phase of its own.
     Diurnal,
@@ -56,7 +58,7 @@ impl Named {
         ("zipf", Self::Zipf),
     ];
 
-    /// Its arrivals in these seconds. They are drawn as they are asked for.
+    /// Its arrivals in so many seconds. They are drawn as they are asked for.
     pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> Arrivals {
         let count = scenario.models.len();
         let chosen = Random::new(seed, Purpose::Choice, 0).order(count);
@@ -69,7 +71,7 @@ impl Named {
         Arrivals::new(rates.into_iter().enumerate().map(stream).collect())
     }
 
-    /// How much of its GPU's load each model has, in proportion.
+    /// The models' parts of their GPU's load, in proportion.
     fn weights(self, chosen: &[usize]) -> Vec<f64> {
         let mut weights = vec![1.0; chosen.len()];
         if self == Self::Zipf {

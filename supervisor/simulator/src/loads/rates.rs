@@ -7,11 +7,11 @@ use shadowslice_shared::units::Sms;
 
 use crate::scenario::Scenario;
 
-/// Larger batches are not tried: by then a row costs what it costs.
+/// Larger batches are not tried: a row gets no cheaper in them.
 const LARGEST_BATCH: u32 = 1024;
 
-/// The SM·s that a request takes at least if its batch is to keep the SLO, over all batches and shares of
-/// a GPU. Where none keeps it, over those that do not.
+/// The least SM·s of a request, over all batches and shares of a GPU with which the SLO is kept. If
+/// none keeps it, over all of them.
 pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f64 {
     let batches = 1..=max_batch.clamp(1, LARGEST_BATCH);
     let shares = || (Sms::STEP.min(gpu.0)..=gpu.0).step_by(Sms::STEP as usize);

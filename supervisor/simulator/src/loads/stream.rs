@@ -42,7 +42,7 @@ impl Stream {
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                // As a file of the load would have it: what is written is rounded.
+                // As a file of the load would have it: the time is rounded when it is written.
                 let at = seconds_to_ns(self.at);
                 return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }

@@ -1,5 +1,6 @@
-//! The division of a GPU in proportion: how those who execute would slow each other down if caps divided it. Hardware does not do
-//! so (see [`shadowslice_shared::contention`]), and policies are tried in such a world, too.
+//! The division of a GPU in proportion: how workers that execute would slow each other down if caps
+//! divided the GPU. Hardware does not work so (see [`shadowslice_shared::contention`]), but
+//! policies are tried in such a world, too.
 
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Execution;
 
-/// How long a batch of so many rows takes on `own` SMs beside these others: each group is shared in equal parts by those who may
-/// use it, and SMs that are only counted in proportion.
+/// How long a batch of so many rows takes on `own` SMs beside these others. Each group is divided
+/// equally among the workers that may use it; SMs that are only counted are divided in proportion.
 pub(super) fn time(
     gpu: &Gpu,
     execution: &Execution,
@@ -41,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// The SMs that are left: a batch takes as many ms as it would have to take on one.
+    /// The SMs that are left: a batch takes as many ms as it would have to take on one SM.
     fn left(own: Occupant, others: &[Occupant]) -> f64 {
         let execution = Execution::new(vec![Sms(1000)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
         1.0 / time(&Gpu::new(Sms(80)), &execution, 1, own, others.iter().copied()).as_secs_f64()

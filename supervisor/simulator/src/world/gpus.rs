@@ -1,14 +1,14 @@
-//! Who executes how fast.
+//! How fast each worker executes.
 //!
 //! **Contention**: workers that may use the same SMs take turns, as was measured on a real GPU
 //! ([`shadowslice_shared::contention`]), on the emulated device as here; or they divide the GPU in proportion
 //! ([`contention`](super::contention)), or have the whole of it in slices of time, as without MPS.
 //!
-//! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the whole
-//! GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, since what it moves
-//! does not depend on its share. Where the parts sum to `D > 1`, the `d` of its time in which a batch
-//! waits for memory is stretched by `D`: it takes `t · (1 + d·(D − 1))`. The emulated device knows
-//! nothing of this, so that it can be turned off.
+//! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the
+//! whole GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, because the
+//! bytes that it moves do not depend on its share. Where the parts sum to `D > 1`, the part `d` of
+//! its time, in which a batch waits for memory, is stretched by `D`: the batch takes `t · (1 + d·(D
+//! − 1))`. The emulated device does not model bandwidth, so this can be turned off.
 
 use std::time::Duration;
 
@@ -26,16 +26,16 @@ pub(super) struct Gpus<'a> {
     rules: Rules,
 }
 
-/// How workers slow each other down.
+/// In which ways workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// By how they have the GPU together.
+    /// By sharing the GPU's SMs in this way.
     pub(super) sharing: Sharing,
-    /// By the memory bandwidth that they need.
+    /// By needing the same memory bandwidth.
     pub(super) interference: bool,
 }
 
-/// A GPU and those who execute on it.
+/// A GPU and the workers that execute on it.
 #[derive(Debug)]
 struct Shared {
     gpu: Gpu,
@@ -43,7 +43,7 @@ struct Shared {
     demand: f64,
     /// Their seats.
     occupied: Vec<usize>,
-    /// How often the bandwidth would be needed; 1 if it is enough.
+    /// How many times the bandwidth is asked for; 1 if it is enough.
     crowding: f64,
 }
 
@@ -52,11 +52,11 @@ struct Shared {
 struct Seat<'a> {
     gpu: usize,
     profile: &'a Profile,
-    /// On which SMs its next batch executes.
+    /// The SMs on which its next batch executes.
     granted: Occupant,
     /// The timer that fires when its batch is through.
     timer: usize,
-    /// With the batch that executes, or the last one while the seat is kept; nobody else.
+    /// The SMs of the batch that executes, or of the last one while the seat is kept; else none.
     occupant: Option<Occupant>,
     running: Option<Running>,
 }
@@ -123,7 +123,8 @@ impl<'a> Gpus<'a> {
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// The batch at that seat is through; says how long it executed. The seat is kept for the next one.
+    /// The batch at that seat is through; returns how long it executed. The seat is kept for the
+    /// next batch.
     pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
@@ -132,7 +133,7 @@ impl<'a> Gpus<'a> {
         Duration::from_nanos(now - batch.started)
     }
 
-    /// Nothing follows the batch that was through: the SMs are left to others.
+    /// No batch follows the last one: the SMs are left to others.
     pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -144,12 +145,13 @@ impl<'a> Gpus<'a> {
 }
 
 impl Shared {
-    /// Sets everybody's speed anew, unless they stay the `same` but for the bandwidth and that does too.
+    /// Sets all speeds anew, unless the occupants stay the `same` and so does the bandwidth.
     fn settle(&mut self, seats: &mut [Seat<'_>], rules: Rules, same: bool, now: u64, timers: &mut Timers) {
         if same && self.crowding == self.demand.max(1.0) {
             return;
         }
-        // What they ask for depends on their speeds without the crowding, so it is summed up first.
+        // What batches ask for depends on their speeds without the crowding, so it is summed up
+        // first.
         if rules.interference {
             self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
             self.crowding = self.demand.max(1.0);
@@ -186,21 +188,21 @@ impl Shared {
 }
 
 impl Seat<'_> {
-    /// A batch starts; says who was there before it, and who is there now.
+    /// A batch starts; returns what occupied the seat before it, and what occupies it now.
     fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: &Gpu) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows, gpu);
-        // As slow as can be, so that whatever speed comes next sets its timer.
+        // As slow as can be, so that the next speed sets the timer in any case.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
     }
 
-    /// Goes on at another speed.
+    /// The batch goes on at another speed.
     fn proceed(&mut self, base: f64, demand: f64, crowding: f64, now: u64, timers: &mut Timers) {
         let Some(batch) = &mut self.running else { return };
         let whole = base * batch.noise * (1.0 + demand * (crowding - 1.0));
         batch.demand = demand;
-        // As long as the speed stays, nothing is rounded.
+        // While the speed stays the same, nothing is rounded.
         if whole != batch.whole {
             batch.done += (now - batch.at) as f64 / batch.whole;
             batch.at = now;
@@ -250,12 +252,12 @@ mod tests {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 75)], false);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // From 4 ms on there are 40 SMs for its 50: the other 6 ms take 7.5.
+        // From 4 ms on the batch has 40 SMs instead of 50: its other 6 ms take 7.5 ms.
         gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
         gpus.finish(0, 11_500_000, &mut timers);
         gpus.leave(0, 11_500_000, &mut timers);
-        // 60 of 75 SMs were enough for the other one.
+        // 60 of 75 SMs were enough for the other batch.
         assert_eq!((timers.first(), timers.due()), (1, 14 * MS));
     }
 
@@ -265,7 +267,7 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 100)], false);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // A third and two thirds of the GPU: 15 and 10 ms.
+        // The shares are one and two thirds of the GPU: 15 and 10 ms.
         assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
         gpus.finish(1, 10 * MS, &mut timers);
         gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
@@ -279,7 +281,8 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 50)], true);
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
-        // Together they ask for 1.6 of the bandwidth: 0.8 of each one's time takes 1.6 times as long.
+        // Together they ask for 1.6 of the bandwidth: 0.8 of each batch's time takes 1.6 times as
+        // long.
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
         gpus.finish(0, 12_400_000, &mut timers);

@@ -1,4 +1,5 @@
-//! A model's hand-overs, by the machine that the supervisor has. Workers start in the time that the scenario says, and none fails.
+//! A model's hand-overs, by the supervisor's own state machine. Workers start in the time that the
+//! scenario says, and none fails.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::model::{Model, id};
 use super::{Stage, Timer, timer};
 use crate::time::{NEVER, at_ns, moment, ns};
 
-/// Nothing takes as long as this.
+/// A time limit that is never reached.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// A hand-over that is under way.
@@ -50,7 +51,8 @@ impl Model<'_> {
         Some(self.workers[under.incumbent].sms)
     }
 
-    /// Begins a hand-over, unless one is under way: to the worker that stands ready, or to another one once that has gone.
+    /// Begins a hand-over, unless one is under way: to the worker that stands ready, or to a new
+    /// one once that has gone.
     pub(super) fn change(&mut self, change: &Change, gpu: Sms, now: u64, stage: &mut Stage<'_>) {
         let to = Sms(change.to.0.clamp(Sms::STEP.min(gpu.0), gpu.0));
         if self.coming().is_some() || to == self.share() {
@@ -85,7 +87,7 @@ impl Model<'_> {
         self.tell(Fact::Drained, now, stage);
     }
 
-    /// A phase of the hand-over has lasted for as long as it may.
+    /// A phase of the hand-over has lasted as long as it may.
     pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
         let Some(under) = &mut self.under else { return };
         let actions = under.machine.on_time(moment(now));
@@ -132,7 +134,8 @@ impl Model<'_> {
                 self.tell(Fact::Exited(side), now, stage);
             }
             Action::Finish(_) => self.under = None,
-            // The worker that is released is the shadow of the next hand-over. The rest is for workers that fail or hang.
+            // A released worker is the shadow of the next hand-over. The rest is for workers that
+            // fail or hang.
             Action::Release(_)
             | Action::Park(_)
             | Action::Complete

@@ -6,9 +6,9 @@
 //!                 └── doors ── policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
-//! It moves from event to event: the next arrival, or the first of a few timers per model. What it
-//! tells a policy is what the supervisor can tell, and no more. All changes of a plan begin at once, in
-//! its order; each takes effect when its shadow is warm.
+//! The world moves from event to event: the next arrival, or the first of a few timers per model.
+//! It tells a policy what the supervisor can tell, and no more. All changes of a plan begin at
+//! once, in its order; each takes effect when its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -43,40 +43,40 @@ pub struct Settings {
     pub dwell: Duration,
     /// Whether models that need much memory bandwidth slow each other down.
     pub interference: bool,
-    /// How workers have a GPU together.
+    /// How workers share a GPU.
     pub sharing: Sharing,
     /// The deviation of execution times from batch to batch, as a part of them.
     pub noise: f64,
-    /// Decides that noise.
+    /// Decides the noise.
     pub seed: u64,
 }
 
-/// How workers have a GPU together.
+/// How workers share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// Their kernels take turns where their SMs are the same, as was measured.
+    /// Their kernels take turns where they use the same SMs, as was measured.
     #[default]
     Turns,
-    /// They divide it in proportion where their shares do not fit.
+    /// They divide the GPU in proportion where their shares do not fit.
     Proportional,
-    /// They have all of it one after the other, in slices of time.
+    /// They have the whole GPU one after the other, in slices of time.
     Slices,
 }
 
-/// What became of a run.
+/// The outcome of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// For each model.
     pub(crate) models: Vec<ModelOutcome>,
 }
 
-/// What became of one model.
+/// The outcome for one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
     pub(crate) tally: Counts,
     /// Requests without an answer when the run ended.
     pub(crate) pending: u64,
-    /// When hand-overs came to effect, in nanoseconds.
+    /// When hand-overs took effect, in nanoseconds.
     pub(crate) repartitions: Vec<u64>,
     pub(crate) share: u32,
 }
@@ -92,7 +92,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// The factor on the time of the next batch. Nothing takes less than a tenth of its time.
+    /// The factor on the time of the next batch. No batch takes less than a tenth of its time.
     fn noise(&mut self) -> f64 {
         if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
     }
@@ -108,7 +108,7 @@ enum Timer {
     Alarm,
     /// The shadow has come a step further.
     Shadow,
-    /// A phase of the hand-over has lasted for as long as it may.
+    /// A phase of the hand-over has lasted as long as it may.
     Phase,
 }
 
@@ -123,8 +123,8 @@ fn timer(model: usize, timer: Timer) -> usize {
 /// What decides in a world, once an interval.
 pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
 
-/// Runs a scenario through arrivals, which come in the order of time and for its models only. Requests
-/// that are still unanswered when the last one's SLO is over are left so.
+/// Runs a scenario with these arrivals, which must be in order of time and for its models only.
+/// Requests without an answer when the last one's SLO is over are left so.
 pub fn run(
     scenario: &Scenario,
     settings: &Settings,
@@ -178,7 +178,7 @@ impl<'a> World<'a> {
         self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
-    /// Lets everything happen up to then.
+    /// Lets everything happen up to that moment.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
             self.now = self.stage.timers.due();

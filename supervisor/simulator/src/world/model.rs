@@ -1,4 +1,4 @@
-//! One model: the scheduler that the supervisor has, and two workers that execute what it sends.
+//! One model: the supervisor's own scheduler, and two workers that execute what it sends.
 
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice};
@@ -16,7 +16,7 @@ use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
 
-/// A worker, that there may or may not be.
+/// A worker, which may be there or not.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) seat: usize,
@@ -29,12 +29,12 @@ pub(super) struct Model<'a> {
     pub(super) index: usize,
     slo_ns: u64,
     pub(super) scheduler: Scheduler<(), ()>,
-    /// The one that serves, and the one that did or is about to.
+    /// The worker that serves, and the one that did or is about to.
     pub(super) workers: [Worker; 2],
     pub(super) serving: usize,
     /// The hand-over that is under way.
     pub(super) under: Option<Under>,
-    /// Where its share changes inside its worker.
+    /// Its groups, where its share changes inside its worker.
     pub(super) inside: Option<Inside>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
@@ -87,7 +87,8 @@ impl<'a> Model<'a> {
         self.scheduler.attach(Lane::new(id(worker), &self.slice(Groups::WHOLE, sms), blank, slots));
     }
 
-    /// A part of the GPU, with what batches took there as the worker warmed up: of one row, of twice as many, up to the largest.
+    /// A part of the GPU, with the times of batches in the warm-up there: of one row, of twice as
+    /// many, up to the largest.
     pub(super) fn slice(&self, groups: Groups, sms: Sms) -> Slice {
         let most = self.served.terms.max_batch.max(1);
         let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < most).chain([most]);
@@ -107,7 +108,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Sends all that can be sent.
+    /// Sends all batches that can be sent.
     pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
         let rest = loop {
             match self.scheduler.next(moment(now)) {
@@ -134,7 +135,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The first of what a worker has starts.
+    /// The first batch that a worker has starts.
     fn execute(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
         let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
         let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
@@ -146,7 +147,7 @@ impl<'a> Model<'a> {
         stage.gpus.start(seat, rows, noise, now, &mut stage.timers);
     }
 
-    /// The first of what a worker has is through.
+    /// The first batch that a worker has is through.
     pub(super) fn completed(&mut self, worker: usize, now: u64, stage: &mut Stage<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
         let took = stage.gpus.finish(seat, now, &mut stage.timers);
@@ -178,7 +179,7 @@ impl<'a> Model<'a> {
         self.dispatch(now, stage);
     }
 
-    /// The model as its policy sees it; what comes is seen afresh.
+    /// The model as its policy sees it; counting starts again.
     pub(super) fn live(&mut self, now: u64) -> Live {
         Live {
             share: self.share(),

@@ -1,5 +1,5 @@
-//! Shares that change inside the workers: which groups of a GPU's SMs each model has. From one batch to the next they are others,
-//! with nothing started and nothing waited for.
+//! Shares that change inside the workers: which groups of a GPU's SMs each model has. They change
+//! from one batch to the next, with nothing started and nothing waited for.
 
 use shadowslice_policy::groups::{Tenant, place};
 use shadowslice_policy::sharing::Change;
@@ -33,7 +33,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 }
 
 impl Model<'_> {
-    /// The share becomes another one with the next batch, as soon as the groups are [placed](place_all).
+    /// The share changes with the next batch, as soon as the groups are [placed](place_all).
     pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
@@ -43,7 +43,7 @@ impl Model<'_> {
         }
     }
 
-    /// Its next batch runs on these groups.
+    /// The model's next batch runs on these groups.
     fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
         let sms = gpu.occupant(groups).sms;
         self.workers[self.serving].sms = sms;
@@ -52,7 +52,7 @@ impl Model<'_> {
     }
 }
 
-/// Gives all models of a GPU their groups anew, whose shares are partitions.
+/// Places all models of a GPU anew that have a partition as their share.
 pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>) {
     let gpu_of = stage.gpus.gpu(gpu);
     let total = gpu_of.division.as_ref().map_or(0, Division::count);

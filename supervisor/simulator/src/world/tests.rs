@@ -26,7 +26,7 @@ fn keep(_: &Facts) -> Decision {
     Decision::default()
 }
 
-/// Asks for one change after another, each at its tick (counted from 1), and keeps what it saw.
+/// Asks for one change after another, each at its tick (counted from 1), and keeps what was seen.
 struct Script {
     changes: Vec<(usize, Change)>,
     seen: Vec<Facts>,
@@ -59,7 +59,8 @@ fn change(to: u32, at_once: bool) -> Change {
 
 #[test]
 fn an_m_d_1_queue_waits_as_pollaczek_and_khinchine_say() {
-    // Half loaded, one by one: a mean wait of rho / (2 (1 - rho)) = a half of the service time.
+    // Half loaded, request by request: a mean wait of rho / (2 (1 - rho)) = a half of the service
+    // time.
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let arrivals = Named::Poisson.arrivals(&scenario, 3, 4_000.0, 0.25);
     let outcome = run(&scenario, &SETTINGS, arrivals, &mut keep);
@@ -79,7 +80,7 @@ fn batches_form_while_another_executes() {
         sizes.extend(facts.models[0].seen.executed.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
-    // One executes, the others wait: eight of them for its end.
+    // One request executes; eight others wait for its end, and three for the end of those eight.
     let arrivals = (0..12).map(|n| Arrival { at: moment(n), model: 0 });
     let _outcome = run(&scenario, &SETTINGS, arrivals, &mut ask);
     assert_eq!(sizes, [(1, 1), (3, 1), (8, 1)]);
@@ -99,7 +100,7 @@ fn an_incomplete_batch_waits_for_its_delay() {
 fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let scenario = on_one_gpu(100, vec![model("a", 100.0)]);
     let mut script = Script::new(vec![(1, change(25, false)), (2, change(10, false))]);
-    // The batch in flight at 3.5 s ends on the incumbent, beside those of the shadow.
+    // The batch in flight at 3.5 s ends on the incumbent, while the shadow executes its own.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
     assert_eq!(script.at(2).coming, Some(Sms(25)));
@@ -112,7 +113,8 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let executed = |tick: usize| script.at(tick).seen.executed.iter().map(|e| e.count).sum::<u64>();
     assert_eq!((executed(7), executed(8)), (0, 2), "only those at the new share");
     let tally = &outcome.models[0].tally;
-    // 3520 there; 3700, 3900 and 4100 here; and the last one in 200 ms.
+    // The first ends at 3520 ms on the incumbent; the next end at 3700, 3900 and 4100 ms on the
+    // shadow; the last one takes 200 ms.
     assert_eq!(tally.latency_sum_ns / u128::from(MS), 100 + 270 + 460 + 650 + 200);
     assert_eq!(
         outcome.models[0].repartitions,
@@ -180,14 +182,14 @@ fn noise_spreads_execution_times_around_the_profiles() {
 fn inside_a_worker_a_share_changes_with_the_next_batch() {
     let served = Served { in_process: true, ..model("a", 100.0) };
     let scenario = on_one_gpu(100, vec![served.clone(), Served { in_process: true, ..model("b", 1.0) }]);
-    // Of 100 SMs 4 are left over; 25 come to four groups of 8.
+    // Of 100 SMs, 4 are left over; 25 SMs need four groups of 8.
     let mut script = Script::new(vec![(1, change(25, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
     assert_eq!((script.at(1).share, script.at(1).standing), (Sms(56), None));
     let after = script.at(2);
     assert_eq!((after.share, after.since, after.coming), (Sms(32), moment(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
-    // Up to 520 ms as before, then for 100 ms times 50 / 32.
+    // Up to 520 ms as before, then 100 ms times 50 / 32.
     assert_eq!(latency, 100 + 90 + 156);
     assert_eq!(outcome.models[0].repartitions, [500 * MS]);
     assert!(outcome.models[1].repartitions.is_empty());
