@@ -30,8 +30,8 @@ impl AnswerSlots {
     }
 }
 
-/// A slot that is being filled. When the answer does not fit, it goes on counting, to say how much
-/// would.
+/// A slot that is being filled. When the answer does not fit, the slot goes on counting, to say how
+/// much room is needed.
 #[derive(Debug)]
 pub struct AnswerSlot<'a> {
     writer: &'a AnswerWriter,
@@ -60,7 +60,7 @@ impl AnswerSlot<'_> {
         (Extent { offset, len }, fits.then(place))
     }
 
-    /// Whether all of it did fit.
+    /// Whether the whole answer fitted.
     pub fn check(&self) -> Result<(), RunFailure> {
         let (needed, room) = (self.end - self.start, self.limit - self.start);
         if needed > room { Err(RunFailure::AnswerTooLarge { needed, room }) } else { Ok(()) }

@@ -14,7 +14,7 @@ pub(crate) fn now_ns() -> u64 {
     part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
 }
 
-/// The moment `span` after `ns`; what lies beyond the clock is as good as never.
+/// The moment `span` after `ns`; a moment beyond the clock's range is never reached.
 pub(crate) fn after(ns: u64, span: Duration) -> u64 {
     ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -25,18 +25,18 @@ pub struct Descriptors {
 /// Why the descriptors could not be adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// One is not there.
+    /// A descriptor is not there.
     #[error("descriptor {0} was not passed to the worker")]
     Missing(RawFd),
-    /// The socket does not wait.
+    /// The socket cannot be made to wait.
     #[error("the socket for batches cannot be made to wait")]
     Blocking(#[source] Errno),
-    /// They already have an owner.
+    /// The descriptors already have an owner.
     #[error("the inherited descriptors were adopted before")]
     Twice,
 }
 
-/// Takes the inherited descriptors, once. To be called before the process opens any of its own, which
+/// Takes the inherited descriptors, once. Call it before the process opens any of its own, which
 /// could otherwise get the number of one that was not passed.
 pub fn adopt() -> Result<Descriptors, AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
@@ -61,7 +61,7 @@ fn take(number: RawFd) -> Option<OwnedFd> {
     // SAFETY: it is only passed to one call, which answers EBADF if it is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
-    // SAFETY: it is open, and nobody else owns it: the process opened none of its own yet, and
+    // SAFETY: it is open, and has no other owner: the process opened none of its own yet, and
     // `adopt` comes here once.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -5,7 +5,8 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-/// The inputs of a batch whose parts all lie in the slab and have the lengths that their shapes say.
+/// The inputs of a batch, checked: all parts lie in the slab and have the lengths that the shapes
+/// say.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     batch: &'a Batch,
@@ -43,7 +44,7 @@ impl<'a> Inputs<'a> {
                 Some(size) => {
                     wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
                 }
-                // The lengths inside are the engine's to read; each takes four bytes at least.
+                // The engine reads the lengths inside; each takes four bytes at least.
                 None => wanted
                     .and_then(|wanted| wanted.checked_mul(4))
                     .is_some_and(|least| least as u64 <= extent.len),

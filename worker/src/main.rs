@@ -11,7 +11,7 @@ use shadowslice_worker::probe::Probe;
 /// Wrong usage, as sysexits has it.
 const EX_USAGE: u8 = 64;
 
-/// What cannot be had, likewise.
+/// Something that is needed is not there, as sysexits has it.
 const EX_UNAVAILABLE: u8 = 69;
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn find_out(probe: Probe) -> ExitCode {
 
 fn serve(server: String) -> ExitCode {
     match run(server) {
-        // Who should hear of it is gone.
+        // The supervisor is gone, so there is nothing to report.
         Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,
         // The supervisor was told why.
         Err(Fault::Refused(_)) => ExitCode::FAILURE,

@@ -1,5 +1,6 @@
-//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as one line of JSON. The
-//! supervisor and measurements ask it, so that they need no CUDA of their own.
+//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as
+//! one line of JSON. The supervisor and measurements use it, so that they need no CUDA of their
+//! own.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -26,7 +27,7 @@ const ANSWER_BYTES: u64 = 64 << 20;
 /// What to find out.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// What the GPU is, and how long it took to get at it.
+    /// What the GPU is, and how long it took to open it.
     Facts,
     /// What green contexts cost.
     Green,
@@ -49,34 +50,35 @@ pub enum Probe {
     },
 }
 
-/// Why there is nothing to print.
+/// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The GPU, the library or the model.
+    /// The GPU, the library or the model failed.
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    /// The model's first run.
+    /// The model's first run failed.
     #[error(transparent)]
     Unproven(#[from] Unproven),
-    /// The GPU, later.
+    /// The GPU failed later.
     #[error("the GPU cannot be probed")]
     Gpu(#[from] CudaFault),
-    /// The GPU's partitions.
+    /// The GPU's partitions failed.
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),
-    /// Memory for answers.
+    /// Memory for answers is not there.
     #[error("there is no memory for answers")]
     Slab(#[from] SlabError),
-    /// The other process.
+    /// The other process failed.
     #[error("another process cannot be asked")]
     Other(#[from] std::io::Error),
-    /// What it said, or what there is to say.
+    /// The other process's output, or this result, is no JSON.
     #[error("the findings are no JSON; did the other process fail?")]
     Json(#[from] serde_json::Error),
 }
 
 impl Probe {
-    /// Reads a command line after `--probe`; `None` if it is none. `library` is what the environment says.
+    /// Reads a command line after `--probe`; `None` if it is no valid one. `library` comes from the
+    /// environment.
     pub fn read(arguments: &[String], library: Option<PathBuf>) -> Option<Self> {
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         match words[..] {

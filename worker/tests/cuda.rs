@@ -1,5 +1,6 @@
-//! The real program on a real GPU, by itself or under MPS as the environment says. The tests of ONNX Runtime run there
-//! too: `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package shadowslice-worker -- --include-ignored`.
+//! The real program on a real GPU, by itself or under MPS as the environment says. The tests of
+//! ONNX Runtime run there too: `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package
+//! shadowslice-worker -- --include-ignored`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -44,7 +45,8 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
     let send = |number: u32| {
-        // Each slot has a place of its own in the slab, so that no batch writes where another is read.
+        // Each slot has a place of its own in the slab, so that no batch overwrites what another
+        // still reads.
         let slot = (number % 2) as u8;
         let (offset, bytes) = (u64::from(slot) << 16, fp32(&values(number)));
         worker.requests.write(offset, &bytes).unwrap();
@@ -103,7 +105,7 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
         if number == 100 {
             free_early = free();
         }
-        // Those that were proven, and as many others.
+        // Partitions that were proven, and as many others.
         let (length, start) = (number as usize % (count - 1) + 1, number as usize % 2);
         let groups: Groups = (start..(start + length).min(count)).collect();
         worker.prepare(groups).unwrap();
@@ -146,7 +148,7 @@ impl Drop for Holding {
     }
 }
 
-/// What a batch is made of decides where it could run: kernels, a copy alone, a fill beside a copy.
+/// Each kind of work could run on other SMs: kernels, a copy alone, a fill beside a copy.
 #[test]
 #[ignore = "needs a GPU and MPS"]
 fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
@@ -198,7 +200,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         println!("{times}");
         let waits = |us: u64| us > alone + 1000;
         assert!(!waits(apart), "{times}: something of it waits for SMs of others");
-        // What needs no SM at all waits for none.
+        // Work that needs no SM waits for none.
         assert!(waits(together) || !waits(everywhere), "{times}: something of it runs elsewhere");
         assert!(worker.stop().success());
     }

@@ -231,7 +231,7 @@ fn a_warm_up_without_known_shapes_is_refused() {
     }
 }
 
-/// A worker whose share is a partition of 132 SMs, and whose batch of one row takes 10 ms on 40 SMs.
+/// A worker that has a partition of 132 SMs as its share. A batch of one row takes 10 ms on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
     let partition = Partitioned { division, groups: Groups::first(5) };
@@ -255,7 +255,7 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups is in the way there, and nowhere else.
+    // A neighbour on the first two groups slows batches there, and nowhere else.
     let neighbour = Gpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 1.0, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));

@@ -15,7 +15,7 @@ use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, Worker, fp32, on_gpu, onnxruntime, reference, reference_file, serving, strings};
 use tempfile::TempDir;
 
-/// A model's file, which goes with its folder.
+/// A model's file, which is removed with its folder.
 struct ModelFile {
     _folder: TempDir,
     path: PathBuf,
@@ -271,7 +271,7 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
 
 #[test]
 fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
-    // One divides by its input, the other looks it up in a table of one row.
+    // One model divides by its input, the other looks its input up in a table of one row.
     let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::INT32, &[-1, 2]));
     let divides = model(&[Node("Div", &["x", "x"], &["y"])], &[], from_ref(&x), from_ref(&y));
     let table = weights("table", &[1], &[7.0]);

@@ -16,7 +16,7 @@ pub enum Fault {
     /// The channel for its orders could not be made.
     #[error("a channel for the supervisor's orders cannot be made")]
     Channel(#[source] std::io::Error),
-    /// It closed its end, or died.
+    /// The supervisor closed its end, or died.
     #[error("the supervisor is gone")]
     SupervisorGone,
     /// The worker cannot do what it was ordered to, and has said so.
@@ -33,7 +33,7 @@ impl From<HungUp> for Fault {
     }
 }
 
-/// Words to the supervisor, and its orders.
+/// Messages to the supervisor, and its orders.
 #[derive(Debug)]
 pub(super) struct Link {
     supervisor: IpcSender<WorkerSays>,
@@ -50,7 +50,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Says a word.
+    /// Sends a message.
     pub(super) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
         self.supervisor.send(word).map_err(|_| Fault::SupervisorGone)
     }
@@ -63,7 +63,7 @@ impl Link {
         }
     }
 
-    /// Waits for the next order; the wait ends with the supervisor.
+    /// Waits for the next order; the wait ends if the supervisor ends.
     pub(super) fn order(&self) -> Result<Order, Fault> {
         self.orders.recv().map_err(|fault| match fault {
             IpcError::Disconnected | IpcError::Io(_) => Fault::SupervisorGone,

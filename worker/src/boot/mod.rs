@@ -1,5 +1,5 @@
-//! From the first word to a worker that can serve: [`Connected`], then [`Loaded`], then [`Warm`], each
-//! made from the one before. What goes wrong on the way is said to the supervisor.
+//! From the first word to a worker that can serve: [`Connected`], then [`Loaded`], then [`Warm`],
+//! each made from the one before. If a step fails, the worker tells the supervisor.
 
 mod link;
 mod partitions;
@@ -45,8 +45,9 @@ impl Connected {
         Ok(Self { link, descriptors })
     }
 
-    /// Waits for the assignment and loads its model. On an emulated device this takes at least as long
-    /// as the profile says for starting a process and loading, since its times come with the assignment.
+    /// Waits for the assignment and loads its model. On an emulated device this takes at least as
+    /// long as the profile says for starting a process and loading: the assignment brings those
+    /// times.
     pub fn load(self) -> Result<Loaded, Fault> {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
@@ -69,7 +70,7 @@ impl Connected {
     }
 }
 
-/// A worker whose model is in memory.
+/// A worker that has its model in memory.
 #[derive(Debug)]
 pub struct Loaded {
     link: Link,
@@ -81,10 +82,10 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Waits for the order to warm up, runs every batch size once, and proves the answers. A worker
-    /// that only computes the reference answers has then done its work: there is none to serve with.
+    /// Waits for the order to warm up, runs every batch size once, and proves the answers. `None`
+    /// from a worker that only computes the reference answers: it has done its work then.
     ///
-    /// Warm-up runs take no SMs of the emulated GPU from others, and none of its time.
+    /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
@@ -101,8 +102,8 @@ impl Loaded {
     }
 }
 
-/// Where the time of loading went, with what an emulated device has its workers wait: `process` for what starting
-/// one takes, out of `all`.
+/// How long each part of loading took, including the waits on an emulated device: `process` is the
+/// time to start a process, out of `all`.
 fn emulated(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
     let context = took.context.max(process);
     let before = took.libraries.saturating_add(context);
@@ -179,7 +180,7 @@ impl Parts {
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        // Elsewhere slots are nothing but places of the answer.
+        // Without a GPU, slots are nothing but places for the answer.
         let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
         let inputs = BTreeMap::new();
         let mut trial =
@@ -189,7 +190,7 @@ impl Parts {
         match purpose {
             Purpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
             Purpose::Serve | Purpose::Reference => {}
-            // So that nothing is recorded: what is written must not hang on that.
+            // So that nothing is recorded: the reference answers must not depend on recordings.
             Purpose::DeviceReference => trial.engine.warmed_up()?,
         }
         let warm_ns = now_ns();

@@ -1,8 +1,9 @@
-//! What a worker proves whose share is a partition inside the process.
+//! What a worker proves if its share is a partition inside the process.
 //!
-//! How a batch fares depends on the number of SMs, and not on which they are: kernels that do not fit, or that reckon with
-//! the SMs that there were when they were recorded. So every number of groups is
-//! proven before the worker serves, on the first groups; afterwards a partition is in force without further ado.
+//! How a batch fares depends on the number of SMs, and not on which they are: a kernel may not fit
+//! on them, or may count on the SMs that there were when it was recorded. So every number of groups
+//! is proven before the worker serves, on the first groups; afterwards any partition may be used
+//! without a proof.
 
 use std::fs::File;
 
@@ -12,8 +13,8 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
-/// Proves each number of groups; the answers of the whole GPU have been proven, with `times`. Then makes the partition ready
-/// that the worker begins with.
+/// Proves each number of groups; the answers of the whole GPU have been proven, with `times`. Then
+/// makes the partition ready that the worker begins with.
 pub(super) fn prove(
     trial: &mut Trial<'_>,
     reference: &File,
@@ -43,7 +44,7 @@ pub(super) fn prove(
     Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
 }
 
-/// Makes as much of a partition ready as the model can have, and says what that is.
+/// Makes ready as large a part of a partition as the model can have, and returns that part.
 fn begin(engine: &mut Engine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;
@@ -59,7 +60,8 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
     parts.find(can_have).unwrap_or(Groups::WHOLE)
 }
 
-/// How every size fares on a partition; or why the model cannot have it.
+/// How long every size takes on a partition, and its error; or why the model cannot have the
+/// partition.
 fn try_on(
     trial: &mut Trial<'_>,
     reference: &File,
@@ -73,7 +75,7 @@ fn try_on(
     trial.engine.forget(groups);
     match proven {
         Ok(times) => Ok(Ok(times)),
-        // It fails to run, too, where a kernel does not fit.
+        // A kernel that does not fit makes the run fail, too.
         Err(Unproven::Refused(refusal)) => Ok(Err(refusal.to_string())),
         Err(unproven) => Err(unproven),
     }

@@ -1,7 +1,7 @@
-//! The emulated GPU: a worker occupies its seat in the shared pool while it executes, for as long as
-//! the profile says, and as contention with the others adds.
+//! The emulated GPU: a worker occupies its seat in the shared pool while it executes, for as long
+//! as the profile says plus what contention with other workers adds.
 //!
-//! It is a stream as a real one is: a batch starts when the one before it ended or when it was sent,
+//! It works like a real stream: a batch starts when the one before it ended or when it was sent,
 //! whichever is later, and not when this thread got to see it. So waking up late delays one answer
 //! and no further batch, and throughput is what the profile says.
 
@@ -29,7 +29,7 @@ pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
     gpu: Gpu,
-    /// Where the share is by percentage: what it comes to.
+    /// The SMs of a share by percentage; `None` for partitions.
     share: Option<Occupant>,
     /// What it occupies while it executes.
     own: Occupant,
@@ -55,7 +55,7 @@ impl EmulatedGpu {
         if seat >= SEATS {
             return Err(BootRefusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
         }
-        // Waits then end as precisely as the kernel can; without it, they are late by 50 us.
+        // With this, waits end as precisely as the kernel can; otherwise they are late by 50 us.
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| BootRefusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
         let own = Occupant::anywhere(share.sms_of(sms));
@@ -84,8 +84,8 @@ impl EmulatedGpu {
         Started { at_ns, seen_ns, rows }
     }
 
-    /// Waits until the batch is through. If computing its answer took longer than the profile says, it
-    /// took as long as computing it.
+    /// Waits until the batch is through. If computing its answer took longer than the profile says,
+    /// the batch took that long.
     pub fn finish(&mut self, started: Started) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
@@ -96,12 +96,12 @@ impl EmulatedGpu {
         Duration::from_nanos(self.free_ns.saturating_sub(started.at_ns))
     }
 
-    /// Leaves the seat to nobody.
+    /// Leaves the seat empty.
     pub fn leave(&mut self) {
         self.occupy(None);
     }
 
-    /// Takes or leaves the seat, and wakes those whom that slows down or not any more.
+    /// Takes or leaves the seat, and wakes the workers that this slows down or speeds up.
     fn occupy(&mut self, occupant: Option<Occupant>) {
         let before = self.occupied.then_some(self.own);
         if occupant == before {
@@ -110,7 +110,7 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // Two that start at once must not both miss the other.
+        // Two workers that start at once must not both miss the other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
@@ -121,12 +121,12 @@ impl EmulatedGpu {
         self.gpu.free(own, self.pool.others(self.seat)) < f64::from(own.sms.0)
     }
 
-    /// How long a batch takes beside those who execute now.
+    /// How long a batch takes beside the workers that execute now.
     fn time(&self, execution: &Execution, rows: u32) -> Duration {
         self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
-    /// Waits until the batch is through at the speeds that the pool dictates; returns when that was.
+    /// Waits until the batch is through at the speeds that the pool gives; returns when that was.
     fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
         let pool = &self.pool;
         let mut progress = Progress::start(started.at_ns, self.time(execution, started.rows));
@@ -137,7 +137,8 @@ impl EmulatedGpu {
             if end_ns <= now_ns() {
                 return end_ns;
             }
-            // Ends at the deadline, when the generation changes, or for nothing; all lead to another look.
+            // Ends at the deadline, when the generation changes, or without a reason; each leads to
+            // another look.
             let _why = futex::wait_bitset(
                 pool.generation(),
                 futex::Flags::empty(),
@@ -157,7 +158,7 @@ impl Drop for EmulatedGpu {
 
 /// Wakes every worker that waits on the pool, in whichever process.
 fn wake_all(pool: &Pool) {
-    // It cannot fail on a mapped word, and who is not woken looks again at its deadline.
+    // It cannot fail on a mapped word, and a worker that is not woken looks again at its deadline.
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
@@ -183,7 +184,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A worker at a seat of `pool`, on `own` of 100 SMs, whose batch of one row takes `ms` on 50.
+    /// A worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on 50.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
         let execution = Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
@@ -268,7 +269,7 @@ mod tests {
         let pool = Pool::create().unwrap();
         let mut ours = gpu(&pool, 0, 100, 5.0);
         let mut theirs = gpu(&pool, 1, 100, 1.0);
-        // Beside so large a batch ours would wait for days without the wake-up.
+        // Beside so large a batch, ours would wait for days if it were not woken.
         let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));

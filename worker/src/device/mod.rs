@@ -20,7 +20,7 @@ use emulated::EmulatedGpu;
 /// A device.
 #[derive(Debug)]
 pub enum Device {
-    /// The host's processor alone, on which reference answers are computed. It adds no time.
+    /// The host's processor alone, which computes reference answers. It adds no time.
     Host,
     /// The emulated GPU.
     Emulated(EmulatedGpu),
@@ -62,13 +62,13 @@ impl Device {
         }
     }
 
-    /// Bytes of a real GPU's memory that nobody uses; none of others.
+    /// Bytes of a real GPU's memory that are free; 0 for other devices.
     pub fn free_memory(&self) -> u64 {
         let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
         free.unwrap_or(0)
     }
 
-    /// The real GPU, if it is one.
+    /// The real GPU, if the device is one.
     pub fn gpu(&self) -> Option<&Arc<CudaGpu>> {
         match self {
             Self::Host | Self::Emulated(_) => None,

@@ -1,9 +1,10 @@
-//! The arithmetic of the emulated GPU's time: which part of a batch is done when, while the time that
-//! it takes changes with who else executes. Pure: moments are nanoseconds of a clock that the caller reads.
+//! The arithmetic of the emulated GPU's time: which part of a batch is done when, while its
+//! duration changes with the other workers that execute. Pure: moments are nanoseconds of a clock
+//! that the caller reads.
 
 use std::time::Duration;
 
-/// How far a batch is.
+/// How much of a batch is done.
 #[derive(Debug)]
 pub struct Progress {
     /// Up to when the parts done were counted.
@@ -20,10 +21,10 @@ impl Progress {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// From `now_ns` on it is as fast as one that takes so long in all.
+    /// From `now_ns` on the batch is as fast as one that takes so long in all.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
-        // As long as the speed stays, nothing is rounded.
+        // While the speed stays the same, nothing is rounded.
         if whole_ns != self.whole_ns {
             let now_ns = now_ns.clamp(self.at_ns, self.end_ns());
             self.done += (now_ns - self.at_ns) as f64 / self.whole_ns;
@@ -54,7 +55,7 @@ mod tests {
     fn others_slow_a_batch_only_while_they_are_there() {
         let mut progress = Progress::start(0, TEN);
         progress.change(4 * MS, Duration::from_millis(20));
-        // 6 of 10 ms are left of it, at half the speed.
+        // 6 of its 10 ms are left, at half the speed.
         assert_eq!(progress.end_ns(), 16 * MS);
         progress.change(10 * MS, TEN);
         assert_eq!(progress.end_ns(), 13 * MS);

@@ -29,17 +29,17 @@ pub enum Engine {
     OnGpu(Box<OnGpu>),
 }
 
-/// What an engine needs, loaded before it is known what it runs on.
+/// Libraries that an engine needs, loaded before the device is known.
 #[derive(Debug)]
 pub enum Libraries {
-    /// Nothing.
+    /// No library.
     None,
     /// ONNX Runtime.
     OnnxRuntime(Library),
 }
 
 impl Libraries {
-    /// Loads them. With `gpu` those that compute on GPUs too; no GPU is touched.
+    /// Loads them; with `gpu` also those that compute on GPUs. No GPU is touched.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } => Ok(Self::None),
@@ -58,8 +58,8 @@ pub struct Signature {
 }
 
 impl Engine {
-    /// Loads a model, on the host's processor or on this GPU; with `partitioned` one whose share is a partition inside
-    /// the process.
+    /// Loads a model, on the host's processor or on this GPU. `partitioned`: its share is a
+    /// partition inside the process.
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
@@ -85,7 +85,8 @@ impl Engine {
         }
     }
 
-    /// How long the batch in this slot executed, which is [through](Self::run), where that is measured on a GPU.
+    /// How long the batch in this slot executed, if a GPU measured that. The batch must be
+    /// [through](Self::run).
     pub fn executed(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => None,
@@ -93,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// The warm-up is over: what comes now comes from clients.
+    /// The warm-up is over: batches come from clients now.
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -101,7 +102,8 @@ impl Engine {
         }
     }
 
-    /// Makes a partition ready. Where nothing is bound to SMs, it is at once. `None` if that is said later.
+    /// Makes a partition ready, at once where the engine is not bound to SMs. `None` if the result
+    /// comes later.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
@@ -109,11 +111,11 @@ impl Engine {
         }
     }
 
-    /// Lets go of a partition that was made ready.
+    /// Forgets a partition that was made ready.
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
-            // No batch is on its way before the worker serves.
+            // While the worker does not serve yet, no batch is on its way.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }

@@ -33,8 +33,8 @@ fn tolerance(datatype: Datatype) -> f64 {
     }
 }
 
-/// Compares an answer with the reference; returns how far it lies from it, relative to the output's largest
-/// magnitude. All but floats must be equal.
+/// Compares an answer with the reference; returns how far the answer lies from it, relative to the
+/// output's largest magnitude. All but floats must be equal.
 pub(super) fn compare(
     datatype: Datatype,
     want: &ReferenceOutput,
@@ -55,7 +55,7 @@ pub(super) fn compare(
 fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
-    // Inputs are of size 1, by which an output that is nothing but zeros can be measured.
+    // Inputs are of size 1, so an output of nothing but zeros is measured by that.
     let scale = if largest > 0.0 { largest } else { 1.0 };
     let mut farthest = 0.0_f64;
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// What is put where no float goes.
+/// The values of tensors that hold no floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
     /// 0 or 1, which are tokens of every vocabulary and indices into nearly every table.
@@ -20,12 +20,13 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// What made-up inputs are for. They differ, so that nothing that was kept of the one passes for an answer to the other.
+/// What made-up inputs are for. The two differ, so that a result kept from one cannot pass for an
+/// answer to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     /// Warming up, and recording.
     WarmUp,
-    /// Being held against the reference.
+    /// Being compared with the reference.
     Proof,
 }
 
@@ -64,7 +65,7 @@ pub(super) fn tensor(
     bytes
 }
 
-/// Steele, Lea and Flood's generator: fast, and good enough to leave no weight untouched.
+/// Steele, Lea and Flood's generator: fast, and good enough to let every weight count.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

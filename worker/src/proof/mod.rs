@@ -1,7 +1,7 @@
-//! The proof that a worker answers rightly: at every batch size, on inputs that anyone can make again,
-//! it must agree with the model's reference answers, which were computed on the CPU.
+//! The proof that a worker answers rightly: at every batch size, on inputs that every worker can
+//! make again, it must agree with the model's reference answers, which were computed on the CPU.
 //!
-//! Every size is tried since the kernel that runs depends on it, and so may its faults.
+//! Every size is tried because the kernel that runs depends on it, and so may a kernel's faults.
 
 mod compare;
 mod made_up;
@@ -35,17 +35,18 @@ pub struct Trial<'a> {
     pub engine: &'a mut Engine,
     /// The model's inputs and outputs.
     pub signature: &'a Signature,
-    /// Where it answers.
+    /// Where the model answers.
     pub slots: &'a AnswerSlots,
-    /// The same, to read.
+    /// The same memory, to read.
     pub answers: &'a ReadableSlab,
     /// What to run.
     pub warm_up: &'a WarmUp,
-    /// Where it is heard that nobody waits for the end any more; `None` where somebody does.
+    /// A socket that closes when the supervisor no longer waits for the trial; `None` if it always
+    /// does.
     pub socket: Option<BorrowedFd<'a>>,
-    /// The slots that are tried: where batches of each have places of their own, all.
+    /// How many slots are tried: all, if batches of each slot have places of their own.
     pub slots_tried: u8,
-    /// The inputs that were made up so far; to make them up takes longer than to run them.
+    /// The inputs made up so far; to make inputs takes longer than to run them.
     pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
 }
 
@@ -74,7 +75,7 @@ pub enum Unproven {
     /// It cannot run, or answers wrongly.
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    /// Nobody waits for it any more.
+    /// The supervisor no longer waits for the proof.
     #[error("the supervisor has hung up")]
     HungUp,
 }
@@ -85,8 +86,8 @@ impl From<HungUp> for Unproven {
     }
 }
 
-/// Runs every size, and writes the answers for others to be held against. A model that cannot run on
-/// some made-up inputs, as one that divides by them, is tried on others.
+/// Runs every size, and writes the answers for other workers to be compared with. If a model cannot
+/// run on some made-up inputs, as when it divides by them, others are tried.
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
     let mut refusals = Vec::new();
     for fill in Fill::ALL {
@@ -109,9 +110,10 @@ fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, BootRefu
     Ok(Reference { fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })
 }
 
-/// Runs every size in every slot, so that whatever happens only once in a process has happened: memory taken, kernels
-/// loaded and chosen, executions recorded. On inputs like those of the reference answers, since others may be none that the
-/// model can run on, but not on the same; without any, on the first that are made up.
+/// Runs every size in every slot, so that whatever happens only once in a process has happened:
+/// memory taken, kernels loaded and chosen, executions recorded. The inputs are of the kind on
+/// which the reference answers were computed, because the model may not run on another kind, but
+/// have other values. Without reference answers the first kind is used.
 pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
     let fill = match file {
         Some(file) => read(file)?.fill,
@@ -130,7 +132,8 @@ fn read(file: &File) -> Result<Reference, BootRefusal> {
     Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))
 }
 
-/// Runs every size on a partition, and compares the answers with those that were written; returns how long each took.
+/// Runs every size on a partition, and compares the answers with the reference; returns how long
+/// each took.
 pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
     let Reference { fill, sizes } = read(file)?;
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
@@ -152,7 +155,7 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
     Ok(times)
 }
 
-/// How far answers lie from those that were written, which must not be too far.
+/// How far answers lie from the reference; an error if too far.
 fn off(
     signature: &Signature,
     expected: &[ReferenceOutput],
@@ -169,7 +172,7 @@ fn off(
 }
 
 impl Trial<'_> {
-    /// Asked between two sizes: what runs on a GPU keeps others waiting, and is not cut.
+    /// Asked between two sizes: a run on a GPU keeps other workers waiting, and is not interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
     }
@@ -227,7 +230,7 @@ impl Trial<'_> {
             extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
             bytes.extend(tensor);
         }
-        // A slab is never empty.
+        // A slab cannot be empty.
         bytes.push(0);
         let len = bytes.len() as u64;
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&chain(&fault)))?;

@@ -51,7 +51,8 @@ impl Reference {
         file.write_all_at(&bytes, 0).map_err(ReferenceError::Write)
     }
 
-    /// Reads them. Other workers have the same file open, so its position is nobody's.
+    /// Reads the answers. Other workers have the same file open and share its position, which is
+    /// not used.
     pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
         let len = file.metadata().map_err(ReferenceError::Read)?.len();
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];

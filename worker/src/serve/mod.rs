@@ -1,4 +1,5 @@
-//! A warm worker's life: batches in, answers out, one after the other, until there is no more work.
+//! How a warm worker serves: batches in, answers out, one after the other, until there is no more
+//! work.
 
 mod on_gpu;
 
@@ -21,7 +22,8 @@ use crate::inputs::Inputs;
 use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
 
-/// An engine's words are cut to this many bytes, so that an answer always fits into its message.
+/// An engine's error text is cut to this many bytes, so that an answer always fits into its
+/// message.
 const MAX_REASON_BYTES: usize = 4096;
 
 /// A worker that can serve.
@@ -49,7 +51,7 @@ pub enum ServeFault {
     /// The next event could not be waited for.
     #[error("the next batch cannot be waited for")]
     Wait(#[source] rustix::io::Errno),
-    /// The GPU is beyond use; another process may fare better.
+    /// The GPU is of no use to this process any more; another process may still use it.
     #[error("the GPU is lost to this process")]
     Gpu(#[source] CudaFault),
 }
@@ -71,7 +73,7 @@ impl Warm {
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => FromWorker::Answer(self.answer(&batch)),
-                // What the host's processor computes, or the emulated GPU, runs anywhere at once.
+                // Without a real GPU a batch can run on any partition at once.
                 Ok(Command::Prepare(groups)) => FromWorker::Prepared(Prepared { groups, result: Ok(()) }),
                 Ok(Command::Forget(_)) => continue,
                 Err(unreadable) => FromWorker::Answer(unreadable),
@@ -83,8 +85,9 @@ impl Warm {
         Ok(())
     }
 
-    /// The next message's length, which is above the buffer's if it did not fit; `None` if there will
-    /// be no more. The device is left to others only if no batch is there yet.
+    /// The length of the next message, which is more than the buffer's if the message did not fit;
+    /// `None` if no more will come. The device is left to other workers only if no batch is there
+    /// yet.
     fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeFault> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
@@ -115,7 +118,7 @@ impl Warm {
     }
 }
 
-/// What a receive came to: a message's length, or the end.
+/// The result of a receive: a message's length, or the end.
 fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
     match received {
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
@@ -133,7 +136,7 @@ fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
     }
 }
 
-/// Sends a report; `false` if nobody is there to hear it.
+/// Sends a report; `false` if the supervisor is gone.
 fn say(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeFault> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),

@@ -1,4 +1,5 @@
-//! Serving on a GPU: while one batch executes, the next one's inputs travel and its kernels are put in line.
+//! Serving on a GPU: while one batch executes, the next batch's inputs travel and its kernels are
+//! queued.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -84,7 +85,7 @@ impl OnGpu {
         Ok(())
     }
 
-    /// Carries out a command; there is a report at once only of what did not take long.
+    /// Carries out a command; returns a report only if the command is done already.
     fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
@@ -98,11 +99,11 @@ impl OnGpu {
         }
     }
 
-    /// Waits for a message, if there may be more, and for a batch that is through.
+    /// Waits for a message, if there may be more, or for a batch that is through.
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
         let through = self.engine.gpu().through();
         let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // A socket whose end has come is always ready, and of no interest.
+        // After its end a socket is always ready, which would end every wait at once.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -133,7 +134,7 @@ impl OnGpu {
                 Ok(None)
             }
             Err(failure) => {
-                // Whatever of it is on the GPU must be through before its slot is used again.
+                // Any part of the batch on the GPU must be through before the slot is used again.
                 self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
                 Ok(Some(Answer { id: batch.id, execution_us: 0, result: Err(shortened(failure)) }))
             }
@@ -145,7 +146,8 @@ impl OnGpu {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Reports the batches that are through, and the partitions that are ready; `false` if nobody is there to hear it.
+    /// Reports the batches that are through, and the partitions that are ready; `false` if the
+    /// supervisor is gone.
     fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
         while let Some(prepared) = self.engine.made() {

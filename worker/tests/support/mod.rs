@@ -98,7 +98,7 @@ impl Worker {
         let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
         command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
         let child = command.spawn().unwrap();
-        // The command holds the worker's end of the socket, whose closing must be seen.
+        // The command holds the worker's end of the socket, which must be seen to close.
         drop(command);
         let (says, hello) = server.accept().unwrap();
         let WorkerSays::Hello { protocol: PROTOCOL, orders } = hello else { panic!("{hello:?}") };
@@ -179,7 +179,7 @@ impl Worker {
         }
     }
 
-    /// Has it make a partition ready.
+    /// Has the worker make a partition ready.
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
@@ -237,7 +237,7 @@ impl Worker {
             .collect())
     }
 
-    /// Tells it that there is no more work, and waits for its end.
+    /// Tells the worker that there is no more work, and waits for its end.
     pub fn stop(self) -> ExitStatus {
         let Self { mut child, socket, .. } = self;
         drop(socket);
@@ -263,7 +263,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
     (output.status, String::from_utf8(output.stderr).unwrap())
 }
 
-/// Computes the reference answers as the supervisor has it done.
+/// Computes the reference answers as the supervisor does.
 pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     let file = reference_file();
     let worker = Worker::start(Setup { purpose: Purpose::Reference, ..Setup::new(engine.clone()) }, &file);

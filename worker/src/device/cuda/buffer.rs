@@ -1,4 +1,5 @@
-//! Memory on the GPU that no engine hands out, so that nothing it computes shares it.
+//! Memory on the GPU that does not come from an engine, so that no computation of the engine shares
+//! it.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -22,16 +23,16 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Room for `bytes` bytes, and for one where it is none.
+    /// Room for `bytes` bytes, but for one byte at least.
     pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaFault> {
         let failed = fault("give memory");
         // SAFETY: a new allocation disturbs no other; it is freed with the value.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
         let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };
-        // SAFETY: it was allocated with this size, and nobody knows it yet.
+        // SAFETY: it was allocated with this size, and nothing uses it yet.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
-        // For memory on the GPU that returns before it is done, and our streams do not wait for it.
+        // The call returns before memory on the GPU is set, and our streams do not wait for it.
         gpu.synchronize()?;
         Ok(buffer)
     }
@@ -51,7 +52,7 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // If the context is beyond use, its memory is gone with it.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: ours; what used it has been synchronised with by who drops it.
+            // SAFETY: ours; the owner has synchronised with all that used it.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }

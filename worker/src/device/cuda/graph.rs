@@ -1,8 +1,9 @@
 //! A piece of work that was recorded once, and is started again at the cost of one call: on the SMs of the whole process,
 //! or on those of a partition that it was moved to.
 //!
-//! A kernel runs where the context of its node lies, whichever stream the graph is put on. So a recording is moved by
-//! giving its nodes another context; what was made ready of it before stays as it was.
+//! A kernel runs where the context of its node lies, whichever stream the graph is put on. So a
+//! recording is moved by giving its nodes another context; executables made from it before stay as
+//! they were.
 
 use std::fmt;
 use std::mem::{MaybeUninit, zeroed};
@@ -22,7 +23,8 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const ALLOT: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// Recorded work that can be made ready for partitions. What it reads and writes must stay where it was.
+/// Recorded work that can be made ready for partitions. The memory that it reads and writes must
+/// stay where it was.
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
@@ -32,14 +34,14 @@ pub struct Recording {
 pub struct Executable {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
-    /// Where it was moved to; it goes after this.
+    /// The partition that it was moved to; dropped after the executable.
     _partition: Option<Arc<GreenContext>>,
 }
 
-// SAFETY: the driver lets any thread use a graph, as long as no two do at once: a `Recording` has one owner, and what
-// changes it takes it by `&mut`.
+// SAFETY: the driver lets any thread use a graph, as long as no two do at once: a `Recording` has
+// one owner, and calls that change it take it by `&mut`.
 unsafe impl Send for Recording {}
-// SAFETY: as above; starting it is what its one owner does.
+// SAFETY: as above; only its one owner starts it.
 unsafe impl Send for Executable {}
 
 impl fmt::Debug for Recording {
@@ -60,10 +62,10 @@ pub enum Unmovable {
     /// A kernel of an older kind, which belongs to the context that loaded it.
     #[error("a kernel in it is bound to its context")]
     BoundKernel,
-    /// Something else.
+    /// A node of another kind.
     #[error("it has a node of type {0}, which cannot be moved")]
     Node(u32),
-    /// The driver.
+    /// The driver failed.
     #[error("the driver cannot tell what is in it")]
     Driver(#[source] DriverError),
 }
@@ -74,7 +76,7 @@ impl CudaGpu {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.compute.begin_capture(relaxed).map_err(fault("record a batch"))?;
         let worked = work();
-        // What was not allowed in a recording ends it, and makes this fail.
+        // An operation that may not be recorded ends the recording, and makes this fail.
         // SAFETY: the stream is ours, and recording since above.
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
@@ -90,7 +92,7 @@ impl CudaGpu {
     }
 }
 
-/// The way of recorded work to the GPU, on which nothing else travels.
+/// A stream on which only recorded work goes to the GPU.
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
@@ -107,13 +109,13 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Makes it ready on all SMs of the process, where it was recorded.
+    /// Makes the recording ready on all SMs of the process, where it was recorded.
     pub fn ready(&self) -> Result<Executable, CudaFault> {
         self.instantiate(None)
     }
 
-    /// Makes it ready on the SMs of a partition, so that its first start takes no longer than later ones. It must be
-    /// movable.
+    /// Makes the recording ready on the SMs of a partition, so that its first start takes no longer
+    /// than later ones. The recording must be movable.
     pub fn ready_on(
         &mut self,
         partition: &Arc<GreenContext>,
@@ -136,7 +138,7 @@ impl Recording {
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
     }
 
-    /// Whether it can be moved to partitions.
+    /// Whether the recording can be moved to partitions.
     pub fn movable(&self) -> Result<(), Unmovable> {
         self.nodes().map_err(Unmovable::Driver)?.into_iter().try_for_each(|node| {
             match type_of(node).map_err(Unmovable::Driver)? {
@@ -154,13 +156,13 @@ impl Recording {
         self.nodes()?.into_iter().try_for_each(|node| match type_of(node)? {
             KERNEL => {
                 let mut kernel = kernel_of(node)?;
-                // With a function, which belongs to a context, the other context would be ignored.
+                // A function belongs to a context, so the other context would be ignored.
                 kernel.func = null_mut();
                 kernel.ctx = context;
                 // SAFETY: the node is this graph's, and its arguments are those that it has.
                 unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
-            // The driver may use SMs for these, too.
+            // The driver may use SMs for fills and copies, too.
             FILL => move_fill(node, context),
             COPY => move_copy(node, context),
             _ => Ok(()),
@@ -172,14 +174,14 @@ impl Recording {
         // SAFETY: without room for nodes, their number is written.
         unsafe { sys::cuGraphGetNodes(self.graph, null_mut(), &mut count) }.result()?;
         let mut nodes = vec![null_mut(); count];
-        // SAFETY: there is room for as many as were just counted, and nobody adds one.
+        // SAFETY: there is room for as many as were just counted, and no node is added.
         unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count) }.result()?;
         nodes.truncate(count);
         Ok(nodes)
     }
 }
 
-/// The type of a node, as a number: a driver may know more of them than its bindings.
+/// The type of a node, as a number: a driver may know more types than its bindings.
 fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
     let mut kind = u32::MAX;
     // SAFETY: the node is alive, and the driver writes one number of this size.
@@ -237,7 +239,7 @@ impl Drop for Recording {
     fn drop(&mut self) {
         // If the context is beyond use, all of it is gone.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: ours, and used no more; what was made ready of it has a life of its own.
+            // SAFETY: ours, and used no more; executables made from it do not need it.
             unsafe { result::graph::destroy(self.graph) }.ok();
         }
     }
@@ -246,7 +248,7 @@ impl Drop for Recording {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: ours, and started no more; what of it still runs ends first.
+            // SAFETY: ours, and started no more; a run that is under way ends first.
             unsafe { result::graph::exec_destroy(self.executable) }.ok();
         }
     }

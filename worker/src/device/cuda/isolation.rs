@@ -1,8 +1,9 @@
-//! Whether partitions of two processes that share no group keep apart, and those that share all do not: on each GPU this is
-//! measured before it is relied on, since NVIDIA documents no order of the groups.
+//! Tests whether partitions of two processes keep apart if they share no group, and do not if they
+//! share all: on each GPU this is measured before it is relied on, because NVIDIA documents no
+//! order of the groups.
 //!
-//! One process holds half of the groups with work that never ends. The other times a short kernel on the other half, and on
-//! the same one, where it has to wait for the long ones of the first.
+//! One process holds half of the groups with work that never ends. The other process times a short
+//! kernel on the other half, and on the same half, where it has to wait for the long kernels.
 
 use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -69,11 +70,11 @@ pub enum IsolationError {
 pub struct Isolation {
     /// How the GPU divides.
     pub division: Division,
-    /// On half of the GPU, with nobody beside it.
+    /// On half of the GPU, with no other process on it.
     pub alone_us: f64,
     /// While another process holds the other half.
     pub apart_us: f64,
-    /// While it holds the same half.
+    /// While another process holds the same half.
     pub together_us: f64,
 }
 
@@ -113,7 +114,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
 struct Holding(Child);
 
 impl Holding {
-    /// Waits until it does.
+    /// Waits until the process holds the groups.
     fn wait_for(mut child: Child) -> std::io::Result<Self> {
         let said = child.stdout.take().map(BufReader::new);
         let holding = Self(child);
@@ -129,7 +130,8 @@ impl Holding {
     }
 }
 
-/// Keeps these groups busy until standard input ends, and says so once it does.
+/// Keeps these groups busy until standard input ends; reports on standard output once they are
+/// busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;

@@ -1,4 +1,5 @@
-//! What things cost on this GPU that a worker does not do yet: for `shadowslice-worker --probe`.
+//! The cost on this GPU of operations that a worker does not use yet: for `shadowslice-worker
+//! --probe`.
 
 use std::mem::MaybeUninit;
 use std::process::Command;
@@ -133,7 +134,7 @@ pub struct IpcTimes {
     pub close_us: Vec<f64>,
 }
 
-/// Has another process open memory of this one; returns what that wrote.
+/// Has another process open memory of this process; returns what that process wrote.
 pub fn share_memory(gpu: &CudaGpu, mut opener: Command) -> Result<std::io::Result<Vec<u8>>, CudaFault> {
     let failed = fault("share memory with another process");
     // SAFETY: allocated here, and freed after the other process has ended.
@@ -147,7 +148,7 @@ pub fn share_memory(gpu: &CudaGpu, mut opener: Command) -> Result<std::io::Resul
     let hex: String = handle.reserved.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
     let output = opener.arg(hex).output();
     gpu.synchronize()?;
-    // SAFETY: nobody else uses it any more.
+    // SAFETY: nothing else uses it any more.
     unsafe { result::free_sync(memory) }.map_err(&failed)?;
     Ok(output.map(|output| output.stdout))
 }
@@ -172,7 +173,7 @@ pub fn open_shared(handle: &[u8; 64]) -> Result<IpcTimes, CudaFault> {
     Ok(IpcTimes { open_us, close_us })
 }
 
-/// Gives this process its share as late as that is possible: just before it first touches the GPU.
+/// Gives this process its share as late as possible: just before it first touches the GPU.
 #[allow(clippy::disallowed_methods)] // that it can still be set is what is measured
 pub fn set_share(share: Percent) {
     // SAFETY: threads of libraries are idle as nothing was computed yet, and none of ours runs.

@@ -1,9 +1,9 @@
 //! A real GPU, at the share of it that MPS gives this process.
 //!
-//! Two streams: inputs travel on one while the batch before executes on the other, which also takes the
-//! answers back. Of a batch, everything on the second stream lies between two events, which time it, and
-//! a callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for it and for
-//! further batches at once.
+//! Two streams: inputs travel on one while the batch before executes on the other, which also takes
+//! the answers back. Everything of a batch on the second stream lies between two events, which time
+//! it, and a callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for
+//! it and for further batches at once.
 #![allow(unsafe_code)] // calls into CUDA's driver
 
 pub mod buffer;
@@ -51,7 +51,7 @@ pub struct CudaGpu {
     sms: Sms,
 }
 
-/// What tells how far a batch has come; one for each that may be on the GPU at once.
+/// Tells how far a batch has come; there is one for each batch that may be on the GPU at once.
 struct Flight {
     copied: CudaEvent,
     start: CudaEvent,
@@ -93,7 +93,8 @@ impl CudaGpu {
         self.sms
     }
 
-    /// The stream that an engine must compute on, as CUDA's runtime knows it. It lives as long as this.
+    /// The stream that an engine must compute on, as CUDA's runtime knows it. It lives as long as
+    /// `self`.
     pub fn compute_stream(&self) -> *mut () {
         self.compute.cu_stream().cast()
     }
@@ -113,13 +114,13 @@ impl CudaGpu {
         self.context.bind_to_thread().map_err(fault("be used by another thread"))
     }
 
-    /// Forgets that a batch was through, before looking which.
+    /// Clears the signal of [`CudaGpu::through`]; then the caller looks which batches are through.
     pub fn look(&self) {
-        // Nothing to forget is as good.
+        // A read fails if there is no signal, which is as good.
         rustix::io::read(&self.through, &mut [0; 8]).ok();
     }
 
-    /// Lets the bytes travel to an address on the GPU.
+    /// Copies the bytes to an address on the GPU, without waiting.
     ///
     /// # Safety
     ///
@@ -134,7 +135,7 @@ impl CudaGpu {
         copied.map_err(fault("copy an input"))
     }
 
-    /// What is computed from here on belongs to the batch of this slot, whose inputs are under way.
+    /// Work from here on belongs to the batch of this slot; its inputs are under way.
     pub fn start(&self, slot: u8) -> Result<(), CudaFault> {
         let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
         flight.copied.record(&self.copies).map_err(fault("mark the end of a copy"))?;
@@ -142,12 +143,12 @@ impl CudaGpu {
         flight.start.record(&self.compute).map_err(fault("mark the start of a batch"))
     }
 
-    /// Lets an answer travel back once it is computed.
+    /// Copies an answer back once it is computed, without waiting.
     ///
     /// # Safety
     ///
-    /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from now on. `to` has
-    /// room for as many, and is nobody else's until the batch is through.
+    /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from
+    /// now on. `to` has room for as many, and nothing else uses it until the batch is through.
     pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaFault> {
         if len == 0 {
             return Ok(());
@@ -195,7 +196,8 @@ impl CudaGpu {
 }
 
 impl Mark {
-    /// Waits until the GPU is through with all before it; or is lost, and runs nothing of it any more.
+    /// Waits until the GPU is through with all before the mark, or is lost and runs nothing of it
+    /// any more.
     pub fn wait(self) {
         self.0.synchronize().ok();
     }
@@ -228,6 +230,6 @@ unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
 }
 
 fn wake(file: impl AsFd) {
-    // Full means that it is readable already.
+    // A write fails if the counter is full, and then the file is readable already.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

@@ -10,7 +10,7 @@ use crate::clock::{after, now_ns};
 /// How long the MPS server may be starting, or be busy with ending a client, before a worker gives up.
 const SERVER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Between two looks whether it is ready: there is no event to wait for.
+/// Time between two checks whether the server is ready: there is no event to wait for.
 const SERVER_POLL: Duration = Duration::from_millis(20);
 
 /// Why there is no context.
@@ -48,13 +48,13 @@ pub(super) fn load_driver() -> Result<(), OpenError> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(OpenError::NoDriver) }
 }
 
-/// A thread that waits for the GPU leaves its core to others.
+/// Has a thread that waits for the GPU leave its core to others.
 fn waits_asleep(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, DriverError> {
     context.set_blocking_synchronize()?;
     Ok(context)
 }
 
-/// While the server starts, recovers from a fault or ends a client, it takes nobody.
+/// While the server starts, recovers from a fault or ends a client, it takes no new client.
 fn is_not_ready(error: DriverError) -> bool {
     use sys::CUresult::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};
     matches!(error.0, CUDA_ERROR_MPS_SERVER_NOT_READY | CUDA_ERROR_MPS_CONNECTION_FAILED)

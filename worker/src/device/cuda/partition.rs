@@ -1,7 +1,7 @@
 //! Partitions of the GPU within this process: green contexts, each of which has some of the groups of SMs.
 //!
-//! NVIDIA documents no order of the groups. That all processes divide alike is shown on each GPU before it is relied on
-//! (`shadowslice-worker --probe partitions`).
+//! NVIDIA documents no order of the groups. So each GPU is tested (`shadowslice-worker --probe
+//! partitions`) before it is relied on that all processes divide it alike.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -55,7 +55,7 @@ pub enum Undivided {
     /// The driver does not divide: it is too old, or the process has a share of the GPU by percentage.
     #[error("the driver does not divide the GPU's SMs (CUDA 12.4 or later is needed, and a share of 100 %)")]
     Driver(#[source] DriverError),
-    /// It has too few SMs.
+    /// The GPU has too few SMs.
     #[error("the GPU has too few SMs to be divided: {0}")]
     TooFew(Sms),
 }
@@ -116,19 +116,20 @@ fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
             .result()?;
     }
     groups.truncate(count as usize);
-    // SAFETY: resources of the kind SM carry a count of SMs; without any left over it is of no kind.
+    // SAFETY: resources of the kind SM carry a count of SMs; if none are left over, `rest` is of no
+    // kind.
     let left_over = rest.type_ == kind && unsafe { rest.__bindgen_anon_1.sm.smCount } > 0;
     groups.extend(left_over.then_some(rest));
     Ok(groups)
 }
 
 impl GreenContext {
-    /// What work is moved to.
+    /// The context that work is moved to.
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context
     }
 
-    /// A stream whose work keeps to the partition.
+    /// A stream that keeps its work to the partition.
     pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -161,7 +162,7 @@ impl Drop for GreenStream<'_> {
 impl Drop for GreenContext {
     fn drop(&mut self) {
         if self.primary.bind_to_thread().is_ok() {
-            // SAFETY: ours; what was moved to it kept it alive, and is gone.
+            // SAFETY: ours; work that was moved to it kept it alive, and is gone.
             unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
         }
     }

@@ -16,7 +16,7 @@ use crate::device::cuda::CudaGpu;
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 
-/// What batches are alike in that share their places.
+/// What batches have in common that use the same places.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BatchForm {
     pub(super) slot: u8,
@@ -27,14 +27,14 @@ pub(super) struct BatchForm {
 }
 
 impl BatchForm {
-    /// Whether a batch like `other` fits into the places of this kind, padded if need be.
+    /// Whether a batch like `other` fits into the places of this form, padded if need be.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
     }
 }
 
-/// The places of batches of one kind. They are not shared with anything that is computed, so that a batch can arrive
-/// while the one before executes.
+/// The places of batches of one form. They share no memory with anything that is computed, so that
+/// a batch can arrive while the one before executes.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) kind: BatchForm,
@@ -43,11 +43,11 @@ pub(super) struct Bound {
     pub(super) inputs: Vec<DeviceBuffer>,
 }
 
-/// Which session executes batches of a kind.
+/// Which session executes batches of a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionOf {
     pub(super) index: usize,
-    /// Whether all that it does happens on the GPU, so that it can be recorded.
+    /// Whether all its work happens on the GPU, so that it can be recorded.
     pub(super) recordable: bool,
 }
 
@@ -56,8 +56,8 @@ pub(super) struct SessionOf {
 pub(super) enum How {
     /// Operator by operator, by ONNX Runtime, which allots the outputs.
     Eager(Box<IoBinding>),
-    /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the algorithms of a
-    /// convolution anew whenever the batch size changes, which a recording does not.
+    /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the
+    /// algorithms of a convolution anew whenever the batch size changes; a recording does not.
     Recorded(Recorded),
 }
 
@@ -78,14 +78,14 @@ pub(super) struct Fixed {
     pub(super) buffer: DeviceBuffer,
 }
 
-/// What makes places on the GPU.
+/// Makes places on the GPU.
 pub(super) struct Maker<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
 }
 
-/// What records executions.
+/// Records executions.
 pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,
@@ -131,18 +131,19 @@ impl Maker<'_> {
         let (start, bytes) = (buffer.start().as_ptr().cast(), buffer.bytes());
         let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
         let mut value = std::ptr::null_mut();
-        // SAFETY: the memory has the size that shape and type come to, and outlives the value: bindings go before
-        // buffers.
+        // SAFETY: the memory has the size that shape and type come to, and outlives the value:
+        // bindings are dropped before buffers.
         ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
         let value = NonNull::new(value).expect("the call above made it");
-        // SAFETY: it is a tensor, and nobody else's.
+        // SAFETY: it is a tensor, and has no other owner.
         Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
     }
 }
 
 impl Recorder<'_> {
-    /// Records the execution of a batch whose inputs are in place, if it can be recorded, and so many copies more, which
-    /// are returned. It is executed once before, so that all that happens only once has happened.
+    /// Records the execution of a batch, if that is possible, and so many further copies, which are
+    /// returned. Its inputs must be in place. It is executed once before, so that all that happens
+    /// only once has happened.
     pub(super) fn record(
         &mut self,
         bound: &mut Bound,

@@ -11,7 +11,7 @@ pub(super) struct GatherBuffer {
 }
 
 impl GatherBuffer {
-    /// The bytes of an input in one aligned piece: in place if they are that already, else here.
+    /// The bytes of an input in one aligned piece: in place if they are one already, else here.
     pub(super) fn whole<'b>(&'b mut self, inputs: &Inputs<'b>, input: usize) -> &'b [u8] {
         let first = inputs.part(0, input);
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
@@ -28,7 +28,7 @@ impl GatherBuffer {
     pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));
         let len = parts().map(<[u8]>::len).sum::<usize>();
-        // Room to start at an aligned address, wherever the allocator put it.
+        // Room to start at an aligned address, wherever the buffer lies.
         self.bytes.resize(self.bytes.len().max(len + ALIGNMENT as usize), 0);
         let start = self.bytes.as_ptr().align_offset(ALIGNMENT as usize);
         let whole = &mut self.bytes[start..start + len];

@@ -54,7 +54,7 @@ where
     <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
 }
 
-/// In place, unless bytes other than 0 and 1 could not be told to be booleans.
+/// The booleans in place, unless a byte is neither 0 nor 1: a `bool` may have no other value.
 fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
     if inputs.requests() == 1
         && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))

@@ -1,5 +1,5 @@
-//! Makes a model's recordings ready for partitions, on a thread of its own once the worker serves: one by one, those first
-//! that a batch waits for.
+//! Makes a model's recordings ready for partitions, on a separate thread once the worker serves:
+//! recording by recording, those that a batch waits for first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
 use crate::device::cuda::{CudaFault, CudaGpu, Mark};
 
-/// Instead of a recording's number: none is needed before the others, or no further one at all.
+/// In place of a recording's number: no recording goes first, or none at all is needed any more.
 pub(super) const NONE_FIRST: usize = usize::MAX;
 pub(super) const NO_MORE: usize = usize::MAX - 1;
 
@@ -22,23 +22,23 @@ pub(super) struct Order {
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// What was ready there before.
+    /// Recordings that were ready at that seat before.
     pub(super) before: Option<Left>,
 }
 
-/// What was ready at a seat, by the recording's number, and when the GPU is through with it.
+/// Recordings that were ready at a seat, by number, and when the GPU is through with them.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) executables: Vec<Option<Executable>>,
     pub(super) through: Option<Mark>,
 }
 
-/// What has been done.
+/// A step that was done.
 #[derive(Debug)]
 pub(super) enum Made {
     /// One recording.
     Recording(Groups, usize, Result<Executable, CudaFault>),
-    /// All that there will be.
+    /// All recordings that there will be.
     All(Groups),
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Instantiator {
 }
 
 impl Left {
-    /// Lets go of what was ready of one recording.
+    /// Frees one recording of those that were ready before.
     fn free(&mut self, number: usize) {
         self.wait();
         drop(self.executables.get_mut(number).and_then(Option::take));
@@ -83,8 +83,8 @@ impl Drop for Left {
 }
 
 impl Unfinished {
-    /// Those before others that a batch waits for; at the very first those that nobody wants any more, as their end is waited
-    /// for.
+    /// Orders that a batch waits for go before others. Cancelled orders go first of all, because
+    /// their end is waited for.
     fn urgency(&self) -> u8 {
         match self.order.first.load(Ordering::Acquire) {
             NO_MORE => 2,
@@ -95,14 +95,14 @@ impl Unfinished {
 }
 
 impl Instantiator {
-    /// Without recordings as yet.
+    /// Has no recordings yet.
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
         Ok(Self { seats, uploads, unfinished: Vec::new(), gpu })
     }
 
-    /// One more execution, a recording of it for each seat; returns its number.
+    /// Adds an execution, with a recording of it for each seat; returns its number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         let number = self.seats[0].0.len();
         for (seat, recording) in self.seats.iter_mut().zip(copies) {
@@ -121,7 +121,7 @@ impl Instantiator {
 
     /// Carries out orders until there will be no more.
     pub(super) fn work(mut self, orders: &Receiver<Order>, mut tell: impl FnMut(Made)) {
-        // Without the context every order fails, and says why.
+        // Without the context every order fails, and the failure is reported.
         self.gpu.bind().ok();
         loop {
             let order = match self.unfinished.is_empty() {
@@ -143,7 +143,7 @@ impl Instantiator {
 
     /// Makes the next recording.
     fn step(&mut self, tell: &mut impl FnMut(Made)) {
-        // Of equals the one that was ordered last.
+        // Of equally urgent orders, the last one given goes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());
         let Some(index) = next else { return };
         let Unfinished { order, left } = &mut self.unfinished[index];

@@ -19,13 +19,13 @@ use crate::device::cuda::CudaGpu;
 pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
-    /// Within those operators that run on the host's processor.
+    /// Threads within an operator that runs on the host's processor.
     pub(super) threads: u32,
     pub(super) providers: Vec<Provider>,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
-/// Whether the host's processor may take what the providers do not.
+/// Whether the host's processor may compute operators that the providers lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
     Allowed,
@@ -36,7 +36,7 @@ pub(super) enum Fallback {
 pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
-    /// A session for all shapes, but that axes with these names have these lengths.
+    /// A session for all shapes; axes with these names have these lengths.
     pub(super) fn session(
         &self,
         fallback: Fallback,
@@ -50,7 +50,7 @@ impl Loader {
             builder = builder.with_dimension_override(name, *length).map_err(refused)?;
         }
         if fallback == Fallback::Forbidden {
-            // That it fails is no error, and not to be logged as one.
+            // A failure is expected here, and must not be logged as an error.
             builder = builder.with_disable_cpu_fallback().map_err(refused)?;
             builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
         }
@@ -58,8 +58,8 @@ impl Loader {
     }
 }
 
-/// The lengths that a kind of batches gives to the axes that a model leaves open; `None` where one of them has no name, or
-/// a name would stand for two lengths.
+/// The lengths that this form of batch gives to the axes that a model leaves open; `None` where
+/// such an axis has no name, or a name would stand for two lengths.
 pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {

@@ -40,11 +40,11 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads the library, once a process, and with `gpu` those that it computes on GPUs with. The GPU itself is not
-    /// touched.
+    /// Loads the library, once a process; with `gpu` also the libraries that it needs to compute on
+    /// GPUs. The GPU itself is not touched.
     ///
-    /// That the library sends no telemetry is for the supervisor's `ORT_DISABLE_TELEMETRY` to see to:
-    /// its first event goes out before it can be told here.
+    /// The supervisor sets `ORT_DISABLE_TELEMETRY` so that the library sends no telemetry: its
+    /// first event goes out before a call from here could turn that off.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let environment = ort::init_from(library)
@@ -65,7 +65,7 @@ impl Library {
 pub struct OnnxRuntime {
     session: Session,
     outputs: Vec<TensorSpec>,
-    /// Per input: where the rows of several requests are stacked.
+    /// For each input, where the rows of several requests are stacked.
     buffers: Vec<GatherBuffer>,
 }
 
@@ -77,7 +77,7 @@ impl OnnxRuntime {
     }
 
     fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), BootRefusal> {
-        // Reading the types of inputs and outputs, `ort` panics at those that it does not know.
+        // `ort` panics at types of inputs and outputs that it does not know.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
                 BootRefusal::Model("an input or output is no tensor, and only tensors can be served".into())
@@ -104,8 +104,8 @@ impl OnnxRuntime {
     }
 }
 
-/// Everything that a session is given besides its model. Spinning costs 10 ms of CPU per run at a
-/// 10 ms pause, and other workers want the cores.
+/// All options of a session but its model. Spinning costs 10 ms of CPU per run at a 10 ms pause,
+/// and other workers want the cores.
 fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
     let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
     Session::builder(environment)
@@ -176,7 +176,8 @@ fn failed(fault: &ort::Error) -> RunFailure {
     RunFailure::Engine(fault.message().to_owned())
 }
 
-/// What the GPU could not do fails the batch; whether it can go on at all shows when it is synchronised.
+/// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at
+/// all.
 fn broken(fault: &CudaFault) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -24,12 +24,13 @@ use crate::device::cuda::partition::SmGroups;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
-/// Kinds of batches whose places are kept. Warmed-up sizes are about a dozen, in two slots.
+/// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;
 
-/// A model whose tensors lie on the GPU.
+/// A model that has its tensors on the GPU.
 pub struct OnGpu {
-    // In the order in which they must go: the sessions' parts before the sessions, and the GPU last.
+    // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
+    // last.
     bound: Vec<Bound>,
     /// `None` where the model's share is not a partition inside the process.
     partitions: Option<Partitions>,
@@ -40,7 +41,7 @@ pub struct OnGpu {
     options: RunOptions,
     allocator: Allocator,
     memory: MemoryInfo<'static>,
-    /// The first is there from the start.
+    /// The first session is there from the start.
     sessions: Vec<OnnxRuntime>,
     loader: Loader,
     phase: Phase,
@@ -50,9 +51,10 @@ pub struct OnGpu {
 /// Whether executions are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// As long as the worker warms up: what comes later may never come again.
+    /// While the worker warms up: batches that come later may never come again.
     Warming(Sharing),
-    /// They were; what has no place yet gets one in this session, whose state no recording depends on.
+    /// Recording is over. A batch that has no place yet gets one in this session; no recording
+    /// depends on its state.
     Over {
         /// Its index, once it is there.
         spare: Option<usize>,
@@ -62,12 +64,13 @@ enum Phase {
 /// Which batches share a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
-    /// All.
+    /// All batches.
     All,
-    /// Those of one shape, since sessions keep something for the shape that they saw last.
+    /// Batches of one shape, because sessions keep something for the last shape that they saw.
     Shape,
-    /// Those of one shape, for which every axis has that length: else some of the work, as computing shapes, is done on
-    /// the host, which a recording would not repeat. The first session leaves all axes open, and is not recorded.
+    /// Batches of one shape, in a session with that length for every axis: otherwise some work,
+    /// such as computing shapes, is done on the host, and a recording would not repeat it. The
+    /// first session leaves all axes open, and is not recorded.
     Fixed,
 }
 
@@ -78,8 +81,8 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// Loads a model with `threads` threads within those operators that run on the host's processor; with `partitioned`
-    /// one whose share is a partition inside the process.
+    /// Loads a model with `threads` threads within operators that run on the host's processor.
+    /// `partitioned`: the model's share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
@@ -99,7 +102,8 @@ impl OnGpu {
                 let apart = operators::remembers_shapes(model);
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All })
             }
-            // Either not all of it can be computed on the GPU, or it cannot be loaded at all, which is said then.
+            // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
+            // the next attempt tells.
             Err(_) => {
                 let (session, signature) = loader.session(Fallback::Allowed, &Lengths::new())?;
                 (session, signature, Sharing::Fixed)
@@ -143,7 +147,8 @@ impl OnGpu {
         self.partitions.as_ref().map(Partitions::division)
     }
 
-    /// Whether all that was warmed up can be moved to partitions, and nothing else can come; else why not.
+    /// Checks that all that was warmed up can be moved to partitions, and that nothing else can
+    /// come; else says why not.
     pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions[0].outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
@@ -168,7 +173,7 @@ impl OnGpu {
         }
     }
 
-    /// Makes a partition ready. What became of that follows, here or [later](Self::made).
+    /// Makes a partition ready. The result comes from this call or from [`made`](Self::made).
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -179,12 +184,12 @@ impl OnGpu {
         }
     }
 
-    /// A partition that was made ready, or could not be, since the last call.
+    /// A partition that was made ready since the last call, or that could not be.
     pub fn made(&mut self) -> Option<Prepared> {
         self.partitions.as_mut()?.made()
     }
 
-    /// Lets go of a partition that was made ready. `in_use`: a batch is on its way there.
+    /// Forgets a partition that was made ready. `in_use`: a batch is on its way there.
     pub fn forget(&mut self, groups: Groups, in_use: bool) {
         if let Some(partitions) = &mut self.partitions {
             partitions.forget(groups, in_use);
@@ -199,7 +204,7 @@ impl OnGpu {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<Output>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
-            // They live on the host; ONNX Runtime moves what it needs.
+            // Strings live on the host; ONNX Runtime moves what it needs.
             self.whole_only(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
             self.sessions[0].run(inputs, slot)?
@@ -216,7 +221,8 @@ impl OnGpu {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// What is not recorded runs on all SMs of the process, and so nowhere else.
+    /// A batch that is not recorded runs on all SMs of the process, and so cannot keep to a
+    /// partition.
     fn whole_only(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
@@ -287,7 +293,7 @@ impl OnGpu {
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
             return Ok(found);
         }
-        // What is on its way may use what goes now.
+        // Batches on their way may use the places that are dropped now.
         self.gpu.synchronize().map_err(|fault| broken(&fault))?;
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
@@ -323,7 +329,7 @@ impl OnGpu {
                 let lengths = lengths(&self.sessions[0].session, kind);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // Some of it may need the host's processor all the same.
+                    // Some of the session may need the host's processor all the same.
                     (None, Some(lengths)) => match self.load_another(Fallback::Forbidden, &lengths) {
                         Ok(index) => Some(recordable(index)),
                         Err(failure) => {
@@ -365,7 +371,7 @@ impl OnGpu {
         Ok(())
     }
 
-    /// Lets the parts of all inputs travel to their places, one after the other.
+    /// Copies the parts of all inputs to their places, one after the other.
     fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
         for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
@@ -374,9 +380,10 @@ impl OnGpu {
             };
             let mut done = 0;
             for part in parts {
-                // SAFETY: there is room for a batch at least as large, whose parts `Inputs` has measured. It is used by the
-                // batch in this slot only, and a part in the slab stays as it is until that is answered. What lies
-                // elsewhere is not registered with the driver, which then has a copy of its own when the call returns.
+                // SAFETY: there is room for a batch at least as large; `Inputs` has measured its
+                // parts. Only the batch in this slot uses it, and a part in the slab stays as it is
+                // until that batch is answered. A part elsewhere is not registered with the driver,
+                // which has a copy of its own when the call returns.
                 unsafe { self.gpu.copy_in(part, place.start().add(done)) }.map_err(|fault| broken(&fault))?;
                 done += part.len();
             }
@@ -401,6 +408,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // One that turned out to be impossible there is reported, and runs where it can until that has been heard.
+    // A recording that turned out to be impossible there is reported; until the report is read, it
+    // runs on all SMs.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

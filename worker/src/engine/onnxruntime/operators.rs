@@ -4,12 +4,12 @@ use std::path::Path;
 
 use prost::Message;
 
-/// A model, as far as it is of interest here: the numbers are ONNX's.
+/// The part of a model's file that is needed here; the numbers are ONNX's.
 #[derive(Message)]
 struct ModelProto {
     #[prost(message, optional, tag = "7")]
     graph: Option<Graph>,
-    /// What nodes may call by a name of the model's own.
+    /// The model's own functions, which nodes may call.
     #[prost(message, repeated, tag = "25")]
     functions: Vec<Function>,
 }
@@ -43,16 +43,16 @@ struct Attribute {
     graphs: Vec<Graph>,
 }
 
-/// Whether ONNX Runtime's provider for CUDA keeps something for the shape that an operator saw last, as the plan of a
-/// convolution: with the next shape that goes, and with it the kernels that a recording would start. A file that cannot
-/// be read may have such operators.
+/// Whether ONNX Runtime's provider for CUDA keeps something for the last shape that an operator
+/// saw, such as the plan of a convolution. The next shape replaces that, and frees the kernels that
+/// a recording would start. A file that cannot be read may have such operators.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
     let model = std::fs::read(model).ok().and_then(|bytes| ModelProto::decode(bytes.as_slice()).ok());
     let Some(ModelProto { graph: Some(graph), functions }) = model else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
-/// Graphs in graphs are as deep as decoding lets them be.
+/// Recursion goes no deeper than decoding allows.
 fn any_remembers(nodes: &[Node]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));

@@ -33,18 +33,19 @@ pub(super) fn split(
     Ok(Output { shape, parts })
 }
 
-/// Where an output that ONNX Runtime allotted lies on the GPU; `None` if it is on the host, as a constant may be.
+/// The address on the GPU of an output that ONNX Runtime allotted; `None` if the output is on the
+/// host, as a constant may be.
 pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
-    // An output without elements may be nowhere, and nothing is copied from there.
+    // An output without elements may have no address; no byte is copied from it.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
-/// Lets the parts of an output of numbers, which lies at `start` on the GPU, travel into the slot. That memory is
-/// written, and freed, by the stream that computes only.
+/// Copies the parts of an output of numbers, which lies at `start` on the GPU, into the slot. Only
+/// the compute stream writes or frees that memory.
 pub(super) fn fetch(
     layout: &Layout,
     size: usize,
@@ -132,8 +133,8 @@ fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     (*first == i64::from(rows)).then_some(rest)
 }
 
-/// The bytes of a tensor of numbers. They are read as bytes since nothing but the model vouches for
-/// its booleans being 0 or 1.
+/// The bytes of a tensor of numbers. They are read as bytes because only the model could ensure
+/// that its booleans are 0 or 1.
 fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
     let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no size".to_owned()))?;
@@ -144,6 +145,6 @@ fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
         return Err(RunFailure::Engine("an output was left in the device's memory".to_owned()));
     }
     // SAFETY: the tensor's data, initialised by the run, in the host's memory; it lives as long as
-    // `value`, and nobody writes it.
+    // `value`, and is not written.
     Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), size) })
 }

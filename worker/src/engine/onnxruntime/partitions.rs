@@ -1,15 +1,18 @@
-//! Partitions that a model's recordings have been made ready for.
+//! Partitions for which a model's recordings have been made ready.
 //!
-//! The context of every partition is made before the worker serves: in use the driver would wait for the batches on the GPU,
-//! 5 to 33 ms on an H100 (measured). They are never given up, as NVIDIA's driver 580 would keep their memory all the same,
-//! 4 MiB each. As partitions are runs of neighbouring groups, a GPU of sixteen groups has 135 of them beside itself.
+//! The context of every partition is made before the worker serves: later the driver would wait for
+//! the batches on the GPU, 5 to 33 ms on an H100 (measured). Contexts are never given up, because
+//! NVIDIA's driver 580 would keep their memory all the same, 4 MiB each. As partitions are runs of
+//! neighbouring groups, a GPU of sixteen groups has 135 of them beside the whole.
 //!
-//! To make one recording ready takes about a millisecond, and a model has a dozen or more. So a thread of its own does
-//! it, one after the other, and a partition may be named at once: a batch whose recording is not ready yet has it made next.
-//! What was prepared in good time makes no batch wait.
+//! To make one recording ready takes about a millisecond, and a model has a dozen or more. So a
+//! separate thread makes them, one after the other. A batch may name the partition at once: if its
+//! recording is not ready yet, that one is made next. A partition that was prepared early enough
+//! makes no batch wait.
 //!
-//! A recording that allots memory while it runs, as cuBLAS's workspaces are, can be ready only once at a time. So each is
-//! recorded as often as partitions may be ready, once for each **seat**.
+//! A recording that allots memory while it runs, as for cuBLAS's workspaces, can be ready only once
+//! at a time. So each execution is recorded as often as partitions may be ready, once for each
+//! **seat**.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +29,7 @@ use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaFault, CudaGpu};
 use shadowslice_shared::errors::chain;
 
-/// What the thread has made and nobody has looked at; when it is full, the thread waits.
+/// Results of the thread that were not taken yet; when there are so many, the thread waits.
 const MADE: usize = 256;
 
 /// A partition that is ready, or is being made so.
@@ -34,19 +37,19 @@ const MADE: usize = 256;
 struct Partition {
     seat: usize,
     executables: Vec<Option<Executable>>,
-    /// The recording that is needed before the others, for the thread to see.
+    /// The recording that the thread is to make before the others.
     first: Arc<AtomicUsize>,
     complete: bool,
-    /// Why one of its recordings cannot be had there.
+    /// Why one of its recordings cannot be made ready there.
     failed: Option<String>,
 }
 
 /// What makes partitions ready.
 #[derive(Debug)]
 enum Maker {
-    /// As long as the worker warms up.
+    /// While the worker warms up.
     Here(Option<Box<Instantiator>>),
-    /// From then on.
+    /// After the warm-up.
     Thread { orders: Option<SyncSender<Order>>, made: Receiver<Made>, thread: Option<JoinHandle<()>> },
 }
 
@@ -58,17 +61,18 @@ pub(super) struct Partitions {
     ready: BTreeMap<Groups, Partition>,
     /// What was ready at seats that are free now.
     left: BTreeMap<usize, Left>,
-    /// What became of partitions and was not asked for yet, also where it was noticed while a batch waited for a recording.
+    /// Results for partitions that were not asked for yet, also those that came while a batch
+    /// waited for a recording.
     news: VecDeque<Prepared>,
-    /// Whether some recording could not be had on some partition, as kernels in clusters of SMs cannot on every one: then a
-    /// partition is ready when all of it is.
+    /// Whether some recording could not be made ready on some partition, as happens with kernels in
+    /// clusters of SMs: then a partition counts as ready only when all its recordings are.
     picky: bool,
     maker: Maker,
     gpu: Arc<CudaGpu>,
 }
 
 impl Partitions {
-    /// None are ready yet.
+    /// No partition is ready yet.
     pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let workshop = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
@@ -93,7 +97,7 @@ impl Partitions {
         READY_PARTITIONS
     }
 
-    /// One more execution, recorded so often, while the worker warms up; returns its number.
+    /// Adds an execution, recorded so often, while the worker warms up; returns its number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
             Maker::Here(Some(workshop)) => workshop.add(copies),
@@ -101,7 +105,7 @@ impl Partitions {
         }
     }
 
-    /// Makes a partition ready; what came of it, if that is known at once.
+    /// Makes a partition ready; returns the result, if it is known at once.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         if self.ready.contains_key(&groups) {
             return Some(Prepared { groups, result: Ok(()) });
@@ -129,7 +133,7 @@ impl Partitions {
                 Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
             }
             Maker::Thread { orders, .. } => match orders.as_ref().map(|orders| orders.send(order)) {
-                // There is room for an order for each seat, so that this does not wait.
+                // The channel has room for an order for each seat, so this does not wait.
                 Some(Ok(())) => {
                     self.ready.insert(groups, partition);
                     (!self.picky).then_some(Prepared { groups, result: Ok(()) })
@@ -151,7 +155,7 @@ impl Partitions {
         Ok(context)
     }
 
-    /// What has come of a partition since the last call, one at a time.
+    /// The next result for a partition since the last call.
     pub(super) fn made(&mut self) -> Option<Prepared> {
         while self.news.is_empty() {
             let Maker::Thread { made, .. } = &self.maker else { return None };
@@ -161,7 +165,7 @@ impl Partitions {
         self.news.pop_front()
     }
 
-    /// Notes what the thread has done.
+    /// Notes what the thread has made.
     fn take(&mut self, made: Made) {
         match made {
             Made::Recording(groups, number, Ok(executable)) => {
@@ -199,7 +203,8 @@ impl Partitions {
         self.ready.contains_key(&groups)
     }
 
-    /// A recording on a partition that was made ready; if need be it is waited for. `None` if there is none.
+    /// A recording on a partition that was made ready, after a wait if need be. `None` if there is
+    /// none.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
         loop {
             let partition = self.ready.get(&groups)?;
@@ -215,9 +220,9 @@ impl Partitions {
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// Lets go of a partition. `in_use`: a batch is on its way there.
+    /// Forgets a partition. `in_use`: a batch is on its way there.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
-        // What is being made is waited for: one recording at most.
+        // The thread may be at a recording, which must end first: one at most.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(NO_MORE, Ordering::Release);
             let Maker::Thread { made, .. } = &self.maker else { break };
@@ -225,7 +230,7 @@ impl Partitions {
             self.take(made);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
-        // Where no mark can be made the GPU is lost, and runs nothing of it.
+        // If no mark can be made, the GPU is lost and runs nothing of the partition.
         let through = in_use.then(|| self.gpu.mark().ok()).flatten();
         self.left.insert(partition.seat, Left { executables: partition.executables, through });
     }
@@ -244,7 +249,7 @@ impl Partitions {
             let (done, made) = sync_channel(MADE);
             let gpu = Arc::clone(&self.gpu);
             let tell = move |news| {
-                // Nobody hears it when the worker ends, which ends the thread.
+                // This fails when the worker ends, which ends the thread, too.
                 done.send(news).ok();
                 gpu.wake();
             };
@@ -261,10 +266,10 @@ impl Drop for Maker {
     fn drop(&mut self) {
         let Self::Thread { orders, made, thread } = self else { return };
         drop(orders.take());
-        // It may wait for room for what it has made.
+        // The thread may wait for room for its results.
         while made.recv().is_ok() {}
         if let Some(thread) = thread.take() {
-            // It has told why it panicked.
+            // A panic has been reported by the thread itself.
             thread.join().ok();
         }
     }

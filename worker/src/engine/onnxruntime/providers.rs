@@ -9,20 +9,22 @@ use shadowslice_shared::boot::Provider;
 
 use crate::device::cuda::CudaGpu;
 
-/// NVIDIA's libraries that ONNX Runtime's provider for CUDA 13 needs, those first that others need.
+/// NVIDIA's libraries that ONNX Runtime's provider for CUDA 13 needs, each before those that depend
+/// on it.
 const LIBRARIES: [&str; 5] =
     ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9"];
 
-/// Loads NVIDIA's libraries, without touching the GPU: so that a process can be ready to go before it is known which
-/// share it will have. (The provider itself makes a context as soon as it is registered.)
+/// Loads NVIDIA's libraries without touching the GPU, so that a process can start before its share
+/// is known. (The provider itself makes a context as soon as it is registered.)
 pub(super) fn load_libraries() {
     for name in LIBRARIES {
-        // One that is not there, or has another version, is the provider's to miss, and to name.
+        // If a library is missing or has another version, the provider reports that with its name.
         ort::util::preload_dylib(name).ok();
     }
 }
 
-/// The providers of a session on this GPU. The host's processor takes the operators that none of them has.
+/// The providers of a session on this GPU. The host's processor takes the operators that no
+/// provider has.
 pub(super) fn on_gpu(
     providers: &[Provider],
     gpu: &Arc<CudaGpu>,
@@ -32,7 +34,8 @@ pub(super) fn on_gpu(
 
 fn dispatch(provider: &Provider, gpu: &Arc<CudaGpu>) -> Result<ExecutionProviderDispatch, String> {
     Ok(match provider {
-        // The kernels of convolutions are tried out at the first run of each shape, under this process's share.
+        // The kernels of convolutions are tried at the first run of each shape, under this
+        // process's share.
         Provider::Cuda => {
             let cuda = ep::CUDA::default()
                 .with_tf32(true)

@@ -1,5 +1,5 @@
-//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes; `ort` insists on UTF-8 and
-//! ends them at the first zero, hence the library's own calls here.
+//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes; `ort` insists on UTF-8
+//! and ends strings at the first zero, hence the library's own calls here.
 #![allow(unsafe_code)] // calls into ONNX Runtime
 
 use std::ptr::null_mut;
@@ -46,7 +46,7 @@ fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     let mut place = null_mut();
     // SAFETY: the tensor is one of strings; ONNX Runtime itself checks the index.
     ortsys![unsafe GetResizedStringTensorElementBuffer(tensor.ptr_mut(), index, string.len(), &mut place)?];
-    // SAFETY: the call above made room for this many bytes there, and nobody else knows the place.
+    // SAFETY: the call above made room for this many bytes there, and nothing else uses the place.
     unsafe { std::ptr::copy_nonoverlapping(string.as_ptr(), place.cast::<u8>(), string.len()) };
     Ok(())
 }
@@ -55,7 +55,7 @@ fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
 #[derive(Debug)]
 pub(super) struct Strings {
     bytes: Vec<u8>,
-    /// Where each ends in `bytes`.
+    /// Where each string ends in `bytes`.
     ends: Vec<usize>,
 }
 
@@ -66,7 +66,7 @@ impl Strings {
         // SAFETY: on a value that holds no strings, the call answers with an error.
         ortsys![unsafe GetStringTensorDataLength(value.ptr(), &mut len)?];
         let (mut bytes, mut starts) = (vec![0; len], vec![0; count]);
-        // SAFETY: both have room for as many as the call is told.
+        // SAFETY: both buffers have room for as many as the call is told.
         ortsys![unsafe GetStringTensorContent(value.ptr(), bytes.as_mut_ptr().cast(), len, starts.as_mut_ptr(), count)?];
         let ends = starts.into_iter().skip(1).chain((count > 0).then_some(len)).collect();
         Ok(Self { bytes, ends })
