@@ -1,8 +1,8 @@
 //! The wire of the data path: batches to a worker and answers back, one message each on a
 //! `SOCK_SEQPACKET` socket. Tensors stay in the slabs; messages carry where they lie.
 //!
-//! A closed socket is the only other thing said here: to a worker it means that there is no more
-//! work, to the supervisor that the worker is dead.
+//! Only the end of the socket says anything more: to a worker it means that there is no more work,
+//! to the supervisor that the worker is dead.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub enum Command {
     Run(Batch),
     /// Make a partition ready, beside what runs, and say so.
     Prepare(Groups),
-    /// Let go of a partition that was made ready. No batch names it any more.
+    /// Let go of a partition that was made ready. No batch names it from then on.
     Forget(Groups),
 }
 
@@ -54,7 +54,7 @@ pub enum FromWorker {
 pub struct Prepared {
     /// The partition.
     pub groups: Groups,
-    /// Whether they may; else why the model cannot have it.
+    /// Whether they may; else why the model cannot have the partition.
     pub result: Result<(), String>,
 }
 
@@ -67,7 +67,8 @@ pub struct Batch {
     pub slot: u8,
     /// `CLOCK_MONOTONIC` in nanoseconds when it was sent; both processes read the same clock.
     pub sent_ns: u64,
-    /// The partition on which it runs, which was made ready; the whole for all that the process has.
+    /// The partition on which it runs, which was made ready; the whole, for all SMs that the
+    /// process has.
     pub groups: Groups,
     /// Per input of the model, in its order: the shape without the batch axis, the same for all
     /// requests (the whole shape for a model without a batch axis).
@@ -130,7 +131,7 @@ pub enum MessageError {
     /// It did not fit into [`MAX_MESSAGE_BYTES`].
     #[error("a message does not fit into {MAX_MESSAGE_BYTES} bytes")]
     Encode(#[source] postcard::Error),
-    /// It was not one of ours.
+    /// It was none of this protocol's messages.
     #[error("a message could not be understood")]
     Decode(#[source] postcard::Error),
 }

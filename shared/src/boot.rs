@@ -48,7 +48,7 @@ pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// What a worker says.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerSays {
-    /// It runs, and takes orders here.
+    /// It runs, and takes orders at `orders`.
     Hello {
         /// Its [`PROTOCOL`].
         protocol: u32,
@@ -79,8 +79,9 @@ pub enum Purpose {
     Serve,
     /// Computing the reference answers on the CPU, then exiting.
     Reference,
-    /// The same on the device, where the CPU lacks operators of the model, as those in BF16: operator by operator, on all
-    /// SMs. What others are then held against is this device's word.
+    /// The same on the device, where the CPU lacks operators of the model, such as those in BF16:
+    /// operator by operator, on all SMs. Other workers are then compared with this device's
+    /// answers.
     DeviceReference,
 }
 
@@ -90,7 +91,7 @@ impl Purpose {
         matches!(self, Self::Reference | Self::DeviceReference)
     }
 
-    /// Whether it touches the device.
+    /// Whether the worker uses the device.
     pub fn needs_device(self) -> bool {
         matches!(self, Self::Serve | Self::DeviceReference)
     }
@@ -117,10 +118,10 @@ pub struct Assignment {
     pub partition: Option<Partitioned>,
 }
 
-/// What a worker is told whose share is a partition inside the process.
+/// What a worker is told if its share is a partition inside the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partitioned {
-    /// How the GPU divides into groups; a process that finds another division refuses.
+    /// How the GPU divides into groups; a process that finds another division cannot serve.
     pub division: Division,
     /// The partition that is to be ready when the worker is warm.
     pub groups: Groups,
@@ -137,7 +138,8 @@ pub enum EngineSpec {
         path: PathBuf,
         /// Threads within one operator.
         threads: u32,
-        /// What computes on a GPU, the preferred one first; the host's processor takes what they do not.
+        /// The providers that compute on a GPU, the preferred one first; the host's processor takes
+        /// operators that they lack.
         providers: Vec<Provider>,
     },
     /// Answers with its input.
@@ -154,9 +156,9 @@ pub enum EngineSpec {
 pub enum Provider {
     /// ONNX Runtime's own, on cuDNN and cuBLAS.
     Cuda,
-    /// TensorRT's, whose engines are built for a share of the GPU and kept.
+    /// TensorRT's. Its engines are built for a share of the GPU and kept.
     TensorRt {
-        /// Where they are kept.
+        /// Where the engines are kept.
         cache: PathBuf,
     },
 }
@@ -184,7 +186,7 @@ pub enum DeviceSpec {
     Cuda,
 }
 
-/// What a loaded model turned out to be.
+/// What was found out about a model when it was loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
     /// Its inputs, whole shapes.
@@ -195,7 +197,8 @@ pub struct Loaded {
     pub sms: Sms,
     /// Where the time of loading went.
     pub took: LoadTimes,
-    /// Bytes of the GPU's memory that became fewer while the session was made; none on other devices.
+    /// By how many bytes the GPU's free memory shrank while the session was made; 0 on other
+    /// devices.
     pub weights: u64,
 }
 
@@ -226,13 +229,13 @@ pub struct WarmUp {
 pub struct Warmed {
     /// How long each size executed.
     pub times: Vec<WarmTime>,
-    /// How long it took to run every size for the first time, where that differs from later times.
+    /// How long it took to run every size for the first time, where first runs take longer.
     pub warmup: Duration,
     /// How long it took to run every size once more and to compare the answers.
     pub proof: Duration,
-    /// Bytes of the GPU's memory that became fewer meanwhile; none on other devices.
+    /// By how many bytes the GPU's free memory shrank in the warm-up; 0 on other devices.
     pub activations: u64,
-    /// Where the share is a partition: what was proven.
+    /// What was proven, where the share is a partition.
     pub partitions: Option<ProvenPartitions>,
 }
 
@@ -241,8 +244,8 @@ pub struct Warmed {
 pub struct ProvenPartitions {
     /// What was proven of each number of groups.
     pub counts: Vec<PartitionProof>,
-    /// The partition that is ready: the one that it was told to begin with, or as large a part of that as the model can
-    /// have; the whole GPU where it can have none of it.
+    /// The partition that is ready: the one that the worker was told to begin with, or as large a
+    /// part of it as the model can have; the whole GPU if it can have none.
     pub ready: Groups,
 }
 
@@ -251,7 +254,7 @@ pub struct ProvenPartitions {
 pub struct PartitionProof {
     /// The number of groups.
     pub groups: usize,
-    /// How every batch size fared; or why the model cannot have so many.
+    /// How every batch size fared; or why the model cannot have so many groups.
     pub result: Result<Vec<WarmTime>, String>,
 }
 
@@ -275,7 +278,7 @@ pub enum BootRefusal {
     /// The model cannot be loaded; trying again will not help.
     #[error("the model cannot be loaded: {0}")]
     Model(String),
-    /// No kernel for one of its operators; another processor may have one.
+    /// No kernel for one of the model's operators; another processor may have one.
     #[error("the model cannot be loaded: {0}")]
     NoOperator(String),
     /// The warm-up did not run.
@@ -294,7 +297,7 @@ pub enum BootRefusal {
         /// Which output, and by how much.
         why: String,
     },
-    /// The environment, a descriptor or an order was not as it must be.
+    /// The environment, a descriptor or an order was wrong.
     #[error("the worker was not set up right: {0}")]
     Setup(String),
     /// The model's share cannot be a partition inside the process.

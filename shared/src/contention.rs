@@ -1,18 +1,23 @@
-//! What workers that execute at the same time cost each other: kernels take turns where they may use the same SMs.
+//! How workers that execute at the same time slow each other down: kernels take turns where they
+//! may use the same SMs.
 //!
-//! A share is no reservation. Where nobody else may use a worker's SMs, it is as fast as alone. On SMs that others use, too, each
-//! of its kernels waits for a kernel of each other one, as far as that fills the GPU; a longer kernel waits more than once,
-//! but not in proportion. SMs that nobody else uses are always there, so that a batch never takes longer than on those alone.
+//! A share is no reservation. If no other worker may use a worker's SMs, it is as fast as alone. On
+//! SMs that others may use, too, each of its kernels waits for one kernel of each other worker, as
+//! far as that kernel fills the GPU; a longer kernel waits more than once, but not in proportion.
+//! SMs that no other worker uses are always there, so a batch never takes longer than on those
+//! alone.
 //!
-//! How many kernels a batch has is not known, but that they are short for one row on the whole GPU, and much the same for all
-//! models. With `t(b, s)` the time of a batch of `b` rows on `s` of the GPU's `G` SMs, alone, and `w(b)` its least work in SM·s,
+//! How many kernels a batch has is not known, only that they are short for one row on the whole
+//! GPU, and about as short for all models. With `t(b, s)` the time of a batch of `b` rows on `s` of
+//! the GPU's `G` SMs, alone, and `w(b)` its least work in SM·s,
 //!
-//! * another's **turn** is `w(b) / (G · t(1, G))`: the length of its kernels in that of one row's, times the part of the GPU that
-//!   they fill;
-//! * a batch takes `t(b, s) + t(1, G)^¾ · t(b, s)^¼ · Σ p · turn`, or `t(b, f)` where that is less: `f` SMs are free, and `p` is the
-//!   part of its own SMs on which it meets the other one;
-//! * of partitions that part is known. Where SMs are only counted, as under a percentage, workers avoid each other as long as
-//!   there is room, and then are everywhere: `p` is the part of its own SMs that are not free, times the other's part of the GPU.
+//! * another worker's **turn** is `w(b) / (G · t(1, G))`: the length of its kernels in units of
+//!   those of one row, times the part of the GPU that they fill;
+//! * a batch takes `t(b, s) + t(1, G)^¾ · t(b, s)^¼ · Σ p · turn`, or `t(b, f)` where that is less:
+//!   `f` SMs are free, and `p` is the part of its own SMs on which it meets the other worker;
+//! * for partitions `p` is known. Where SMs are only counted, as under a percentage, workers avoid
+//!   each other as long as there is room, and then are everywhere: `p` is the part of its own SMs
+//!   that are not free, times the other worker's part of the GPU.
 //!
 //! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements.md, *Contention*.
 
@@ -22,10 +27,10 @@ use crate::groups::{Division, Groups};
 use crate::profile::Execution;
 use crate::units::Sms;
 
-/// How much of a wait for turns goes by the length of one's own kernels.
+/// The exponent of a batch's own time in its wait for turns: ¼ in the formula above.
 const LENGTH: f64 = 0.25;
 
-/// Nobody waits for longer than this, in seconds.
+/// No batch waits for longer than this, in seconds.
 const LONGEST_S: f64 = 1e6;
 
 /// A worker that executes.
@@ -33,19 +38,19 @@ const LONGEST_S: f64 = 1e6;
 pub struct Occupant {
     /// The number of SMs that it may use.
     pub sms: Sms,
-    /// Which they are; none where they are only counted.
+    /// Which SMs these are; none where they are only counted.
     pub groups: Groups,
     /// How long it keeps others waiting, in kernels of one row on the whole GPU.
     pub turn: f32,
 }
 
 impl Occupant {
-    /// One with so many SMs, wherever they are, that keeps nobody waiting.
+    /// A worker with so many SMs, wherever they are, that keeps no other waiting.
     pub const fn anywhere(sms: Sms) -> Self {
         Self { sms, groups: Groups::NONE, turn: 0.0 }
     }
 
-    /// The same, while it executes a batch of so many rows.
+    /// The same worker, while it executes a batch of so many rows.
     #[must_use]
     pub fn executing(self, execution: &Execution, rows: u32, gpu: &Gpu) -> Self {
         let whole = f64::from(gpu.sms.0.max(1));
@@ -69,7 +74,7 @@ impl Gpu {
         Self { sms, division: Division::of(sms) }
     }
 
-    /// A worker on a partition; on all SMs, wherever they are, where the GPU does not divide.
+    /// A worker on a partition; if the GPU does not divide, on all SMs, wherever they are.
     pub fn occupant(&self, groups: Groups) -> Occupant {
         match &self.division {
             Some(division) => Occupant { sms: division.sms(groups), groups, turn: 0.0 },
@@ -81,7 +86,8 @@ impl Gpu {
         self.division.as_ref().map_or(0.0, |division| f64::from(division.sms(groups).0))
     }
 
-    /// The SMs of `own` that these others leave free. Where some are only counted, they go where there is room first.
+    /// The SMs of `own` that these others leave free. Others that are only counted go first where
+    /// there is room.
     pub fn free(&self, own: Occupant, others: impl Iterator<Item = Occupant>) -> f64 {
         let (mut taken, mut counted) = (Groups::NONE, 0.0);
         for other in others {
@@ -147,7 +153,7 @@ mod tests {
         Execution::new(vec![Sms(32), Sms(64)], vec![Row { batch: 1, ms: vec![2.0 * ms, ms] }]).unwrap()
     }
 
-    /// What one row of 1 ms takes on `own` beside batches of so many rows on these.
+    /// The time of one row of 1 ms on `own` beside batches of so many rows on these.
     fn beside(own: Occupant, others: &[(u32, Occupant)]) -> Duration {
         let executing = |&(rows, other): &(u32, Occupant)| other.executing(&profile(1.0), rows, &gpu());
         gpu().time(&profile(1.0), 1, own, others.iter().map(executing))
@@ -179,7 +185,8 @@ mod tests {
 
     #[test]
     fn on_the_same_sms_each_kernel_waits_for_one_of_the_others() {
-        // Of half of the GPU's work, half a kernel of one row; of eight rows, four.
+        // One row of the other does half of the GPU's work, so its turn is half a kernel; eight
+        // rows make four.
         for own in [whole(), anywhere(128)] {
             assert_eq!(beside(own, &[(1, own)]), MS * 3 / 2);
             assert_eq!(beside(own, &[(8, own)]), 5 * MS);
@@ -212,7 +219,7 @@ mod tests {
     fn who_meets_another_on_a_part_of_its_sms_waits_in_that_part_of_the_cases() {
         let (half, all) = (beside(on(0..8), &[(1, on(4..12))]), beside(on(0..8), &[(1, on(0..8))]));
         assert_eq!((half - MS) * 2, all - MS);
-        // Ten that have a quarter each are met two and a half times, not ten times.
+        // Ten workers with a quarter each are met two and a half times, not ten times.
         let many = beside(anywhere(32), &[(1, anywhere(32)); 10]);
         let waits = 2.0_f64.powf(0.25) * 1.25;
         assert!((many.as_secs_f64() * 1e3 - 2.0 - waits).abs() < 1e-6, "{many:?}");

@@ -1,4 +1,4 @@
-//! Errors as people read them: what failed, why, and what to do.
+//! Errors as operators read them: what failed, why, and what to do.
 
 use std::error::Error;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Exit codes, after sysexits, and the way that output and errors reach the operator.
+//! Exit codes, after sysexits, and the writing of output and errors for the operator.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -10,9 +10,9 @@ pub const UNAVAILABLE: u8 = 69;
 pub const SOFTWARE: u8 = 70;
 /// The configuration is wrong.
 pub const CONFIG: u8 = 78;
-/// Asked, and refused or not achieved.
+/// A command was refused, or did not achieve what was asked.
 pub const REFUSED: u8 = 1;
-/// Ended at once by a second signal.
+/// Ended at once, by a second signal.
 pub const FORCED: u8 = 143;
 
 /// Says what went wrong on stderr; returns the code.
@@ -21,7 +21,7 @@ pub fn fail(why: &str, code: u8) -> u8 {
     code
 }
 
-/// Writes a line to stderr. Where that cannot be, there is nobody to tell.
+/// Writes a line to stderr. A failure is ignored, as there is no other place to report it.
 pub fn say(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
@@ -32,7 +32,8 @@ pub fn print(lines: &str) -> u8 {
     printed(out.write_all(lines.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// The code after writing to stdout. A reader that went away has read what it wanted, as `head` has.
+/// The code after writing to stdout. A reader that went away, such as `head`, has read what it
+/// wanted.
 pub fn printed(written: io::Result<()>) -> u8 {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

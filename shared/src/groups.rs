@@ -1,7 +1,8 @@
 //! Groups of SMs: what a partition inside a process is made of.
 //!
-//! A GPU's SMs are divided once, in the same way in every process, into groups of [`GROUP_SMS`]; what is left over is a
-//! group of its own. A **partition** is a set of them. Partitions that share no group share no SM.
+//! A GPU's SMs are divided once, in the same way in every process, into groups of [`GROUP_SMS`];
+//! the SMs left over are a group of their own. A **partition** is a set of groups. Partitions that
+//! share no group share no SM.
 
 use std::fmt;
 
@@ -9,13 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Percent, Sms};
 
-/// SMs of a group: what CUDA divides a Hopper GPU into, so that clusters of thread blocks still fit.
+/// SMs of a group: CUDA divides a Hopper GPU into such groups, so that clusters of thread blocks
+/// still fit.
 pub const GROUP_SMS: u32 = 8;
 
-/// Groups of a GPU at most. The largest GPUs have about twenty.
+/// The most groups that a GPU may have. The largest GPUs have about twenty.
 pub const MAX_GROUPS: usize = 64;
 
-/// Partitions that a worker keeps ready at once at most, that of the whole GPU aside.
+/// The most partitions that a worker keeps ready at once, the whole GPU not counted.
 pub const READY_PARTITIONS: usize = 4;
 
 /// A set of a GPU's groups: a partition.
@@ -27,7 +29,7 @@ impl Groups {
     /// No group.
     pub const NONE: Self = Self(0);
 
-    /// All groups of whatever GPU: the SMs that a process has.
+    /// All groups of any GPU: all SMs that a process has.
     pub const WHOLE: Self = Self(u64::MAX);
 
     /// The first `count` groups.
@@ -35,42 +37,43 @@ impl Groups {
         (0..count).collect()
     }
 
-    /// Whether a group is among them.
+    /// Whether the set has this group.
     pub fn contains(self, group: usize) -> bool {
         group < MAX_GROUPS && self.0 & (1 << group) != 0
     }
 
-    /// The same with one more.
+    /// The same set with one more group.
     #[must_use]
     pub fn with(self, group: usize) -> Self {
         debug_assert!(group < MAX_GROUPS, "no GPU has so many groups");
         Self(self.0 | (1 << (group % MAX_GROUPS)))
     }
 
-    /// Whether they are neighbours, so that it is one of few: a GPU of n groups has n (n + 1) / 2 such sets.
+    /// Whether the groups are neighbours. There are few such sets: n (n + 1) / 2 on a GPU of n
+    /// groups.
     pub fn is_run(self) -> bool {
         let from_first = self.0.checked_shr(self.0.trailing_zeros()).unwrap_or(0);
         from_first != 0 && from_first & from_first.wrapping_add(1) == 0
     }
 
-    /// Their number.
+    /// How many groups there are.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Those that are in both.
+    /// The groups that are in both sets.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Those that are in one or the other.
+    /// The groups that are in one set or the other.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those that are not in the other.
+    /// The groups that are not in the other set.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -81,7 +84,7 @@ impl Groups {
         (0..MAX_GROUPS).filter(move |&group| self.contains(group))
     }
 
-    /// The set as a number, a bit a group.
+    /// The set as a number, one bit for each group.
     pub fn bits(self) -> u64 {
         self.0
     }
@@ -130,15 +133,17 @@ impl fmt::Display for Groups {
 pub struct Division(Vec<Sms>);
 
 impl Division {
-    /// A division into groups of these sizes; `None` where there are fewer than two, as then there is nothing to
-    /// choose from, or too many.
+    /// A division into groups of these sizes; `None` if there are too many, or fewer than two,
+    /// which leave no choice.
     pub fn new(sizes: Vec<Sms>) -> Option<Self> {
         (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
     }
 
-    /// The division of a GPU of `total` SMs as CUDA makes it: groups of [`GROUP_SMS`], and what is left over.
+    /// The division of a GPU of `total` SMs as CUDA makes it: groups of [`GROUP_SMS`], and the SMs
+    /// left over.
     ///
-    /// What is left over may be larger than a group: CUDA leaves out what does not lie together. Here it is not.
+    /// On a real GPU more may be left over than a group: CUDA leaves out SMs that do not lie
+    /// together.
     pub fn of(total: Sms) -> Option<Self> {
         let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
         sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
@@ -166,8 +171,8 @@ impl Division {
         Sms(sizes.map(|(_, sms)| sms.0).sum())
     }
 
-    /// How many groups a share comes to: as many as fit into it, one at least, and all only for the whole GPU. So shares
-    /// that sum to 100 % at most have room beside each other.
+    /// How many groups a share is: as many as fit into it, at least one, and all only for the whole
+    /// GPU. So shares of a group or more that sum to 100 % at most have room beside each other.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();
@@ -177,7 +182,7 @@ impl Division {
         fitting.clamp(1, self.count() - 1)
     }
 
-    /// The SMs that a share comes to, where none of its groups is what is left over.
+    /// The SMs of a share, if none of its groups is the one left over.
     pub fn sms_of(&self, share: Percent) -> Sms {
         let groups = self.groups_of(share);
         if groups == self.count() { self.total() } else { self.sms(Groups::first(groups)) }
@@ -216,7 +221,7 @@ mod tests {
             for first in 1..100 {
                 let groups = |share| division.groups_of(percent(share));
                 let room = groups(first) + groups(100 - first);
-                // Of a share below a group, one group is given all the same.
+                // A share below a group still gets one group.
                 let small = total * first.min(100 - first) / 100 < GROUP_SMS;
                 assert!(room <= division.count() + usize::from(small), "{first} % of {total} SMs");
             }

@@ -1,9 +1,9 @@
 //! The emulated GPU's state, shared by all its workers: which of them execute now, and on which SMs.
 //!
-//! A worker sits at a *seat* that the supervisor gave it. It writes what it occupies there while
-//! it executes, nothing otherwise, and then bumps the generation, on which the others wait. When a
-//! worker is dead the supervisor clears its seat, so that what it held comes back. What that costs
-//! others is for [`contention`](crate::contention) to say.
+//! A worker sits at a *seat* that the supervisor gave it. It writes what it occupies there while it
+//! executes, and zeros otherwise, and then raises the generation, on which the other workers wait.
+//! When a worker is dead the supervisor clears its seat, so that its SMs are free again. How
+//! workers slow each other down is computed in [`contention`](crate::contention).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,7 +29,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool in which nobody executes.
+    /// A pool in which no worker executes.
     pub fn create() -> Result<Self, SlabError> {
         SharedWords::create("shadowslice-pool", WORDS).map(|words| Self { words })
     }
@@ -39,13 +39,13 @@ impl Pool {
         SharedWords::adopt(file, WORDS).map(|words| Self { words })
     }
 
-    /// The word that changes whenever somebody starts or stops.
+    /// The word that changes whenever a worker starts or stops executing.
     pub fn generation(&self) -> &AtomicU32 {
         &self.words.words()[0]
     }
 
-    /// Puts what a worker occupies at its seat; `None` when it stops. The caller then wakes who waits on the generation.
-    /// A seat that does not exist changes nothing.
+    /// Writes what a worker occupies to its seat; `None` when it stops. The caller then wakes the
+    /// workers that wait on the generation. A seat that does not exist changes nothing.
     pub fn occupy(&self, seat: u32, occupant: Option<Occupant>) {
         let Occupant { sms, groups, turn } = occupant.unwrap_or(Occupant::anywhere(Sms(0)));
         if let Some(words) = self.seats().nth(seat as usize) {
@@ -58,12 +58,12 @@ impl Pool {
         }
     }
 
-    /// The SMs that all who execute now may use together; more than the GPU has under contention.
+    /// The SMs of all workers that execute now, summed; more than the GPU has under contention.
     pub fn in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
-    /// All who execute now, but for the one at that seat.
+    /// All workers that execute now, except the one at that seat.
     pub fn others(&self, seat: u32) -> impl Iterator<Item = Occupant> + Clone {
         self.occupants().filter(move |(other, _)| *other != seat).map(|(_, occupant)| occupant)
     }

@@ -1,5 +1,4 @@
-//! Profiles: what a model costs on a device, as emulation, simulation and the policy's starting
-//! point read it.
+//! Profiles: what a model costs on a device. Emulation, simulation and policies read them.
 
 use std::time::Duration;
 
@@ -115,7 +114,8 @@ pub enum BadTable {
 /// The longest execution time a table may hold, in milliseconds.
 const MAX_MS: f64 = 1e6;
 
-/// No batch takes longer, in milliseconds: some eleven days, which still leave room for sums and products in nanoseconds.
+/// No batch takes longer, in milliseconds: some eleven days, which leaves room for sums and
+/// products in nanoseconds.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
@@ -146,9 +146,9 @@ impl Execution {
     }
 
     /// The time that a batch of `batch` rows executes on `sms` SMs (which may be a fraction, under
-    /// contention). Linear between the table's points; with fewer SMs than its first column in
-    /// inverse proportion, with more than its last flat; smaller batches as its first row, larger
-    /// ones in proportion, up to some eleven days.
+    /// contention). Linear between the table's points. With fewer SMs than the first column it
+    /// grows in inverse proportion, with more than the last it stays the same. Smaller batches take
+    /// as long as the first row, larger ones more in proportion, up to some eleven days.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
         Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
@@ -174,14 +174,15 @@ impl Execution {
             return row.ms[above - 1];
         }
         if above == 0 {
-            // A thousandth of an SM bounds the result where nothing at all is left.
+            // With no SMs left at all, a thousandth of an SM bounds the result.
             return row.ms[0] * column(0) / sms.max(1e-3);
         }
         let part = (sms - column(above - 1)) / (column(above) - column(above - 1));
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
-    /// The least that a batch of `batch` rows takes of the GPU, in SM·s: its time where SMs are used best, times those SMs.
+    /// The least that a batch of `batch` rows takes of the GPU, in SM·s: the smallest product of
+    /// SMs and time.
     pub fn work(&self, batch: u32) -> f64 {
         let columns = self.sms.iter().map(|sms| f64::from(sms.0));
         columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)

@@ -1,5 +1,5 @@
 //! Memory that supervisor and worker share: memory files of a fixed size, sealed so that neither
-//! side can pull pages from under the other.
+//! side can shrink a file that the other has mapped.
 //!
 //! Both mappings stay for the life of the value. Bytes are exchanged by protocol: a part of a slab
 //! belongs to one side at a time, and changes hands with a message. The supervisor never holds a
@@ -24,7 +24,7 @@ pub const ALIGNMENT: u64 = 64;
 /// What failed about a slab.
 #[derive(Debug, thiserror::Error)]
 pub enum SlabError {
-    /// The memory file.
+    /// The memory file cannot be made.
     #[error("a memory file of {bytes} bytes cannot be made")]
     Create {
         /// Its size.
@@ -33,10 +33,10 @@ pub enum SlabError {
         #[source]
         source: Errno,
     },
-    /// The seals.
+    /// The memory file cannot be sealed.
     #[error("a memory file cannot be sealed")]
     Seal(#[source] Errno),
-    /// The mapping.
+    /// The memory file cannot be mapped.
     #[error("{bytes} bytes of shared memory cannot be mapped; is the address space limited?")]
     Map {
         /// Its size.
@@ -45,10 +45,10 @@ pub enum SlabError {
         #[source]
         source: Errno,
     },
-    /// A descriptor whose file cannot be asked for its size.
+    /// The file of a descriptor does not tell its size.
     #[error("a shared memory file does not tell its size")]
     Inspect(#[source] Errno),
-    /// A descriptor whose file is smaller than agreed.
+    /// The file of a descriptor is smaller than agreed.
     #[error("a shared memory file has {got} bytes instead of {want}")]
     Size {
         /// Its size.
@@ -58,7 +58,7 @@ pub enum SlabError {
     },
 }
 
-/// A part of a slab that lies outside of it.
+/// A part of a slab that does not lie inside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {offset} lie outside of a slab of {bytes} bytes")]
 pub struct OutOfSlab {
@@ -74,8 +74,8 @@ struct Mapping {
     bytes: u64,
 }
 
-// SAFETY: the mapping lives as long as the value and is not tied to a thread; who may touch which
-// part when is the protocol's matter, see the types below.
+// SAFETY: the mapping lives as long as the value and is not tied to a thread; the protocol says
+// which side may touch which part when, see the types below.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -112,7 +112,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A memory file whose descriptor can be handed to a worker.
+/// A memory file; its descriptor can be handed to a worker.
 #[derive(Debug)]
 struct MemoryFile {
     fd: OwnedFd,
@@ -157,7 +157,8 @@ impl WritableSlab {
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        // After this no other writable mapping can be made, not even by who inherits the file.
+        // After this no other writable mapping can be made, not even by a process that inherits the
+        // file.
         file.seal(fixed_size() | SealFlag::F_SEAL_FUTURE_WRITE)?;
         Ok(Self { file, mapping })
     }
@@ -167,8 +168,8 @@ impl WritableSlab {
         self.file.bytes
     }
 
-    /// Copies `bytes` to `offset`. The caller owns that part of the slab: nobody else reads or
-    /// writes it now.
+    /// Copies `bytes` to `offset`. The caller owns that part of the slab: no other thread or
+    /// process reads or writes it now.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
         // SAFETY: `start` has room for `bytes`, which cannot overlap the mapping as no reference
@@ -274,12 +275,12 @@ impl AnswerWriter {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// The address of `len` bytes at `offset`, likewise.
+    /// The address of `len` bytes at `offset`, for such a device.
     pub fn place(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
         self.mapping.at(offset, len)
     }
 
-    /// Copies `bytes` to `offset`. Only for the slot that the batch at hand was given.
+    /// Copies `bytes` to `offset`. Only for the slot that the current batch was given.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
         // SAFETY: `start` has room for `bytes`; no reference into the mapping is ever given out.

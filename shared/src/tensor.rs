@@ -58,7 +58,7 @@ impl Datatype {
         Self::Bytes,
     ];
 
-    /// Bytes per element; `None` for [`Datatype::Bytes`], whose elements differ in length.
+    /// Bytes per element; `None` for [`Datatype::Bytes`], which has elements of different lengths.
     pub const fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -119,7 +119,7 @@ pub struct TensorSpec {
     pub name: String,
     /// Its element type.
     pub datatype: Datatype,
-    /// Its whole shape, the batch axis included where there is one; -1 where any size goes.
+    /// Its whole shape, the batch axis included where there is one; -1 where any size is allowed.
     pub shape: Vec<i64>,
 }
 
@@ -129,7 +129,7 @@ pub fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?))
 }
 
-/// Splits a BYTES tensor into its elements; `None` where a length lies.
+/// Splits a BYTES tensor into its elements; `None` where a length is wrong.
 pub fn byte_strings(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut strings = Vec::new();
     while !bytes.is_empty() {

@@ -83,9 +83,9 @@ impl fmt::Display for Sms {
     }
 }
 
-/// A point in time: what has passed since an origin that its giver chose, and keeps.
+/// A point in time: the time since an origin, which the giver of moments chooses and keeps.
 ///
-/// Decisions take moments instead of reading a clock, so that a simulation can hand them its own.
+/// Decisions take moments instead of reading a clock, so that a simulation can use its own time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(Duration);
 
@@ -100,7 +100,7 @@ impl Moment {
         self.0
     }
 
-    /// The time since `earlier`; zero if that lies ahead.
+    /// The time since `earlier`; zero if `earlier` lies ahead.
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -114,7 +114,7 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
-/// Nothing is before the origin.
+/// A moment before the origin becomes the origin.
 impl std::ops::Sub<Duration> for Moment {
     type Output = Self;
 
