@@ -1,14 +1,14 @@
-//! Changes of a share: who wants them, and what became of them.
+//! Changes of a share: their causes, and what became of them.
 
 use std::time::Duration;
 
 use super::reports::HandoverReport;
 use shadowslice_datapath::pipeline::LatencyHistogram;
 
-/// Who wants a share, and why.
+/// The cause of a change of share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// People.
+    /// An operator, or a changed configuration.
     Hand,
     /// The policy, as it decides once an interval.
     Policy,
@@ -32,9 +32,9 @@ impl Cause {
 pub struct Outcomes {
     /// The share came into force.
     pub completed: u64,
-    /// It was begun, and did not.
+    /// The change was begun, and the share did not come into force.
     pub aborted: u64,
-    /// It came into force, and was taken back in its probation.
+    /// The share came into force, and was taken back in its probation.
     pub rolled_back: u64,
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,

@@ -26,7 +26,7 @@ pub(super) enum LaunchError {
 }
 
 impl LaunchError {
-    /// Whether it is over by itself before long, and says nothing about the model.
+    /// Whether the reason passes by itself before long, and is not a fault of the model.
     pub(super) fn is_passing(&self) -> bool {
         matches!(self, Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
     }

@@ -55,13 +55,13 @@ pub struct ModelReport {
     pub no_standby: Option<String>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
     pub memory_need: Option<u64>,
-    /// Whether people hold the share.
+    /// Whether an operator holds the share.
     pub held: bool,
     /// Its workers.
     pub workers: Vec<WorkerReport>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
-    /// Times that a worker was started in the place of such a one, after a pause.
+    /// Times that a worker was started in the place of such a worker, after a pause.
     pub worker_restarts: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
@@ -159,7 +159,7 @@ pub struct HandoverReport {
     /// How: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// Who wanted it: `hand`, `policy` or `worker`; else it was a `death`.
+    /// Its cause: `hand`, `policy` or `worker`; `death` if there was no order.
     pub cause: String,
     /// Whether a worker stood ready for it.
     pub at_once: bool,
@@ -173,8 +173,8 @@ pub struct HandoverReport {
     pub from_sms: u32,
     /// The SMs asked for.
     pub to_sms: u32,
-    /// From the decision to the first batch completed at the new share, in ms; none yet if nothing
-    /// has been asked since.
+    /// From the decision to the first batch completed at the new share, in ms; none until a request
+    /// has come.
     pub effect_ms: Option<f64>,
     /// From the change of the load until every answer came in time for 1 s, in ms; none while that is not so.
     pub settle_ms: Option<f64>,
@@ -184,12 +184,12 @@ pub struct HandoverReport {
     pub stall_total_us: f64,
 }
 
-/// Milliseconds, for people.
+/// A span in ms.
 pub(super) fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// Microseconds, for people.
+/// A span in µs.
 pub(super) fn us(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
 }
