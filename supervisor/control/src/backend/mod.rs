@@ -88,7 +88,7 @@ pub enum GrantError {
     /// The GPU recovers from a fault, and will take a worker later.
     #[error("{0}")]
     Recovering(String),
-    /// There is no memory for another one.
+    /// There is no memory for another worker.
     #[error(
         "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
         gib(*needed), gib(*free)
@@ -105,7 +105,7 @@ pub enum GrantError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease(pub(crate) u64);
 
-/// How a GPU stands, for `status`.
+/// The state of a GPU, for `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// As the configuration names it.
@@ -124,7 +124,7 @@ pub struct BackendStatus {
 
 /// A GPU, and how it is shared out.
 pub trait GpuBackend: fmt::Debug + Send + Sync {
-    /// How it stands.
+    /// Its state.
     fn standing(&self) -> BackendStatus;
 
     /// The SMs that a worker with this share gets.
@@ -163,8 +163,8 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether a worker that has found `found` SMs is where it belongs; else why not. May block, for
-    /// as long as a conversation with the MPS daemon takes.
+    /// Whether a worker that has found `found` SMs has the right part of the GPU; else why not. May
+    /// block, for as long as a conversation with the MPS daemon takes.
     fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String>;
 
     /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.

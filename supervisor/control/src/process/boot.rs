@@ -100,8 +100,8 @@ fn out_of_turn(said: &WorkerSays) -> Ended {
     Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said:?}")))
 }
 
-/// What to warm up: `sizes` of a model with these inputs, with the axes that the configuration gives
-/// for those the model leaves open, 1 where it gives none.
+/// What to warm up: `sizes` of a model with these inputs. An axis that the model leaves open is as
+/// long as the configuration says, or 1.
 pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,

@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// One that leaks unless it is marked: a duplicate without the flag.
+    /// A descriptor that leaks unless it is marked: a duplicate without the flag.
     fn leak() -> OwnedFd {
         let leak = nix::unistd::dup(std::fs::File::open("/dev/full").unwrap()).unwrap();
         nix::fcntl::fcntl(&leak, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
@@ -218,7 +218,7 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let _leak = leak();
-        // The shell has one of its own for the folder that it lists: a number above all that are given.
+        // The loop avoids high numbers, where the shell may have descriptors of its own.
         let script = "for n in 0 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done | \
             { read a; read b; read c; ! read d && test \"$a $b $c\" = '/dev/null /dev/zero /dev/null'; }";
         let status =

@@ -88,7 +88,7 @@ pub struct WorkerEvent {
 /// What happened to a worker.
 #[derive(Debug)]
 pub enum WorkerSaid {
-    /// It runs, and speaks our protocol.
+    /// It runs, and speaks this protocol version.
     Connected,
     /// The model is in its memory.
     Loaded(Loaded),
@@ -153,7 +153,7 @@ pub struct Worker {
     answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took; zero for those that it has not come to.
+/// How long the parts of a worker's start took; zero for parts that it has not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BootTimes {
     /// From its spawn to its hello.
@@ -228,7 +228,7 @@ impl Worker {
         })
     }
 
-    /// Takes note of how long its start took so far, as it says.
+    /// Takes note of how long its start took so far, by this event.
     pub fn note(&mut self, said: &WorkerSaid) {
         match said {
             WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),

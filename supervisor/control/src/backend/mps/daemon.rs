@@ -15,7 +15,7 @@ use crate::backend::command;
 /// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
 const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
 
-/// A control daemon that runs as our child.
+/// A control daemon that runs as a child of this process.
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
@@ -73,7 +73,7 @@ impl Daemon {
         }
         // An error means that it has ended.
         self.child.wait().await.ok();
-        // A server has a process group of its own, for all we know.
+        // A server may have a process group of its own.
         place.evict(control.program()).await;
         if let Some(mut guardian) = self.guardian {
             // An error means that it has ended.

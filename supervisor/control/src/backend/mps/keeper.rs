@@ -26,7 +26,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A daemon that lived as long as this starts anew with the first pause.
 const LIVED: Duration = Duration::from_secs(60);
 
-/// How a server stands.
+/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Condition {
     /// Counts the lives of servers: contexts made in an earlier one are lost.
