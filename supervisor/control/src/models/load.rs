@@ -25,7 +25,7 @@ impl Registry {
         }
     }
 
-    /// Loads a model, or loads it anew: its files are read again, and its configuration is changed by `json`.
+    /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
     async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
         let Some(old) = self.model(name) else {
             return Err(WishRefused::Unknown("load", name.to_owned()));

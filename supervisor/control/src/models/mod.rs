@@ -109,9 +109,9 @@ impl ChangeKind {
 /// The models that there are now.
 #[derive(Debug, Default)]
 pub struct ModelSet {
-    /// Those that run, as the configuration orders them.
+    /// Models that run, as the configuration orders them.
     pub served: Vec<Served>,
-    /// Those that are configured and do not run.
+    /// Models that are configured and do not run.
     pub unloaded: Vec<Unloaded>,
 }
 
@@ -122,7 +122,7 @@ pub struct Served {
     pub model: Arc<Model>,
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
-    /// How its controller sees it.
+    /// Its controller's report.
     pub standing: watch::Receiver<ModelReport>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,

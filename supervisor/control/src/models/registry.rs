@@ -253,7 +253,7 @@ impl Registry {
             return (ChangeKind::Changed, Ok(()));
         };
         let standing = now.standing.borrow().clone();
-        // A hand-over that is under way is as good as done.
+        // A share that a hand-over will bring counts as in force.
         let soon = standing.coming.unwrap_or(standing.share);
         let aim = match acts {
             // Within the bounds, the policy or a holding operator chooses the share.
