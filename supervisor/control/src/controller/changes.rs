@@ -12,7 +12,7 @@ pub enum Cause {
     Hand,
     /// The policy, as it decides once an interval.
     Policy,
-    /// The worker that serves cannot have the share any more, and another one can.
+    /// The worker that serves cannot have the share any more, and another worker can.
     Worker,
 }
 
@@ -47,11 +47,11 @@ pub struct Outcomes {
 /// A model's changes of share since the start.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Changes {
-    /// Those by hand.
+    /// Changes by hand.
     pub by_hand: Outcomes,
-    /// The policy's.
+    /// Changes by the policy.
     pub by_policy: Outcomes,
-    /// Those to another worker, as the one that served could not have the share any more.
+    /// Changes to another worker, as the serving worker could not have the share any more.
     pub by_worker: Outcomes,
     /// The longest stall of each.
     pub stall: LatencyHistogram,
@@ -67,7 +67,7 @@ impl Changes {
         }
     }
 
-    /// The policy's that were taken back.
+    /// The policy's changes that were taken back.
     pub(super) fn policys_rolled_back(&self) -> u64 {
         self.by_policy.rolled_back
     }

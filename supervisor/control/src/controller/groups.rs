@@ -8,7 +8,7 @@ use shadowslice_policy::groups::{Tenant, place};
 use shadowslice_shared::groups::Groups;
 use tokio::sync::watch;
 
-/// Partitions that are remembered as impossible for a model: as many as there are runs of sixteen groups.
+/// How many impossible partitions of a model are remembered: there are 136 runs of sixteen groups.
 const CANNOT: usize = 136;
 
 /// The groups of one GPU, and the models that have partitions of it.

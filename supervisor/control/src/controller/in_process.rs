@@ -48,19 +48,19 @@ pub(super) struct InProcess {
     proven: Vec<PartitionProof>,
     /// The partition on which batches run.
     current: Groups,
-    /// Those that the worker that serves has ready, the one that was used last at the end.
+    /// Partitions that the serving worker has ready; the last one was used last.
     ready: Vec<Groups>,
-    /// The one that is being made ready, and until when.
+    /// The partition that is being made ready, and the deadline.
     moving: Option<(Groups, Moment)>,
-    /// The last one that could not be had.
+    /// The last partition that the model could not have.
     refused: Option<Groups>,
     /// The change of share that is under way, and the share before.
     order: Option<(ResizeRequest, Percent)>,
 }
 
 impl Mechanism {
-    /// How the share of a model is changed, as far as that is known before it was loaded. An error where the
-    /// configuration asks for what cannot be.
+    /// How the share of a model is changed, as far as that is known before its load. An error where
+    /// the configuration asks for `in-process` and that is not possible.
     pub(super) fn of(
         model: &Model,
         gpu: &dyn GpuBackend,
@@ -218,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// The share in force is another one, without a change inside the worker.
+    /// Sets the share in force without a change inside the worker.
     pub(super) fn share_is(&mut self, share: Percent) {
         self.share = share;
         if let Some(inside) = self.in_process_mut() {
@@ -242,7 +242,7 @@ impl Controller {
         Ok(())
     }
 
-    /// After anything that happened: moves the worker that serves to the groups that the ledger gives it.
+    /// After each event: moves the worker that serves to the groups that the ledger gives it.
     pub(super) fn tend_partition(&mut self) {
         let until = self.after(PREPARE_WITHIN);
         let Primary::Serving { worker } = self.primary else { return };
@@ -310,7 +310,7 @@ impl Controller {
         }
     }
 
-    /// A worker has made a partition ready, or could not.
+    /// A worker has made a partition ready, or has failed to.
     pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
         tracing::debug!(model = self.model.name, %groups, ?result, "a partition was to be made ready");
         if !self.serves(worker) {
@@ -327,7 +327,8 @@ impl Controller {
         }
     }
 
-    /// The model cannot have this partition: another one of as many groups is tried, as long as there is one.
+    /// The model cannot have this partition: another of as many groups is tried, while there is
+    /// one.
     fn cannot_have(&mut self, groups: Groups, why: &str) {
         tracing::warn!(model = self.model.name, %groups, why, "a partition cannot be had");
         let share = self.share;

@@ -124,8 +124,8 @@ impl MemoryLedger {
         Self { limit, book: Mutex::default(), called: watch::Sender::new(()) }
     }
 
-    /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
-    /// known.
+    /// Enters a controller of a model: the first, or the one that replaces it. What was seen of a
+    /// model of that name stays known.
     pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> Place {
         self.tell(model, has_shadows);
         let mut book = self.book.lock();
@@ -175,8 +175,8 @@ impl MemoryLedger {
         }
     }
 
-    /// What a worker of this model takes: what the one that serves has, else what one had before, else what the
-    /// profile says.
+    /// The memory that a worker of this model takes: that of the serving worker, else that of an
+    /// earlier worker, else what the profile says.
     pub(super) fn need(&self, model: &str) -> Option<u64> {
         self.book.lock().rows.get(model).and_then(Row::need)
     }
@@ -233,8 +233,8 @@ impl MemoryLedger {
         }
     }
 
-    /// Has standing workers go until `bytes` more will be free, this model's first and then the largest. False if
-    /// there is none.
+    /// Calls in standing workers until `bytes` more will be free, this model's first and then the
+    /// largest. False if there is no standing worker.
     fn call_in(&self, model: &str, bytes: u64) -> bool {
         let mut book = self.book.lock();
         let spares = book.rows.iter_mut().flat_map(|(name, row)| {
@@ -305,8 +305,8 @@ impl Controller {
         Memory::Real { free, total: usage.memory.total }
     }
 
-    /// What another worker will take of its GPU's memory, and what there is of it. `None` where nothing is known,
-    /// as on an emulated GPU.
+    /// The GPU memory that another worker will take, and what is free. `None` where either is not
+    /// known, as on an emulated GPU.
     pub(super) fn room(&self) -> Option<Room> {
         let readings = self.context.readings.look();
         let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;

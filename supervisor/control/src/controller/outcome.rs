@@ -1,4 +1,4 @@
-//! What became of a change of share: in force or not, how soon, and whether that was what the load needed.
+//! What became of a change of share: in force or not, how soon, and whether it helped the model.
 
 use std::time::Duration;
 

@@ -58,7 +58,7 @@ impl Controller {
         }
     }
 
-    /// The share that is to come, if another one than that in force is.
+    /// The share that is to come, if a change is under way or waits.
     pub(super) fn coming(&self) -> Option<Percent> {
         let replacing = self.replacing.as_ref().map(|replacing| replacing.wanted.share);
         let next = self.next.as_ref().map(|wanted| wanted.share);

@@ -7,8 +7,9 @@
 //!    └───────────┴──▶ Failing, when its start comes to nothing
 //! ```
 //!
-//! It is apart from a hand-over: a parked incumbent may become it, and a new one is started only while no
-//! hand-over is under way. But while it starts, a hand-over to its share takes it as its shadow.
+//! It is no part of a hand-over: a parked incumbent may become the standing worker, and a new one
+//! is started only while no hand-over is under way. But a hand-over to the share of a standing
+//! worker that still starts takes that worker as its shadow.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(10);
 
-/// How long a share is kept ready at least before another one's turn comes, however short the dwell time.
+/// How long a share is kept ready at least before another share's, however short the dwell time.
 const LEAST_DWELL: Duration = Duration::from_secs(1);
 
 /// The standing worker of a model.
@@ -118,7 +119,7 @@ impl Standby {
         self.state = State::None { until: now + pause };
     }
 
-    /// It fails now: how long none is started after it.
+    /// It fails now: returns the pause before the next one.
     fn fails(&mut self, now: Moment) -> Duration {
         if let State::Ready { since, .. } = self.state
             && now.since(since) >= STOOD

@@ -133,7 +133,8 @@ impl Controller {
         self.perform_all(actions);
     }
 
-    /// A hand-over begins: to this worker, if there is one already. What it begins with is yet to be performed.
+    /// Begins a hand-over, to `shadow` if there is one already. The caller performs its first
+    /// actions.
     pub(super) fn begin_with(&mut self, machine: Handover, shadow: Option<WorkerId>, wanted: ResizeRequest) {
         tracing::info!(
             model = self.model.name,

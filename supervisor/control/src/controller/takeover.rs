@@ -12,7 +12,7 @@ use super::swap::Swap;
 use shadowslice_shared::ids::WorkerId;
 
 impl Controller {
-    /// The worker that stands ready with these SMs, be it one that a hand-over relieved.
+    /// The worker that stands ready with these SMs: the standing or the parked one.
     fn ready_with(&self, sms: Sms) -> Option<WorkerId> {
         let parked = self.swap.as_ref().and_then(Swap::parked);
         [self.standby.ready(), parked].into_iter().flatten().find(|worker| self.sms_of(*worker) == Some(sms))
@@ -25,7 +25,7 @@ impl Controller {
         ready.filter_map(|worker| self.workers.get(&worker)).map(|worker| worker.share).max()
     }
 
-    /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
+    /// Moves traffic to a worker that stands ready with the wanted SMs; else gives the order back.
     pub(super) fn switch_to_standing(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
         if !matches!(self.primary, Primary::Serving { .. }) {
@@ -46,8 +46,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Hands over to the standing worker while it still starts, if it does so with the wanted SMs; gives the order back
-    /// if it does not.
+    /// Hands over to a standing worker that still starts, if it has the wanted SMs; else gives the
+    /// order back.
     pub(super) fn hand_over_to_starting(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let starts = self.standby.starting().and_then(|(worker, _)| self.sms_of(worker));
         if starts != Some(self.sms(wanted.share)) {

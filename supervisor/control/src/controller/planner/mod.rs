@@ -84,7 +84,7 @@ impl PlannedModel {
         }
     }
 
-    /// The smallest share that comes to these SMs; the one `at` hand if that does.
+    /// The smallest share that comes to these SMs; `at` if that share does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
         if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
     }
@@ -95,8 +95,8 @@ impl PlannedModel {
     }
 }
 
-/// The shares that the models' first workers start with: what the policy says where it is acted upon,
-/// else the configured ones.
+/// The shares that the models' first workers start with: those of the policy, where its decisions
+/// are carried out, else the configured ones.
 pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &[Model]) -> Vec<Percent> {
     let configured = |model: &Model| model.share.initial;
     let Some(choice) = settings.acts() else {
@@ -123,7 +123,8 @@ fn whole(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Sms> {
 }
 
 impl Planner {
-    /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
+    /// A planner for these models, which may come and go, and its last decision; `None` where no
+    /// policy decides.
     pub fn new(
         settings: &Settings,
         clock: Clock,
@@ -143,7 +144,7 @@ impl Planner {
         Some((planner, seen))
     }
 
-    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
+    /// Takes over the models that there are now. The orders of a model that stays are kept.
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);

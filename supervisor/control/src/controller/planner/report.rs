@@ -118,7 +118,7 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    /// What a door is to a model: one that serves late requests, too, refuses none.
+    /// A model's door. With `on_late: serve` it refuses no late request.
     fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
         let Door { max_batch, refuse_late } = *door;
         Self {
