@@ -58,7 +58,7 @@ impl Registry {
         self.settle_all(&mut rows, waits).await;
         let [ModelChange { why, .. }] = rows;
         why.map_or(Ok(()), |why| {
-            // The wished configuration failed, so the next load starts from the old one.
+            // The requested configuration failed, so the next load starts from the old one.
             if !loaded {
                 self.unload(name, "it was loaded and does not serve");
                 self.go_by(name, &old);

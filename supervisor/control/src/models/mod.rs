@@ -76,7 +76,7 @@ pub struct ModelChange {
     pub change: ChangeKind,
     /// The keys that differ.
     pub keys: Vec<String>,
-    /// Why the change is not in force: a model keeps its state of before, an added one is unready.
+    /// Why the change is not in force: a model keeps its earlier state, an added one is unready.
     pub why: Option<String>,
 }
 

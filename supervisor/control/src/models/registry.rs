@@ -333,8 +333,8 @@ impl Registry {
         }
     }
 
-    /// Ends a change in place: if its share is not in force, the model returns to its configuration
-    /// of before, so that another reload tries again.
+    /// Ends a change in place: if its share is not in force, the model returns to its earlier
+    /// configuration, so that another reload tries again.
     async fn settle_in_place(&mut self, name: &str, outcome: &Result<(), String>) {
         let Some(Entry { model, state: State::Loaded { now, before, .. } }) = self.entry(name) else {
             return;
