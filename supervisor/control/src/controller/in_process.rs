@@ -327,8 +327,7 @@ impl Controller {
         }
     }
 
-    /// The model cannot have this partition: another of as many groups is tried, while there is
-    /// one.
+    /// The model cannot have this partition: another of as many groups is tried, if there is one.
     fn cannot_have(&mut self, groups: Groups, why: &str) {
         tracing::warn!(model = self.model.name, %groups, why, "a partition cannot be had");
         let share = self.share;

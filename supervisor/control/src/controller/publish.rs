@@ -43,8 +43,8 @@ impl Controller {
         });
     }
 
-    /// The SMs on which batches run. A partition may have more or fewer SMs than its share comes
-    /// to, as the group of what is left over is smaller than the others.
+    /// The SMs on which batches run. A partition may have more or fewer than its share comes to,
+    /// as the left-over group is smaller or larger than the others.
     fn sms_in_force(&self) -> Sms {
         let serves = matches!(self.primary, Primary::Serving { .. });
         let inside = self.in_process().filter(|_| serves);

@@ -190,8 +190,7 @@ impl Controller {
             && self.replacing.is_none()
     }
 
-    /// After each event: starts a standing worker, or lets a standing worker of an unwanted share
-    /// go.
+    /// After each event: starts a standing worker, or lets one of an unwanted share go.
     pub(super) fn tend_standby(&mut self) {
         let now = self.now();
         if self.stopping.is_some() || self.standby_due().is_none_or(|due| due > now) {

@@ -11,8 +11,8 @@ pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {
-        // Not the SMs of its groups: with the smaller left-over group among them they are fewer,
-        // and no order would change that.
+        // Not the SMs of its groups: with the left-over group among them these differ from the
+        // share's, and no order would change that.
         share: sms(standing.share),
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
