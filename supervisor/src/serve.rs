@@ -34,8 +34,9 @@ use shadowslice_shared::exit::{self, fail};
 /// Beyond the stop timeout, how long the controllers' end is waited for.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Every so many tasks a data-path thread takes one from the queue that all threads share, though its own is not empty. Its own holds
-/// 256 tasks: with more connections awake, those in the shared one would wait while the others have tens of answers each.
+/// After so many tasks a data-path thread takes one from the queue that all threads share, even if
+/// its own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
+/// shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
 
 /// Runs a supervisor; returns the exit code.
@@ -127,7 +128,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(file, config, &run_dir, context, &gpus));
-    // By now the workers have gone, or everything is to end at once.
+    // The workers have ended by now, or the supervisor must end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
     // Nothing that still runs is waited for: by now all was answered, or a second signal came.
@@ -146,7 +147,7 @@ fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
     config.gpus.iter().map(ledger).collect()
 }
 
-/// The models and who runs them, and the ways to both.
+/// The models, the thread that runs their controllers, and the ways to both.
 struct Running {
     registry: Registry,
     control: ControlThread,
@@ -155,7 +156,7 @@ struct Running {
     planned: Option<watch::Receiver<Planned>>,
 }
 
-/// Makes the models, whose workers begin to start.
+/// Makes the models; their workers begin to start.
 async fn run_models(
     file: &Path,
     config: &Config,
@@ -174,7 +175,7 @@ async fn run_models(
     Ok(Running { registry, control, router, models: seen, planned })
 }
 
-/// What clients may know and want of the models.
+/// How clients list the models, and load and unload them.
 fn repository(
     config: &Config,
     models: &watch::Receiver<Arc<ModelSet>>,
@@ -228,7 +229,7 @@ async fn serve(
             let models = Arc::clone(&models.borrow());
             tokio::select! {
                 ready = all_ready(&models.served) => ready?,
-                // An error means that nobody is left to say stop, which is the end, too.
+                // An error means that the sender of the stop is gone, which is an end, too.
                 _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             }
         }
@@ -247,7 +248,7 @@ async fn serve(
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
-    // While the workers end.
+    // Traces are sent while the workers end.
     let flushed = exporter.map(|exporter| tokio::spawn(exporter.finish()));
     let code = finish(outcome, &mut control, &mut signals, limit).await;
     if let (Some(flushed), Ok(0)) = (flushed, &code) {
@@ -256,7 +257,7 @@ async fn serve(
             () = signals.next() => {}
         }
     }
-    // Metrics are told until all the rest has ended.
+    // Metrics are served until everything else has ended.
     end.send_replace(true);
     if let Err(error) = metrics.await {
         tracing::error!(%error, "the metrics' listeners broke");
@@ -274,7 +275,8 @@ fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporte
 /// Has the configuration read again at each SIGHUP, for ever.
 async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
     while hangup.recv().await.is_some() {
-        // The log says how it went. Where many reloads wait, the last of them reads what this one would.
+        // The log says how the reload went. A full queue is no loss: the last reload in it reads
+        // the same file.
         reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();
     }
     std::future::pending().await

@@ -99,7 +99,7 @@ pub enum HostError {
         #[source]
         source: io::Error,
     },
-    /// Somebody has it.
+    /// Another supervisor has the run directory.
     #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
     RunDirTaken(PathBuf),
 }
@@ -108,7 +108,8 @@ pub enum HostError {
 pub fn init_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    // A log that cannot be written is told nobody: there is only stderr to tell it on, and the attempt would panic.
+    // A failure to write the log is not reported: it could only go to stderr as well, and the
+    // attempt would panic.
     let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
     let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
     // An error means that there is a log already.
@@ -139,7 +140,8 @@ pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostErro
     gpus.iter().enumerate().map(make).collect()
 }
 
-/// An index and a UUID, or two ways of writing one, may mean the same GPU, whose shares would be given away twice.
+/// An index and a UUID, or two spellings of a UUID, may mean the same GPU; then its shares would be
+/// given away twice.
 fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Result<(), HostError> {
     if let Some((other, _)) = known.iter().find(|(_, known)| known.eq_ignore_ascii_case(uuid)) {
         return Err(HostError::SameGpu { device: device.to_owned(), other: other.clone() });
@@ -151,7 +153,7 @@ fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Res
 /// The length of a whole UUID: `GPU-` and 36 characters.
 const WHOLE_UUID: usize = 40;
 
-/// The name that people use, and the UUID. A whole UUID needs no NVML.
+/// The name as configured, and the UUID. A whole UUID needs no NVML.
 fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
     let name = device.to_string();
     let known = match Library::open().and_then(|nvml| nvml.identities()) {
@@ -203,7 +205,7 @@ pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
     if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
 }
 
-/// ONNX Runtime's library: where this says, else as the environment says, else where `make` puts it.
+/// ONNX Runtime's library: `configured`, else as the environment says, else where `make` puts it.
 pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
     let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
     let places = match configured.map(Path::to_owned).or_else(from_environment) {
@@ -240,7 +242,8 @@ pub fn data_path_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
 }
 
-/// Connections and workers take descriptors; all that the host allows are taken.
+/// Raises the limit on open files to the most that the host allows: connections and workers need
+/// descriptors.
 pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -249,8 +252,9 @@ pub fn raise_file_limit() {
     }
 }
 
-/// How many connections are taken at a time: what is configured, as far as the limit on open files leaves what workers and
-/// commands need. Clients could else keep a worker that died from being replaced.
+/// How many connections are taken at a time: as configured, but few enough that the limit on open
+/// files leaves workers and commands what they need. Otherwise clients could prevent that a dead
+/// worker is replaced.
 pub fn connections(config: &Config) -> usize {
     let configured = config.limits.connections;
     let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };

@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use super::{Environment, inherited_settings};
 use crate::process::close_on_exec;
 
-/// The most bytes that are read of what a program says, on each stream.
+/// The most bytes of a program's output that are read, on each stream.
 const MAX_OUTPUT: u64 = 64 * 1024;
 
 /// Why a program gave no answer.
@@ -53,10 +53,10 @@ pub(super) struct Said {
     pub(super) err: String,
 }
 
-/// A program in this environment, without MPS's variables of our own, in a process group of its own,
-/// so that a terminal's Ctrl-C does not reach it, and without descriptors of ours. To be started at once.
+/// A program in this environment, without the supervisor's MPS variables and descriptors, in a
+/// process group of its own, so that a terminal's Ctrl-C does not reach it. To be started at once.
 ///
-/// It is started without a `fork`, as workers are: with nothing to do between fork and exec, and `PATH` as it is.
+/// It is started without a `fork`, as workers are: `PATH` is unchanged, and there is no `pre_exec`.
 pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<Command> {
     close_on_exec()?;
     let mut command = std::process::Command::new(program);
@@ -94,7 +94,7 @@ pub(super) async fn run(
 async fn converse(child: &mut Child, input: &str) -> io::Result<Said> {
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(input.as_bytes()).await {
-            // It wants to hear nothing.
+            // A broken pipe means that the program reads no input.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
             _ => {}
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::{BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease};
 
-/// An emulated GPU. Its tickets are seats.
+/// An emulated GPU. Its leases are seats.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     sms: Sms,
@@ -24,7 +24,7 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// A GPU of `sms` SMs that nobody uses.
+    /// An unused GPU of `sms` SMs.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
         Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::default() })

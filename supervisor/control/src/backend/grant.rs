@@ -14,7 +14,7 @@ use crate::process::Inherited;
 pub struct Grant {
     gpu: Arc<dyn GpuBackend>,
     wanted: GrantRequest,
-    /// None for a worker that must not touch the GPU.
+    /// `None` for a worker that must not touch the GPU.
     lease: Option<Lease>,
     /// Until the worker takes its memory.
     reservation: Option<Reservation>,
@@ -28,7 +28,8 @@ struct Reservation {
 }
 
 impl Reservation {
-    /// Keeps memory on a GPU; an error if there is too little, what is kept for others left aside.
+    /// Keeps memory on a GPU; an error if too little is free besides what other workers were
+    /// promised.
     fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
         let reserved = &gpu.usage().reserved;
         let others = reserved.fetch_add(needed, Ordering::Relaxed);
@@ -45,7 +46,7 @@ impl Drop for Reservation {
 }
 
 impl Grant {
-    /// Room for one more worker. One that computes the reference answers does so on the CPU, and gets
+    /// Room for one more worker. A worker that computes the reference answers on the CPU gets
     /// nothing of the GPU.
     pub fn of(gpu: &Arc<dyn GpuBackend>, wanted: GrantRequest, purpose: Purpose) -> Result<Self, GrantError> {
         let (lease, reservation) = match purpose {
@@ -174,7 +175,7 @@ mod tests {
         assert!(grant(4 << 30, Purpose::Serve).is_ok(), "a refusal keeps nothing");
         let admission = first.admission(1);
         assert!(grant(5 << 30, Purpose::Serve).is_err());
-        // Warm, it has its memory, which the next reading of what is free will tell.
+        // A warm worker has taken its memory, so the next reading of free memory shows that.
         drop(admission);
         assert!(grant(5 << 30, Purpose::Serve).is_ok());
     }

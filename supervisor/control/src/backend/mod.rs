@@ -1,8 +1,8 @@
-//! Partitioning: from a share to what a new worker's surroundings must say.
+//! Partitioning: from a share to the environment that a new worker must have.
 //!
-//! One trait, [`Partition`], and three backends: [`EmulatedGpu`], whose workers share its SMs through
-//! a [pool](shadowslice_shared::pool) in memory; [`MpsGpu`], a CUDA GPU under NVIDIA MPS; and
-//! [`WholeGpu`], a CUDA GPU without, on which no share is enforced.
+//! One trait, [`GpuBackend`], and three backends: [`EmulatedGpu`], where workers share its SMs
+//! through a [pool](shadowslice_shared::pool) in memory; [`MpsGpu`], a CUDA GPU under NVIDIA MPS;
+//! and [`WholeGpu`], a CUDA GPU without MPS, on which no share is enforced.
 
 mod command;
 mod emulated;
@@ -33,7 +33,7 @@ pub use whole::WholeGpu;
 /// Variables that a worker's environment must have.
 pub type Environment = Vec<(&'static str, String)>;
 
-/// Something to wait for; bounded by who gives it.
+/// Something to wait for; the backend that returns it bounds the wait.
 pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Which GPUs a CUDA process sees.
@@ -60,7 +60,7 @@ pub struct GrantRequest {
 pub struct Room {
     /// What it will take, in bytes.
     pub needed: u64,
-    /// What nobody had a moment ago, in bytes.
+    /// What was free a moment ago, in bytes.
     pub free: u64,
 }
 
@@ -68,12 +68,12 @@ pub struct Room {
 #[derive(Debug, Default)]
 pub struct GpuUsage {
     crowding: Crowding,
-    /// Bytes of memory for workers that have not come to take them.
+    /// Bytes of memory promised to workers that have not taken them yet.
     reserved: Arc<AtomicU64>,
 }
 
 impl GpuUsage {
-    /// What is left of so many free bytes when all have come who were promised some.
+    /// What is left of so many free bytes when every worker has taken what it was promised.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))
     }
@@ -85,10 +85,10 @@ pub enum GrantError {
     /// Every seat of an emulated GPU is taken.
     #[error("the emulated GPU has {SEATS} workers already; stop some models")]
     NoSeat,
-    /// It recovers from something, and will take one later.
+    /// The GPU recovers from a fault, and will take a worker later.
     #[error("{0}")]
     Recovering(String),
-    /// There is no memory for another one.
+    /// There is no memory for another worker.
     #[error(
         "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
         gib(*needed), gib(*free)
@@ -105,7 +105,7 @@ pub enum GrantError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease(pub(crate) u64);
 
-/// How a GPU stands, for `status`.
+/// The state of a GPU, for `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// As the configuration names it.
@@ -124,7 +124,7 @@ pub struct BackendStatus {
 
 /// A GPU, and how it is shared out.
 pub trait GpuBackend: fmt::Debug + Send + Sync {
-    /// How it stands.
+    /// Its state.
     fn standing(&self) -> BackendStatus;
 
     /// The SMs that a worker with this share gets.
@@ -163,8 +163,8 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether a worker that has found `found` SMs is where it belongs; else why not. May block, for
-    /// as long as a conversation with the MPS daemon takes.
+    /// Whether a worker that has found `found` SMs has the right part of the GPU; else why not. May
+    /// block, for as long as a conversation with the MPS daemon takes.
     fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String>;
 
     /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.
@@ -177,7 +177,7 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Ends when a worker that was let in then has surely lost its context, even if it does not know.
+    /// Ends when the worker of this lease has surely lost its context, even if it does not know.
     fn lost(&self, _ticket: Lease) -> Option<Wait> {
         None
     }
@@ -195,7 +195,7 @@ pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
     std::env::vars_os().map(|(name, _)| name).filter(move |name| is_mps(name))
 }
 
-/// Bytes, for people.
+/// Bytes, as a text in GiB.
 pub fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

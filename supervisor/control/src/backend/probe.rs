@@ -1,5 +1,5 @@
-//! What a CUDA process finds in given surroundings, asked of one: `shadowslice-worker --probe`. The
-//! supervisor opens no CUDA context of its own.
+//! What a CUDA process finds in a given environment. `shadowslice-worker --probe` finds out, since
+//! the supervisor opens no CUDA context of its own.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Probed {
     pub driver: u32,
     /// Bytes of the GPU's memory.
     pub memory_total: u64,
-    /// Bytes that nobody uses.
+    /// Bytes of that memory that are free.
     pub memory_free: u64,
 }
 
@@ -44,15 +44,16 @@ pub struct Isolation {
     pub together_us: f64,
 }
 
-/// Beside who holds other groups a kernel may take so many times what it takes alone.
+/// Beside a process on other groups, a kernel may take at most so many times as long as alone.
 const APART: f64 = 2.0;
 
-/// Beside who holds the same groups it takes so many times as long at least: the other one's take a hundred times as long.
+/// Beside a process on the same groups, it takes at least so many times as long as alone: the other
+/// process's kernels take a hundred times as long.
 const TOGETHER: f64 = 5.0;
 
 impl Isolation {
-    /// How the GPU divides, if partitions keep apart that share no group, and others do not; else why they cannot be
-    /// relied on.
+    /// How the GPU divides, if partitions without a common group keep apart and others do not; else
+    /// why partitions cannot be relied on.
     pub fn proven(self) -> Result<Division, String> {
         let Self { division, alone_us, apart_us, together_us } = self;
         let times = format!("{alone_us:.0} us alone, {apart_us:.0} apart, {together_us:.0} together");
@@ -74,7 +75,7 @@ pub enum ProbeError {
     /// It did not run.
     #[error("the GPU cannot be probed")]
     Run(#[source] CommandError),
-    /// It said no.
+    /// It found that no CUDA process can use the GPU.
     #[error("no CUDA process can use the GPU: {0}")]
     Refused(String),
     /// It said something else.

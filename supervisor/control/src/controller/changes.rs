@@ -1,18 +1,18 @@
-//! Changes of a share: who wants them, and what became of them.
+//! Changes of a share: their causes, and what became of them.
 
 use std::time::Duration;
 
 use super::reports::HandoverReport;
 use shadowslice_datapath::pipeline::LatencyHistogram;
 
-/// Who wants a share, and why.
+/// The cause of a change of share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// People.
+    /// An operator, or a changed configuration.
     Hand,
     /// The policy, as it decides once an interval.
     Policy,
-    /// The worker that serves cannot have the share any more, and another one can.
+    /// The worker that serves cannot have the share any more, and another worker can.
     Worker,
 }
 
@@ -32,9 +32,9 @@ impl Cause {
 pub struct Outcomes {
     /// The share came into force.
     pub completed: u64,
-    /// It was begun, and did not.
+    /// The change was begun, and the share did not come into force.
     pub aborted: u64,
-    /// It came into force, and was taken back in its probation.
+    /// The share came into force, and was taken back in its probation.
     pub rolled_back: u64,
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,
@@ -47,11 +47,11 @@ pub struct Outcomes {
 /// A model's changes of share since the start.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Changes {
-    /// Those by hand.
+    /// Changes by hand.
     pub by_hand: Outcomes,
-    /// The policy's.
+    /// Changes by the policy.
     pub by_policy: Outcomes,
-    /// Those to another worker, as the one that served could not have the share any more.
+    /// Changes to another worker, as the serving worker could not have the share any more.
     pub by_worker: Outcomes,
     /// The longest stall of each.
     pub stall: LatencyHistogram,
@@ -67,7 +67,7 @@ impl Changes {
         }
     }
 
-    /// The policy's that were taken back.
+    /// The policy's changes that were taken back.
     pub(super) fn policys_rolled_back(&self) -> u64 {
         self.by_policy.rolled_back
     }

@@ -9,8 +9,8 @@ use shadowslice_config as config;
 
 use shadowslice_config::{Engine, Model};
 
-/// What a worker of this model with this share is told to run it with: ONNX Runtime's `library`, and `engines`, where
-/// what is built for a share is kept.
+/// The engine that a worker of this model with this share is told to use. `library` is ONNX
+/// Runtime's; `engines` is the folder for what is built for a share.
 pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> EngineSpec {
     match &model.engine {
         Engine::OnnxRuntime { path, threads, providers } => EngineSpec::OnnxRuntime {

@@ -53,7 +53,7 @@ pub struct Context {
     pub readings: Arc<Readings>,
     /// What the models need of the GPUs' memory, by the index of the GPU.
     pub memory: Vec<Arc<MemoryLedger>>,
-    /// Who has which of the GPUs' groups of SMs, likewise.
+    /// Which model has which groups of SMs, by the index of the GPU.
     pub groups: Vec<Arc<GroupLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
@@ -61,12 +61,12 @@ pub struct Context {
     pub worker_ids: Arc<AtomicU64>,
 }
 
-/// Where a controller hears from.
+/// What a controller receives from.
 #[derive(Debug)]
 pub struct Inbox {
     /// Orders.
     pub orders: mpsc::Receiver<Order>,
-    /// What happens on the pipeline's lanes.
+    /// What happens on the lanes of the pipeline.
     pub facts: mpsc::Receiver<LaneFact>,
     /// What happens to the workers.
     pub events: mpsc::Receiver<WorkerEvent>,
@@ -96,7 +96,7 @@ pub struct Controller {
     pub(super) reference: ReferenceFile,
     /// All processes that live.
     pub(super) workers: BTreeMap<WorkerId, Worker>,
-    /// Those that were told to end outside of a hand-over, and until when.
+    /// Workers that were told to end outside of a hand-over, with their deadlines.
     pub(super) leaving: BTreeMap<WorkerId, Moment>,
     /// The share in force, and the one that a restart gets.
     pub(super) share: Percent,
@@ -105,17 +105,18 @@ pub struct Controller {
     /// Why it cannot be changed as the configuration demands, if so; the model does not serve then.
     pub(super) no_mechanism: Option<String>,
     pub(super) primary: Primary,
-    /// Since when the one that serves does.
+    /// Since when the worker that serves does so.
     pub(super) serves_since: Moment,
-    /// Who writes the reference answers: a worker on the host's processor, or else on the device.
+    /// The worker that writes the reference answers: on the host's processor, or else on the
+    /// device.
     pub(super) reference_by: Purpose,
-    /// Whether they have been written.
+    /// Whether the reference answers have been written.
     pub(super) reference_written: bool,
     /// How often workers with so many SMs answered wrongly.
     pub(super) wrong_at: BTreeMap<Sms, u32>,
     pub(super) swap: Option<Swap>,
     pub(super) standby: Standby,
-    /// The worker whose first answer will tell the last hand-over's effect.
+    /// The wait for the first answer at the new share, which tells the last change's effect.
     pub(super) effect: Option<Effect>,
     pub(super) settling: Option<Settling>,
     /// The share asked for while the last hand-over was in its probation.
@@ -135,9 +136,9 @@ pub struct Controller {
     pub(super) last_words: String,
     pub(super) handovers: Handovers,
     pub(super) changes: Changes,
-    /// Whether people hold the share.
+    /// Whether an operator holds the share.
     pub(super) held: bool,
-    /// Set when all is to end: when who is still there then is killed.
+    /// Set when the controller is to end: when workers that are left then are killed.
     pub(super) stopping: Option<Moment>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
     pub(super) standing: watch::Sender<ModelReport>,
@@ -152,7 +153,7 @@ pub struct Parts {
     pub model: Arc<Model>,
     /// The share that its first worker gets.
     pub share: Percent,
-    /// Whether people hold that share.
+    /// Whether an operator holds that share.
     pub held: bool,
     /// Its GPU.
     pub gpu: Arc<dyn GpuBackend>,
@@ -263,7 +264,7 @@ impl Controller {
         };
         tokio::select! {
             biased;
-            // Facts first: what a worker's lane tells, it told before the worker ended.
+            // Facts first: what a lane tells happened before its worker's end.
             Some(fact) = inbox.facts.recv() => Heard::Lane(fact),
             Some(event) = inbox.events.recv() => Heard::Worker(event),
             Some(order) = inbox.orders.recv() => Heard::Order(order),
@@ -287,13 +288,13 @@ impl Controller {
             }
             Heard::Order(Order::Hold { held, reply }) => {
                 let news = std::mem::replace(&mut self.held, held) != held;
-                // Whoever asked may have gone away.
+                // The receiver may be gone.
                 reply.send(news).ok();
             }
             Heard::Lane(fact) => self.on_lane(fact),
             Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
             Heard::CalledIn => self.on_call(),
-            // What follows from it, `tend_partition` does.
+            // `tend_partition`, which runs after each event, does what follows.
             Heard::GroupsMoved => {}
             Heard::Due => self.on_time(),
         }
@@ -344,7 +345,7 @@ impl Controller {
         }
     }
 
-    /// A worker that hangs or talks nonsense is as good as dead. Killing it makes it so.
+    /// Kills a worker that hangs or sends nonsense, and treats it as dead at once.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         tracing::error!(
             model = self.model.name,
@@ -374,7 +375,7 @@ impl Controller {
         let in_swap = self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker));
         match said {
             WorkerSaid::Exited(status) => self.exited(worker, &status),
-            // All that is still of interest is that it ends.
+            // While stopping, only exits matter.
             _ if self.stopping.is_some() => {}
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model = self.model.name, why, "a boot channel broke; the exit follows");

@@ -1,4 +1,4 @@
-//! Who has which groups of a GPU's SMs.
+//! Which model has which groups of a GPU's SMs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use shadowslice_policy::groups::{Tenant, place};
 use shadowslice_shared::groups::Groups;
 use tokio::sync::watch;
 
-/// Partitions that are remembered as impossible for a model: as many as there are runs of sixteen groups.
+/// How many impossible partitions of a model are remembered: there are 136 runs of sixteen groups.
 const CANNOT: usize = 136;
 
-/// The groups of one GPU, and the models whose shares are partitions.
+/// The groups of one GPU, and the models that have partitions of it.
 #[derive(Debug)]
 pub struct GroupLedger {
     total: usize,
@@ -25,7 +25,7 @@ struct Tenants {
     by_id: BTreeMap<u64, Tenant>,
 }
 
-/// A model's place in the ledger; it is left with this.
+/// A model's place in the ledger; dropping it takes the model out.
 #[derive(Debug)]
 pub(super) struct Tenancy {
     id: u64,
@@ -33,12 +33,12 @@ pub(super) struct Tenancy {
 }
 
 impl GroupLedger {
-    /// Of a GPU with so many groups, which nobody has; none where it does not divide.
+    /// For a GPU with `total` free groups; 0 where the GPU does not divide.
     pub fn new(total: usize) -> Self {
         Self { total, tenants: Mutex::default(), moved: watch::Sender::new(()) }
     }
 
-    /// Changes whenever somebody's groups do.
+    /// Changes whenever the groups of any model do.
     pub fn moves(&self) -> watch::Receiver<()> {
         self.moved.subscribe()
     }

@@ -6,7 +6,7 @@
 //!   neighbours ────┘                                └▶ they cannot be had: as before, or a shadow
 //! ```
 //!
-//! What cannot be done so is done by a shadow from then on: where a worker says that the model cannot be moved.
+//! Where a worker says that its model cannot be moved, shadows change the share from then on.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use shadowslice_shared::ids::WorkerId;
 /// How long a worker may take to make a partition ready, before it counts as hung.
 const PREPARE_WITHIN: Duration = Duration::from_secs(10);
 
-/// How a model's share is changed.
+/// The means by which a model's share is changed.
 #[derive(Debug)]
 pub(super) enum Mechanism {
     /// Inside its worker.
@@ -39,7 +39,7 @@ pub(super) enum Mechanism {
     Process { why: String },
 }
 
-/// A model whose share is a partition inside its worker.
+/// The state of a model with a partition inside its worker as its share.
 #[derive(Debug)]
 pub(super) struct InProcess {
     division: Arc<Division>,
@@ -48,19 +48,19 @@ pub(super) struct InProcess {
     proven: Vec<PartitionProof>,
     /// The partition on which batches run.
     current: Groups,
-    /// Those that the worker that serves has ready, the one that was used last at the end.
+    /// Partitions that the serving worker has ready; the last one was used last.
     ready: Vec<Groups>,
-    /// The one that is being made ready, and until when.
+    /// The partition that is being made ready, and the deadline.
     moving: Option<(Groups, Moment)>,
-    /// The last one that could not be had.
+    /// The last partition that the model could not have.
     refused: Option<Groups>,
     /// The change of share that is under way, and the share before.
     order: Option<(ResizeRequest, Percent)>,
 }
 
 impl Mechanism {
-    /// How the share of a model is changed, as far as that is known before it was loaded. An error where the
-    /// configuration asks for what cannot be.
+    /// How the share of a model is changed, as far as that is known before its load. An error where
+    /// the configuration asks for `in-process` and that is not possible.
     pub(super) fn of(
         model: &Model,
         gpu: &dyn GpuBackend,
@@ -103,7 +103,7 @@ impl Mechanism {
 }
 
 impl InProcess {
-    /// The number of groups of a share: of those that the model can have the largest that fits into it.
+    /// The number of groups of a share: the largest proven one that fits, else the smallest proven.
     fn count_of(&self, share: Percent) -> usize {
         let fitting = self.division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -122,7 +122,7 @@ impl InProcess {
         self.sms_of_count(self.count_of(share))
     }
 
-    /// What a worker is told that is to serve.
+    /// The partition that a serving worker is told at its start.
     pub(super) fn assignment(&self) -> Partitioned {
         Partitioned { division: (*self.division).clone(), groups: self.tenancy.groups() }
     }
@@ -145,8 +145,8 @@ impl InProcess {
         &self.division
     }
 
-    /// Where so many partitions are ready: the one that was used longest ago, which is ready no more. What a batch is on that
-    /// was sent is kept by the worker as long as it runs.
+    /// If `many` partitions are ready: takes out the one that was used longest ago. The worker
+    /// keeps the partition of a batch that was sent until that batch has run.
     fn spare(&mut self, many: usize) -> Option<Groups> {
         let spare = self.ready.iter().position(|&groups| groups != self.current);
         let full = self.ready.len() >= many;
@@ -182,7 +182,7 @@ impl Controller {
         }
     }
 
-    /// A worker is warm that was to begin with these groups, and has proven so much.
+    /// Takes note of the partitions that a warm worker has proven; it was to begin with `asked`.
     pub(super) fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
         let left_out =
             proven.counts.iter().filter_map(|proof| Some((proof.groups, proof.result.as_ref().err()?)));
@@ -218,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// The share in force is another one, without a change inside the worker.
+    /// Sets the share in force without a change inside the worker.
     pub(super) fn share_is(&mut self, share: Percent) {
         self.share = share;
         if let Some(inside) = self.in_process_mut() {
@@ -242,7 +242,7 @@ impl Controller {
         Ok(())
     }
 
-    /// After anything that happened: moves the worker that serves to the groups that the ledger gives it.
+    /// After each event: moves the worker that serves to the groups that the ledger gives it.
     pub(super) fn tend_partition(&mut self) {
         let until = self.after(PREPARE_WITHIN);
         let Primary::Serving { worker } = self.primary else { return };
@@ -256,7 +256,7 @@ impl Controller {
         }
         if inside.current != target && target != Groups::WHOLE && !inside.ready.contains(&target) {
             inside.moving = Some((target, until));
-            // One that was prepared and not moved to takes the room that is kept.
+            // A partition that was prepared and never used may fill the last place.
             let spare = inside.spare(READY_PARTITIONS);
             if let Some(spare) = spare {
                 self.pipeline.forget(worker, spare);
@@ -294,7 +294,7 @@ impl Controller {
         let Some((mut wanted, from)) = self.in_process_mut().and_then(|inside| inside.order.take()) else {
             return;
         };
-        // Where nothing had to move it is in force as well.
+        // The share is also in force where no batch had to move to other groups.
         self.effect.get_or_insert_with(|| Effect::awaited(worker, &wanted));
         self.share = wanted.share;
         self.handovers.completed += 1;
@@ -305,12 +305,12 @@ impl Controller {
         self.reported(report.clone());
         self.begin_settling(wanted.cause, wanted.onset);
         if let Some(reply) = wanted.reply.take() {
-            // Whoever asked may have gone away.
+            // The receiver may be gone.
             reply.send(Ok(report)).ok();
         }
     }
 
-    /// A worker has made a partition ready, or could not.
+    /// A worker has made a partition ready, or has failed to.
     pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
         tracing::debug!(model = self.model.name, %groups, ?result, "a partition was to be made ready");
         if !self.serves(worker) {
@@ -321,12 +321,13 @@ impl Controller {
         match result {
             Ok(()) if awaited => inside.ready.insert(0, groups),
             Ok(()) => {}
-            // It may have been ready, as far as anybody knew; batches that name it run on all SMs until it is left.
+            // The partition may have counted as ready: batches that name it run on all SMs until
+            // the worker moves to another.
             Err(why) => self.cannot_have(groups, &why),
         }
     }
 
-    /// The model cannot have this partition: another one of as many groups is tried, as long as there is one.
+    /// The model cannot have this partition: another of as many groups is tried, if there is one.
     fn cannot_have(&mut self, groups: Groups, why: &str) {
         tracing::warn!(model = self.model.name, %groups, why, "a partition cannot be had");
         let share = self.share;
@@ -399,7 +400,7 @@ impl Controller {
         self.mechanism.makes_shadows(self.model.handover)
     }
 
-    /// How a share is changed, for people, and why not inside the worker where it is not.
+    /// How the share is changed, for reports; and if not inside the worker, why.
     pub(super) fn mechanism_name(&self) -> (&'static str, Option<String>) {
         match (&self.mechanism, self.model.handover) {
             (Mechanism::InProcess(_), _) => ("in-process", None),

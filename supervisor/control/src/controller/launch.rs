@@ -26,7 +26,7 @@ pub(super) enum LaunchError {
 }
 
 impl LaunchError {
-    /// Whether it is over by itself before long, and says nothing about the model.
+    /// Whether the reason passes by itself before long, and is not a fault of the model.
     pub(super) fn is_passing(&self) -> bool {
         matches!(self, Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
     }
@@ -43,7 +43,7 @@ impl Controller {
         let Model { priority, memory_limit, .. } = *self.model;
         let partition = self.in_process().filter(|_| purpose == Purpose::Serve);
         let partition = partition.map(|inside| inside.assignment());
-        // A partition is made within a process that has the whole GPU, and so is a reference that needs the GPU.
+        // A worker needs the whole GPU to make a partition in it, or to compute a reference on it.
         let whole = partition.is_some() || purpose == Purpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
         let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };

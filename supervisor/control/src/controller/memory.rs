@@ -16,7 +16,7 @@ use super::launch::LaunchError;
 use crate::backend::{GrantError, Room, gib};
 use shadowslice_config::{Gpu, Model};
 
-/// How long it takes until NVML's readings have what a worker took.
+/// How long it takes until NVML's readings show what a worker took.
 const READINGS_LAG: Duration = Duration::from_secs(2);
 
 /// What the models of one GPU need of its memory, and what stands ready there.
@@ -37,7 +37,7 @@ struct Book {
     rows: BTreeMap<String, Row>,
     /// Controllers so far.
     entered: u64,
-    /// Until then a worker took memory, or gave it back, so recently that what is free is not known.
+    /// Until then free memory is not known, as a worker took or gave back some too recently.
     quiet_until: Moment,
 }
 
@@ -82,7 +82,7 @@ pub(super) enum Memory {
     Emulated,
     /// The driver does not say.
     Unknown,
-    /// What nobody has or is promised, and all of it.
+    /// What is free and not promised to a worker, and all of it.
     Real { free: u64, total: u64 },
 }
 
@@ -124,8 +124,8 @@ impl MemoryLedger {
         Self { limit, book: Mutex::default(), called: watch::Sender::new(()) }
     }
 
-    /// A model comes: its first controller, or the one that replaces it. What was seen of one of that name stays
-    /// known.
+    /// Enters a controller of a model: the first, or the one that replaces it. What was seen of a
+    /// model of that name stays known.
     pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> Place {
         self.tell(model, has_shadows);
         let mut book = self.book.lock();
@@ -175,8 +175,8 @@ impl MemoryLedger {
         }
     }
 
-    /// What a worker of this model takes: what the one that serves has, else what one had before, else what the
-    /// profile says.
+    /// The memory that a worker of this model takes: that of the serving worker, else that of an
+    /// earlier worker, else what the profile says.
     pub(super) fn need(&self, model: &str) -> Option<u64> {
         self.book.lock().rows.get(model).and_then(Row::need)
     }
@@ -202,14 +202,16 @@ impl MemoryLedger {
             (Memory::Unknown, _) => return Err(NoRoom::FreeUnknown),
             (Memory::Real { total, .. }, Some(need)) => (need, Some(self.limit.unwrap_or(total / 2))),
         };
-        // Its own is replaced, and not that of a controller which it replaces or which replaces it.
+        // The controller's own spare is replaced; that of the model's other controller still
+        // counts.
         let spares = book.rows.values().flat_map(|row| &row.spares);
         let taken = spares.filter(|(other, _)| **other != place).map(|(_, spare)| spare.bytes).sum::<u64>();
         if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
             return Err(NoRoom::Limit { needed, limit, taken });
         }
         let Memory::Real { free, .. } = memory else { return Ok(()) };
-        // What is there already would have to be started again, and is called in if it turns out to be in the way.
+        // A worker that is there already stays: a new start costs more, and it can be called in
+        // later.
         if now < book.quiet_until && !there {
             return Err(NoRoom::Lag);
         }
@@ -231,8 +233,8 @@ impl MemoryLedger {
         }
     }
 
-    /// Has standing workers go until `bytes` more will be free, this model's first and then the largest. False if
-    /// there is none.
+    /// Calls in standing workers until `bytes` more will be free, this model's first and then the
+    /// largest. False if there is no standing worker.
     fn call_in(&self, model: &str, bytes: u64) -> bool {
         let mut book = self.book.lock();
         let spares = book.rows.iter_mut().flat_map(|(name, row)| {
@@ -250,8 +252,8 @@ impl MemoryLedger {
         found
     }
 
-    /// Has standing workers of lower priorities go, the lowest first, where that makes room for this model's. Those that are called in already
-    /// count, so that none goes for nothing.
+    /// Calls in standing workers of lower priorities, the lowest first, if that makes enough room
+    /// for this model's. Those that are called in already count, so that none goes for nothing.
     fn call_in_lower(&self, model: &str, no_room: &NoRoom) {
         let bytes = no_room.excess();
         let mut book = self.book.lock();
@@ -276,7 +278,7 @@ impl MemoryLedger {
     }
 }
 
-/// Calls in of these until so many bytes will be free. True if one is that was not.
+/// Calls in these spares, in order, until `bytes` will be free. True if a new one was called in.
 fn call<'s>(spares: impl Iterator<Item = &'s mut Spare>, bytes: u64) -> bool {
     let (mut freed, mut called) = (0, false);
     for spare in spares {
@@ -303,8 +305,8 @@ impl Controller {
         Memory::Real { free, total: usage.memory.total }
     }
 
-    /// What another worker will take of its GPU's memory, and what there is of it. `None` where nothing is known,
-    /// as on an emulated GPU.
+    /// The GPU memory that another worker will take, and what is free. `None` where either is not
+    /// known, as on an emulated GPU.
     pub(super) fn room(&self) -> Option<Room> {
         let readings = self.context.readings.look();
         let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
@@ -330,7 +332,7 @@ impl Controller {
         self.ledger.leave(&self.model.name);
     }
 
-    /// Where the ledger has it.
+    /// The controller's place in the ledger.
     fn entry(&self) -> (&str, Place) {
         (&self.model.name, self.place)
     }
@@ -347,7 +349,7 @@ impl Controller {
         self.ledger.warmed(self.now());
     }
 
-    /// Somebody needs memory: lets the standing worker go if it is meant.
+    /// Lets the standing worker go if it is called in, because another worker needs memory.
     pub(super) fn on_call(&mut self) {
         if self.stopping.is_none() && self.ledger.is_called_in(self.entry()) {
             self.rest_standby();

@@ -61,11 +61,11 @@ pub enum Order {
     Resize {
         /// The share.
         share: Percent,
-        /// Who wants it.
+        /// Why it is wanted.
         cause: Cause,
         /// Whether the share is held from then on, where a policy would change it again.
         hold: bool,
-        /// When the load changed that this answers, if it answers one.
+        /// When the load changed, if the order answers a change of the load.
         onset: Option<Moment>,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
@@ -83,7 +83,7 @@ pub enum Order {
         /// The configuration.
         model: Arc<Model>,
     },
-    /// End all workers, and then itself. The door is shut first.
+    /// End all workers, and then the controller. The pipeline is shut first.
     Stop,
 }
 
@@ -113,7 +113,7 @@ pub enum ResizeRefused {
     /// The configuration forbids any.
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
     Never(String),
-    /// People hold it.
+    /// An operator holds it.
     #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
     Held(String),
     /// Something else is under way.

@@ -1,4 +1,4 @@
-//! What became of a change of share: in force or not, how soon, and whether that was what the load needed.
+//! What became of a change of share: in force or not, how soon, and whether it helped the model.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use shadowslice_shared::ids::WorkerId;
 #[derive(Debug)]
 pub(super) struct Effect {
     worker: WorkerId,
-    /// Who wanted it; `None` after a death.
+    /// The cause of the change; `None` after a death.
     cause: Option<Cause>,
     decided: Moment,
     took: Option<Duration>,
@@ -23,7 +23,7 @@ pub(super) struct Effect {
     reported: bool,
 }
 
-/// How often a model is looked at whose objective is to be kept again, and for how long after the change.
+/// How often, and for how long after a change, to look whether a model keeps its SLO again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_FOR: Duration = Duration::from_secs(60);
 
@@ -86,7 +86,7 @@ impl Controller {
             Outcome::Kept => {}
             Outcome::RolledBack(reason) => {
                 self.handovers.rolled_back += 1;
-                // It served, if not for long.
+                // The shadow that failed had served, so its end counts as a death.
                 self.all_deaths += 1;
                 if let Some(outcomes) = outcomes {
                     outcomes.rolled_back += 1;
@@ -116,7 +116,7 @@ impl Controller {
 
     fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
         let Some(swap) = &self.swap else { return self.report_of(outcome, why, (self.share, self.share)) };
-        // A model whose share is a partition has another process for a fault or a new version, too.
+        // A model with partitions also gets another process, for a fault or a new version.
         let mechanism = if self.in_process().is_some() { "shadow" } else { self.mechanism_name().0 };
         HandoverReport {
             mechanism: mechanism.to_owned(),
@@ -135,7 +135,8 @@ impl Controller {
         }
     }
 
-    /// How a change went whose stall is measured, after a death if nothing else is said.
+    /// How a change went, with the stall measured since it began. The cause is a death unless the
+    /// caller sets another.
     pub(super) fn report_of(
         &self,
         outcome: &str,
@@ -177,7 +178,8 @@ impl Controller {
         }
     }
 
-    /// A share came into force. Where the load asked for it, it is watched whether that was enough.
+    /// A share came into force. If a change of the load was the reason, watches whether it is
+    /// enough.
     pub(super) fn begin_settling(&mut self, cause: Cause, onset: Option<Moment>) {
         let Some(onset) = onset else { return };
         self.pipeline.begin_settling(onset);
@@ -201,7 +203,7 @@ impl Controller {
     }
 }
 
-/// Tells whoever asked, if they still listen.
+/// Answers an order, if its receiver is still there.
 fn answer(reply: Option<Reply>, report: HandoverReport) {
     if let Some(reply) = reply {
         reply.send(Ok(report)).ok();

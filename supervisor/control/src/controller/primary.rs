@@ -12,13 +12,13 @@ use super::reports::ModelState;
 use crate::process::WorkerSaid;
 use shadowslice_shared::ids::WorkerId;
 
-/// How long a model waits before it asks a GPU again that took no worker.
+/// The pause before a model asks again for a place on a GPU that took no worker.
 const GPU_PAUSE: Duration = Duration::from_millis(200);
 
-/// Wrong answers at one share so often are no accident.
+/// How many wrong answers at one share count as no accident.
 const WRONG_TWICE: u32 = 2;
 
-/// What is known of wrong answers that come again, and what helps.
+/// What is known of repeated wrong answers, and what helps.
 pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so that no further one is tried. \
     Half precision (FP16, BF16) is wrong under MPS percentages below 100 % on Hopper GPUs (cuBLAS); it is right with \
     `handover: in-process`, and at a share of 100 %";
@@ -32,16 +32,17 @@ pub(super) enum Primary {
     Booting { worker: WorkerId, deadline: Moment },
     /// It serves.
     Serving { worker: WorkerId },
-    /// It died; the next one comes then.
+    /// It died; the next worker is started at `until`.
     BackingOff { until: Moment },
-    /// It died while the standing worker was starting, which will serve. If nothing comes of that, the next one comes,
-    /// then at the earliest.
+    /// It died, and the standing worker, which still starts, will serve. If that start fails, the
+    /// next worker is started, at `back_off` at the earliest.
     AwaitingStandby { back_off: Moment, why: String },
-    /// The GPU takes none, and is asked again then.
+    /// The GPU takes no worker, and is asked again at `until`.
     Waiting { until: Moment, why: String },
-    /// It makes room for one with another share (`handover: restart`): it finishes what it has, and is then `told` to end.
+    /// It makes room for a worker with another share (`handover: restart`): it finishes its
+    /// batches, and is then `told` to end.
     Leaving { worker: WorkerId, deadline: Moment, told: bool, to: Percent },
-    /// None will come by itself.
+    /// No worker will be started until an operator or a client acts.
     Down { why: String },
 }
 
@@ -126,7 +127,7 @@ impl Controller {
         }
     }
 
-    /// The GPU takes no worker for a while, which is no death of the model's.
+    /// The GPU takes no worker for a while, which does not count as a death of a worker.
     fn await_gpu(&mut self, why: String) {
         if !matches!(self.primary, Primary::Waiting { .. }) {
             tracing::warn!(model = self.model.name, why, "no worker for now");
@@ -153,15 +154,15 @@ impl Controller {
         }
     }
 
-    /// What a reference worker finds wrong with the model will not change. Later it may pass, as when
-    /// memory was short, so that such a refusal counts as a death.
+    /// A fault that a reference worker finds in the model is final. After the reference answers are
+    /// written, a refusal may be temporary (memory was short, say), so it counts as a death.
     fn refused(&mut self, refusal: &BootRefusal) {
         let why = refusal.to_string();
         match refusal {
             BootRefusal::NoPartitions(_) => {
                 self.leave_partitions(&why);
                 if self.in_process().is_none() {
-                    // It is no death: another worker comes at once, with a share of its own.
+                    // This is no death: another worker is started at once, at the model's share.
                     self.primary = Primary::Waiting { until: self.now(), why };
                 }
                 return;
@@ -193,7 +194,8 @@ impl Controller {
         self.gpu.standing().uuid.is_some()
     }
 
-    /// A worker with this share has answered wrongly; whether that was so before. With the whole GPU it is not for the share.
+    /// Counts a wrong answer at this share; true from the `WRONG_TWICE`th on. With the whole GPU
+    /// the share is not the cause, so nothing is counted.
     pub(super) fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.in_process().is_some() {
             return false;
@@ -242,9 +244,10 @@ impl Controller {
         }
     }
 
-    /// From now on `worker`, whose lane is attached, is the incumbent and serves.
+    /// From now on `worker` is the incumbent and serves; its lane is attached.
     pub(super) fn serve_with(&mut self, worker: WorkerId) {
-        // In a hand-over that has no incumbent any more it is in force in a moment.
+        // The worker's own share replaces this: in a hand-over without an incumbent the worker's
+        // share is about to be in force.
         let mut share = self.share;
         if let Some(process) = self.workers.get_mut(&worker) {
             process.serve();
@@ -283,7 +286,8 @@ impl Controller {
         self.died();
     }
 
-    /// The incumbent is dead: the standing one serves, or another one after a while, unless too many died.
+    /// The incumbent is dead: the standing worker serves, or another one after a pause, unless too
+    /// many have died.
     pub(super) fn died(&mut self) {
         self.swap_incumbent_is(None);
         self.all_deaths += 1;
@@ -306,7 +310,7 @@ impl Controller {
         }
     }
 
-    /// Another worker comes in the place of one that died, then at the earliest.
+    /// Starts another worker in the place of the dead one, at `until`.
     pub(super) fn restart_at(&mut self, until: Moment) {
         self.all_restarts += 1;
         let (pause, deaths) = (until.since(self.now()), self.restarts.deaths());
@@ -314,7 +318,7 @@ impl Controller {
         self.primary = Primary::BackingOff { until };
     }
 
-    /// The model does not serve until somebody does something about it.
+    /// The model does not serve until an operator or a client acts.
     pub(super) fn down(&mut self, why: String) {
         tracing::error!(model = self.model.name, why, "the model is unready");
         if let Some(worker) = self.primary.worker() {
@@ -328,7 +332,7 @@ impl Controller {
         self.repartition_failed(&ResizeRefused::NotServing { model: self.model.name.clone(), why });
     }
 
-    /// Tells a worker that it is not wanted any more, and sees to it that it goes.
+    /// Tells a worker to end; it is killed if it does not.
     pub(super) fn let_go(&mut self, worker: WorkerId) {
         self.let_go_by(worker, self.after(self.context.timeouts.stop));
     }
@@ -341,7 +345,7 @@ impl Controller {
         }
     }
 
-    /// Kills those who were let go and stay; once more each time if they outlive that.
+    /// Kills workers that were told to end and have not; again after each `timeouts.stop`.
     pub(super) fn leavers_on_time(&mut self, now: Moment) {
         let again = self.after(self.context.timeouts.stop);
         let due = |(worker, deadline): (&WorkerId, &Moment)| (*deadline <= now).then_some(*worker);
@@ -376,7 +380,7 @@ impl Controller {
                 self.last_words = why.to_owned();
                 self.kill_and_wait(worker);
             }
-            // A kernel that is under way would be cut, so that a kill comes last.
+            // A kill could cut off a running kernel, so the worker is told to end first.
             Primary::Leaving { worker, told: false, .. } => {
                 self.pipeline.requeue(worker);
                 self.tell_leaver();
@@ -386,7 +390,8 @@ impl Controller {
         }
     }
 
-    /// Kills a worker whose exit is then waited for; again after a while if it does not come.
+    /// Kills a worker and waits for its exit; after `timeouts.stop` without an exit, kills it
+    /// again.
     fn kill_and_wait(&mut self, worker: WorkerId) {
         let again = self.after(self.context.timeouts.stop);
         match &mut self.primary {

@@ -1,4 +1,4 @@
-//! What others see of a controller.
+//! What other parts of the supervisor see of a controller.
 
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ impl Controller {
         });
     }
 
-    /// The SMs on which batches run: a partition's may be more or fewer than those that the share comes to, by what is left over
-    /// when the GPU is divided.
+    /// The SMs on which batches run. A partition may have more or fewer than its share comes to,
+    /// as the left-over group is smaller or larger than the others.
     fn sms_in_force(&self) -> Sms {
         let serves = matches!(self.primary, Primary::Serving { .. });
         let inside = self.in_process().filter(|_| serves);

@@ -1,4 +1,4 @@
-//! How a model stands, for `status`.
+//! The state of a model, for `status`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,30 +38,29 @@ pub struct ModelReport {
     pub share: Percent,
     /// Its SMs.
     pub sms: u32,
-    /// Where it is a partition inside the worker: how the GPU divides, and the groups on which batches run.
+    /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
     pub partition: Option<(Arc<Division>, Groups)>,
-    /// How it is changed: `in-process`, `shadow`, `restart` or `never`.
+    /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     pub mechanism: &'static str,
-    /// Why not inside the worker, where it is not.
+    /// Why the share is not changed inside the worker, where it is not.
     pub no_partition: Option<String>,
     /// Since when; the origin for the share that it was started with.
     pub since: Moment,
     /// The share that is to come, by a hand-over that is under way or waits.
     pub coming: Option<Percent>,
-    /// The share of a worker that stands ready: the standing one, or one that a hand-over relieved; the larger
-    /// of two.
+    /// The share of a worker that stands ready, the standing or the parked one; the larger of two.
     pub ready: Option<Percent>,
     /// Why no worker stands ready though one should.
     pub no_standby: Option<String>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
     pub memory_need: Option<u64>,
-    /// Whether people hold the share.
+    /// Whether an operator holds the share.
     pub held: bool,
     /// Its workers.
     pub workers: Vec<WorkerReport>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
-    /// Times that a worker was started in the place of such a one, after a pause.
+    /// Times that a worker was started in the place of such a worker, after a pause.
     pub worker_restarts: u64,
     /// Its hand-overs.
     pub handovers: Handovers,
@@ -97,7 +96,7 @@ pub struct WorkerReport {
     pub answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took, in ms; zero for those that it has not come to, and for those
+/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
 /// that its device does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct BootMs {
@@ -134,9 +133,9 @@ impl BootMs {
 /// A model's hand-overs since the start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Handovers {
-    /// Those that put their share in force.
+    /// Hand-overs that put their share in force.
     pub completed: u64,
-    /// Those that did not.
+    /// Hand-overs that did not.
     pub aborted: u64,
     /// Completed ones that were taken back in their probation.
     pub rolled_back: u64,
@@ -147,7 +146,7 @@ pub struct Handovers {
     pub flips: u64,
     /// Times that the standing worker took over from one that died.
     pub failovers: u64,
-    /// The last one that ended either way, or the last fail-over.
+    /// The last hand-over that ended, or the last fail-over.
     pub last: Option<HandoverReport>,
 }
 
@@ -159,7 +158,7 @@ pub struct HandoverReport {
     /// How: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// Who wanted it: `hand`, `policy` or `worker`; else it was a `death`.
+    /// Its cause: `hand`, `policy` or `worker`; `death` if there was no order.
     pub cause: String,
     /// Whether a worker stood ready for it.
     pub at_once: bool,
@@ -173,10 +172,10 @@ pub struct HandoverReport {
     pub from_sms: u32,
     /// The SMs asked for.
     pub to_sms: u32,
-    /// From the decision to the first batch completed at the new share, in ms; none yet if nothing
-    /// has been asked since.
+    /// From the decision to the first batch completed at the new share, in ms; none until a request
+    /// has come.
     pub effect_ms: Option<f64>,
-    /// From the change of the load until every answer came in time for 1 s, in ms; none while that is not so.
+    /// From the change of the load until every answer came in time for 1 s, in ms; none until then.
     pub settle_ms: Option<f64>,
     /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.
     pub stall_us: f64,
@@ -184,12 +183,12 @@ pub struct HandoverReport {
     pub stall_total_us: f64,
 }
 
-/// Milliseconds, for people.
+/// A span in ms.
 pub(super) fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// Microseconds, for people.
+/// A span in µs.
 pub(super) fn us(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
 }

@@ -23,7 +23,7 @@ pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
 pub(super) struct ResizeRequest {
     pub(super) share: Percent,
     pub(super) cause: Cause,
-    /// When the load changed that this answers, if it answers one.
+    /// When the load changed, if the order answers a change of the load.
     pub(super) onset: Option<Moment>,
     pub(super) decided: Moment,
     /// `None` once answered.
@@ -31,7 +31,7 @@ pub(super) struct ResizeRequest {
 }
 
 impl ResizeRequest {
-    /// Another worker is to have the share that a model has.
+    /// Another worker is to serve at the share that the model has.
     pub(super) fn again(share: Percent, now: Moment) -> Self {
         Self { share, cause: Cause::Worker, onset: None, decided: now, reply: None }
     }
@@ -50,7 +50,7 @@ impl Controller {
     pub(super) fn resize(&mut self, wanted: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&wanted);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
-        // What people set stays until they release it.
+        // A share that an operator set is held until its release.
         self.held |= as_asked && hold && self.context.policy_acts;
         match refusal {
             Some(refused) => self.refuse(wanted, refused),
@@ -58,7 +58,7 @@ impl Controller {
         }
     }
 
-    /// The share that is to come, if another one than that in force is.
+    /// The share that is to come, if a change is under way or waits.
     pub(super) fn coming(&self) -> Option<Percent> {
         let replacing = self.replacing.as_ref().map(|replacing| replacing.wanted.share);
         let next = self.next.as_ref().map(|wanted| wanted.share);
@@ -82,7 +82,7 @@ impl Controller {
             return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
         }
         let down = matches!(self.primary, Primary::Down { .. });
-        // Bringing a model back at the share it had changes nothing that must not change.
+        // `handover: never` forbids only another share; a revival at the old share is none.
         let revival = down && self.sms(share) == self.sms(self.share);
         if self.model.handover == HandoverMode::Never && !revival {
             return Some(ResizeRefused::Never(model()));
@@ -130,7 +130,7 @@ impl Controller {
         }
     }
 
-    /// After a hand-over has ended: what was asked for meanwhile.
+    /// After a hand-over has ended: carries out the order that came meanwhile.
     pub(super) fn resize_next(&mut self) {
         let Some(wanted) = self.next.take() else { return };
         match self.refusal(&wanted) {
@@ -139,14 +139,14 @@ impl Controller {
         }
     }
 
-    /// Answers all who wait for a share.
+    /// Answers all orders that wait for a share.
     pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
         let replacing = self.replacing.take().map(|replacing| replacing.wanted);
         for wanted in [self.next.take(), replacing].into_iter().flatten() {
             self.refuse(wanted, refused.clone());
         }
         self.repartition_failed(refused);
-        // A hand-over's own order is answered by its channel's end.
+        // Dropping the hand-over closes the channel of its order, which is an answer, too.
         self.swap = None;
     }
 
@@ -206,7 +206,8 @@ impl Controller {
         }
     }
 
-    /// The worker at the new share came to nothing: the model has the share again at which one served. False if none did.
+    /// No worker at the new share started: the model returns to the share at which one served.
+    /// False if none had served.
     pub(super) fn go_back(&mut self, why: &str) -> bool {
         let Some(Replacing { from, wanted, .. }) = self.replacing.take_if(|replacing| replacing.served)
         else {
@@ -244,7 +245,7 @@ impl Controller {
 
 fn answer(wanted: ResizeRequest, refused: ResizeRefused) {
     if let Some(reply) = wanted.reply {
-        // Whoever asked may have gone away.
+        // The receiver may be gone.
         reply.send(Err(refused)).ok();
     }
 }

@@ -7,8 +7,9 @@
 //!    └───────────┴──▶ Failing, when its start comes to nothing
 //! ```
 //!
-//! It is apart from a hand-over: a parked incumbent may become it, and a new one is started only while no
-//! hand-over is under way. But while it starts, a hand-over to its share takes it as its shadow.
+//! It is no part of a hand-over: a parked incumbent may become the standing worker, and a new one
+//! is started only while no hand-over is under way. But a hand-over to the share of a standing
+//! worker that still starts takes that worker as its shadow.
 
 use std::time::Duration;
 
@@ -24,16 +25,16 @@ use shadowslice_config::{HandoverMode, Standby as Mode};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
-/// How long none is started after one failed, at first and at most. It doubles with each that fails.
+/// The pause after a standing worker failed, at first and at most. It doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long it is before memory is asked for again that was not there, and before a worker comes back that was
-/// called in.
+/// The pause before missing memory is asked for again, and the pause before a standing worker is
+/// started again after it was called in.
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(10);
 
-/// How long a share is kept ready at least before another one's turn comes, however short the dwell time.
+/// How long a share is kept ready at least before another share's, however short the dwell time.
 const LEAST_DWELL: Duration = Duration::from_secs(1);
 
 /// The standing worker of a model.
@@ -47,15 +48,15 @@ pub(super) struct Standby {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// There is none, and none is started before that.
+    /// There is no standing worker, and none is started before `until`.
     None { until: Moment },
     /// It boots.
     Starting { worker: WorkerId, start: Start },
-    /// Its start came to nothing. It ends, or is killed then.
+    /// Its start failed. It ends by itself, or is killed at `deadline`.
     Failing { worker: WorkerId, deadline: Moment },
     /// It stands ready.
     Ready { worker: WorkerId, since: Moment },
-    /// It was told to go; the next one comes so long after it has.
+    /// It was told to end; the next one is started `rest` after its exit.
     Leaving { worker: WorkerId, rest: Duration },
 }
 
@@ -101,7 +102,7 @@ impl Standby {
         matches!(self.state, State::Starting { .. } | State::Ready { .. })
     }
 
-    /// Role and phase, for people.
+    /// Role and phase, for reports.
     pub(super) fn standing(&self) -> (&'static str, &'static str) {
         let phase = match self.state {
             State::Starting { start: Start::Spawning { .. }, .. } => "starting",
@@ -118,7 +119,7 @@ impl Standby {
         self.state = State::None { until: now + pause };
     }
 
-    /// It fails now: how long none is started after it.
+    /// It fails now: returns the pause before the next one.
     fn fails(&mut self, now: Moment) -> Duration {
         if let State::Ready { since, .. } = self.state
             && now.since(since) >= STOOD
@@ -148,7 +149,8 @@ impl Controller {
         self.standby_wanted().and_then(|_| self.standby.obstacle.clone())
     }
 
-    /// Whether the standing worker that starts is to be given up: warming up costs the neighbours. Who is waited for stays.
+    /// Whether the standing worker that starts is to be given up, since warming up costs the
+    /// neighbours. A worker that is waited for stays.
     fn starts_in_vain(&self, worker: WorkerId) -> bool {
         // A spare's share may be any until the next one comes.
         let Some(sms) = self.sms_of(worker) else { return false };
@@ -157,7 +159,7 @@ impl Controller {
         !awaited && self.standby_wanted().is_none()
     }
 
-    /// When there is something to do about the standing worker though nothing happens.
+    /// When the standing worker needs attention without another event.
     pub(super) fn standby_due(&self) -> Option<Moment> {
         let wanted = self.standby_wanted();
         match self.standby.state {
@@ -178,7 +180,7 @@ impl Controller {
         self.context.timeouts.dwell.max(LEAST_DWELL)
     }
 
-    /// Only beside a worker that serves, and that nobody is about to relieve.
+    /// Only beside a worker that serves, and while no change of worker is under way.
     fn may_start_standby(&self) -> bool {
         let serves = matches!(self.primary, Primary::Serving { .. });
         serves
@@ -188,7 +190,7 @@ impl Controller {
             && self.replacing.is_none()
     }
 
-    /// After anything that happened: starts a standing worker, or lets one go whose share is not wanted.
+    /// After each event: starts a standing worker, or lets one of an unwanted share go.
     pub(super) fn tend_standby(&mut self) {
         let now = self.now();
         if self.stopping.is_some() || self.standby_due().is_none_or(|due| due > now) {
@@ -203,7 +205,8 @@ impl Controller {
                     pid,
                     "a standing worker that starts is wanted no more"
                 );
-                // It hears of that once it has loaded, and to kill it on a GPU might cost its neighbours theirs.
+                // The worker notices the stop only after loading, and killing it earlier could
+                // break other workers on the GPU.
                 let deadline = start.until().max(self.after(self.context.timeouts.stop));
                 self.standby.state = State::Leaving { worker, rest: self.standby_dwell() };
                 self.let_go_by(worker, deadline);
@@ -270,7 +273,8 @@ impl Controller {
                 tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
                 self.standby.state = State::Ready { worker, since: self.now() };
                 self.standby.obstacle = None;
-                // It was no spare for a while if somebody died and was replaced otherwise before it was warm.
+                // It stopped counting as a spare if the incumbent died meanwhile; here it is a
+                // spare again.
                 self.note_standing(true);
             }
             WorkerSaid::Refused(refusal) => {
@@ -310,7 +314,7 @@ impl Controller {
         self.dismiss_for(REST);
     }
 
-    /// The standing worker is as good as dead, and has failed as one has that ended.
+    /// Treats the standing worker as dead: this counts as a failure, as its exit would.
     pub(super) fn lose_standby(&mut self) {
         let pause = self.standby.fails(self.now());
         self.dismiss_for(pause);
@@ -333,7 +337,7 @@ impl Controller {
         }
     }
 
-    /// The start of this worker comes to nothing, if it is the standing one that starts; its exit follows.
+    /// Marks the start of this worker as failed, if it is the standing one; its exit follows.
     pub(super) fn standby_fails(&mut self, worker: WorkerId) {
         let deadline = self.after(self.context.timeouts.stop);
         match self.standby.state {
@@ -360,7 +364,7 @@ impl Controller {
             self.dismiss_standby();
             self.standby.state = State::Ready { worker, since: self.now() };
             self.standby.obstacle = None;
-            // A call for the memory of the one before it was for that one's.
+            // Removes a call for the memory of the standing worker before this one.
             self.note_standing(false);
             self.note_standing(true);
         } else {
@@ -368,7 +372,7 @@ impl Controller {
         }
     }
 
-    /// The standing worker that is ready, for somebody to route to: it is the standing one no more.
+    /// Takes the standing worker that is ready, for traffic: it is the standing one no more.
     pub(super) fn take_standing(&mut self) -> Option<WorkerId> {
         let worker = self.standby.ready()?;
         self.standby.pause = FIRST_PAUSE;
@@ -377,7 +381,7 @@ impl Controller {
         Some(worker)
     }
 
-    /// The standing worker that starts, for somebody to wait for it: it is the standing one no more.
+    /// Takes the standing worker that starts, as a shadow: it is the standing one no more.
     pub(super) fn take_starting(&mut self) -> Option<(WorkerId, Start)> {
         let taken = self.standby.starting()?;
         self.standby.state = State::None { until: self.now() };

@@ -47,7 +47,7 @@ impl Swap {
         Self { machine, incumbent, shadow, from, wanted, spawn_again: None, at_once, dismissed: false }
     }
 
-    /// When there is something to do though nothing happens.
+    /// When the hand-over needs attention without another event.
     pub(super) fn due(&self) -> Option<Moment> {
         [self.machine.due(), self.spawn_again].into_iter().flatten().min()
     }
@@ -91,7 +91,8 @@ impl Swap {
         matches!(self.machine.phase(), PhaseName::Spawning | PhaseName::Warming)
     }
 
-    /// The share that it will put in force. One that fails is still in the way of another.
+    /// The share that it will put in force. A hand-over that aborts counts too: it blocks another
+    /// one.
     pub(super) fn coming(&self) -> Option<Percent> {
         match self.machine.phase() {
             PhaseName::Spawning | PhaseName::Warming | PhaseName::Draining | PhaseName::Aborting => {
@@ -106,7 +107,7 @@ impl Swap {
         self.incumbent.filter(|_| self.machine.phase() == PhaseName::Probation)
     }
 
-    /// Role and phase of one of its workers, for people.
+    /// Role and phase of one of its workers, for reports.
     pub(super) fn standing(&self, worker: WorkerId, primary: &Primary) -> (&'static str, &'static str) {
         let shadow = self.shadow == Some(worker);
         match (self.machine.phase(), shadow) {
@@ -132,7 +133,8 @@ impl Controller {
         self.perform_all(actions);
     }
 
-    /// A hand-over begins: to this worker, if there is one already. What it begins with is yet to be performed.
+    /// Begins a hand-over, to `shadow` if there is one already. The caller performs its first
+    /// actions.
     pub(super) fn begin_with(&mut self, machine: Handover, shadow: Option<WorkerId>, wanted: ResizeRequest) {
         tracing::info!(
             model = self.model.name,
@@ -203,7 +205,7 @@ impl Controller {
                     self.pipeline.drain(worker);
                 }
             }
-            // What a dead or misbehaving shadow has comes back with its death, and with the blame.
+            // The batches of a failed shadow come back at its death, when they are blamed for it.
             Action::Requeue(Side::Shadow) | Action::Park(_) => {}
             Action::Requeue(Side::Incumbent) => {
                 if let Some(worker) = worker(Side::Incumbent) {
@@ -223,15 +225,15 @@ impl Controller {
         None
     }
 
-    /// Where there is no memory, what stands ready is called in, and the shadow waits for that.
+    /// Without free memory, standing workers are called in, and the shadow waits for their end.
     fn spawn_shadow(&mut self) -> Option<Fact> {
-        // It may have been given up meanwhile.
+        // The hand-over may have been given up meanwhile.
         let swap = self.swap.as_ref().filter(|swap| swap.machine.phase() == PhaseName::Spawning)?;
         let launched = self.launch(Purpose::Serve, swap.wanted.share, true);
         let makes_room = launched.as_ref().err().is_some_and(|error| self.make_room(error));
         let again = self.after(MEMORY_PAUSE);
         let swap = self.swap.as_mut()?;
-        // Half of the time that a shadow has to start is left to it.
+        // At least half of the time for its spawn must be left to the shadow.
         let in_time = swap.machine.due().is_some_and(|due| again + self.context.timeouts.spawn / 2 < due);
         match launched {
             Ok(worker) => {
@@ -259,7 +261,7 @@ impl Controller {
         }
     }
 
-    /// Who is gone already is reported gone at once.
+    /// Tells a worker to end; a worker that is gone already is reported as exited at once.
     fn send_away(&mut self, side: Side) -> Option<Fact> {
         let swap = self.swap.as_mut()?;
         swap.dismissed |= side == Side::Incumbent;

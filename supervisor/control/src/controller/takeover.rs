@@ -1,5 +1,5 @@
-//! What a standing worker is for: a change of share that is in force within a batch, and a death that nobody
-//! waits for. One that still starts is waited for, which is sooner than starting another.
+//! What a standing worker is for: a change of share within a batch, and a death without a wait for
+//! a new worker. A standing worker that still starts is waited for: that is sooner than a new one.
 
 use shadowslice_policy::handover::{Fact, Handover, PhaseName};
 use shadowslice_shared::units::{Moment, Percent, Sms};
@@ -12,7 +12,7 @@ use super::swap::Swap;
 use shadowslice_shared::ids::WorkerId;
 
 impl Controller {
-    /// The worker that stands ready with these SMs, be it one that a hand-over relieved.
+    /// The worker that stands ready with these SMs: the standing or the parked one.
     fn ready_with(&self, sms: Sms) -> Option<WorkerId> {
         let parked = self.swap.as_ref().and_then(Swap::parked);
         [self.standby.ready(), parked].into_iter().flatten().find(|worker| self.sms_of(*worker) == Some(sms))
@@ -25,18 +25,19 @@ impl Controller {
         ready.filter_map(|worker| self.workers.get(&worker)).map(|worker| worker.share).max()
     }
 
-    /// Moves traffic to a worker that stands ready with the wanted SMs; gives the order back if there is none.
+    /// Moves traffic to a worker that stands ready with the wanted SMs; else gives the order back.
     pub(super) fn switch_to_standing(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let Some(worker) = self.ready_with(self.sms(wanted.share)) else { return Err(wanted) };
         if !matches!(self.primary, Primary::Serving { .. }) {
             return Err(wanted);
         }
         if self.swap.is_some() {
-            // What is left of the last hand-over is no reason to wait. It ends, and the order's turn comes.
+            // Ends the rest of the last hand-over (probation or retiring); then the order is
+            // carried out.
             self.next = Some(wanted);
             self.feed(Fact::Adopt);
         } else {
-            // Nobody is parked outside of a hand-over, so it is the standing one.
+            // Outside of a hand-over no worker is parked, so `worker` is the standing one.
             self.take_standing();
             let (machine, actions) = Handover::begin_standing(self.now(), self.context.timeouts);
             self.begin_with(machine, Some(worker), wanted);
@@ -45,15 +46,15 @@ impl Controller {
         Ok(())
     }
 
-    /// Hands over to the standing worker while it still starts, if it does so with the wanted SMs; gives the order back
-    /// if it does not.
+    /// Hands over to a standing worker that still starts, if it has the wanted SMs; else gives the
+    /// order back.
     pub(super) fn hand_over_to_starting(&mut self, wanted: ResizeRequest) -> Result<(), ResizeRequest> {
         let starts = self.standby.starting().and_then(|(worker, _)| self.sms_of(worker));
         if starts != Some(self.sms(wanted.share)) {
             return Err(wanted);
         }
         if self.swap.is_some() {
-            // As for a flip: no memory is needed that the last hand-over has.
+            // As above: the shadow needs none of the memory that the last hand-over still has.
             self.next = Some(wanted);
             self.feed(Fact::Adopt);
         } else if let Some((shadow, start)) = self.take_starting() {
@@ -64,13 +65,13 @@ impl Controller {
         Ok(())
     }
 
-    /// A hand-over has ended, and leaves the worker that it relieved to us.
+    /// Decides what becomes of the worker that a hand-over relieved, as the hand-over has ended.
     pub(super) fn released(&mut self, worker: WorkerId, was_parked: bool) {
         let sms = self.sms_of(worker);
         let wanted = match &self.next {
             Some(next) => {
                 let wanted = self.sms(next.share);
-                // The standing worker may have that share, too, and has it without this one.
+                // If the standing worker has that share too, this one is not needed.
                 let standing = self.standby.ready().and_then(|standing| self.sms_of(standing));
                 sms == Some(wanted) && standing != Some(wanted)
             }
@@ -79,7 +80,7 @@ impl Controller {
         self.adopt(worker, was_parked && wanted);
     }
 
-    /// Whether the parked worker, whose time is over, stays as the standing one.
+    /// Whether the parked worker stays as the standing one at the end of its dwell time.
     pub(super) fn keeps_parked(&self) -> bool {
         let parked = self.swap.as_ref().and_then(Swap::parked).and_then(|worker| self.sms_of(worker));
         let standing = self.standby.ready().and_then(|worker| self.sms_of(worker));
@@ -87,8 +88,9 @@ impl Controller {
             && self.room_to_stand(true).is_ok()
     }
 
-    /// The lane of `worker` ended, and its process will, which takes a while on a GPU. If it is the one that serves, and
-    /// somebody can serve in its place, that need not wait so long; if it stands ready, it does no more.
+    /// The lane of `worker` ended; its process will end too, which takes a while on a GPU. Another
+    /// worker that can serve in its place does so without that wait. A worker that stood ready no
+    /// longer counts as ready.
     pub(super) fn lane_gone(&mut self, worker: WorkerId) {
         if self.stopping.is_some() {
             return;
@@ -106,8 +108,8 @@ impl Controller {
         }
     }
 
-    /// A worker that hangs or talks nonsense. Where somebody can serve in its place, that begins before the
-    /// worker is dead.
+    /// `worker` hangs or sends nonsense. If it serves and the standing worker can replace it, that
+    /// begins before `worker` is dead.
     pub(super) fn relieve(&mut self, worker: WorkerId, why: &str) {
         if self.serves(worker) && self.standby.can_relieve() {
             self.pipeline.condemn(worker);
@@ -115,7 +117,8 @@ impl Controller {
         }
     }
 
-    /// The worker that serves is to end by itself, or was killed. If it stays, nobody waits for it for ever.
+    /// The worker that serves is to end by itself, or was killed. Sets a deadline, so that no wait
+    /// for its end is for ever.
     pub(super) fn expect_end(&mut self, worker: WorkerId) {
         if self.serves(worker) {
             self.leaving.insert(worker, self.after(self.context.timeouts.stop));
@@ -126,7 +129,8 @@ impl Controller {
         matches!(self.primary, Primary::Serving { worker: serving } if serving == worker)
     }
 
-    /// Whether nobody would have to be started if this worker died: traffic moves to the standing one, or back.
+    /// Whether traffic could move if this worker died, to the standing worker or back to the
+    /// incumbent.
     fn has_relief(&self, worker: WorkerId) -> bool {
         let way_back = self.swap.as_ref().is_some_and(|swap| {
             let phase = swap.machine.phase();
@@ -135,7 +139,7 @@ impl Controller {
         way_back || self.standby.can_relieve()
     }
 
-    /// The worker that serves is as good as dead, and treated so. Its exit follows, or it is killed.
+    /// Treats the worker that serves as dead. Its exit follows, or it is killed.
     pub(super) fn abandon(&mut self, worker: WorkerId, why: &str) {
         let deadline = self.after(self.context.timeouts.stop);
         self.leaving.insert(worker, deadline);
@@ -143,8 +147,9 @@ impl Controller {
         self.primary_exited(worker, why.to_owned());
     }
 
-    /// The incumbent is dead, and the standing worker, if it starts, is waited for, at whatever share. False if it does
-    /// not. If nothing comes of it, another one is started, at `back_off` at the earliest.
+    /// The incumbent is dead: waits for a standing worker that still starts, at whatever share.
+    /// False if none starts. If its start fails, another worker is started, at `back_off` at the
+    /// earliest.
     pub(super) fn await_standby(&mut self, back_off: Moment, why: &str) -> bool {
         let Some((worker, _)) = self.standby.starting() else { return false };
         tracing::warn!(
@@ -153,7 +158,8 @@ impl Controller {
             pid = self.pid(worker),
             "the worker died; the standing one serves when it is warm"
         );
-        // From here on it is no spare: it starts like one that is to serve, and nobody calls it in.
+        // It is no longer a spare: it gets normal CPU priority, and is not called in for its
+        // memory.
         if let Some(process) = self.workers.get_mut(&worker) {
             process.serve();
         }
@@ -162,8 +168,8 @@ impl Controller {
         true
     }
 
-    /// After anything that happened: the standing worker that a dead incumbent's model waits for serves when it is
-    /// ready. It may have become the shadow of a hand-over, which serves as well.
+    /// After each event: has the awaited standing worker serve once it is ready. It may have become
+    /// the shadow of a hand-over, which then makes it serve.
     pub(super) fn tend_awaited(&mut self) {
         let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
         if self.stopping.is_some() {

@@ -14,9 +14,9 @@ const WAITING: usize = 16;
 /// A controller that is to run.
 #[derive(Debug)]
 pub struct ControllerTask {
-    /// It.
+    /// The controller.
     pub controller: Controller,
-    /// Where it hears from.
+    /// What it receives from.
     pub inbox: Inbox,
     /// Its orders: it is told to stop when all is to end.
     pub orders: mpsc::Sender<Order>,
@@ -55,7 +55,7 @@ impl ControlThread {
             });
             // Processes that are still there are killed as the runtime drops them.
             drop(runtime);
-            // Nobody waits for the end if it was cut short.
+            // An error means that the end is not waited for.
             end.send(()).ok();
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(work)?;
@@ -87,7 +87,8 @@ impl ControlThread {
     }
 }
 
-/// Runs controllers until they are told to stop and have; or until one breaks, which is a fault of this program.
+/// Runs controllers until they are told to stop and have ended; or until one panics, which is a
+/// fault of this program.
 async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receiver<bool>) {
     let mut controllers = JoinSet::new();
     let mut told: Vec<mpsc::Sender<Order>> = Vec::new();
@@ -105,7 +106,7 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
                     return;
                 }
             }
-            // An error means that nobody is left to say so.
+            // An error means that the sender of the stop is gone.
             _ = stop.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
                 for orders in told.drain(..) {

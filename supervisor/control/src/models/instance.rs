@@ -1,4 +1,4 @@
-//! A model as it runs: made, hired, and sent away when nobody needs it any more.
+//! A model as it runs: made, given to the control thread, and ended when it is not needed any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub enum MakeError {
     /// No memory for its reference answers.
     #[error("reference answers cannot be kept")]
     Reference(#[source] ReferenceError),
-    /// Nobody runs controllers any more.
+    /// The control thread has ended.
     #[error("the server is stopping")]
     Stopping,
 }
@@ -48,7 +48,7 @@ pub struct ModelFactory {
     pub context: Context,
     /// The GPUs.
     pub gpus: Gpus,
-    /// Who runs controllers.
+    /// The way to the control thread, which runs controllers.
     pub hire: mpsc::Sender<ControllerTask>,
     /// The next instance's number.
     pub next: usize,
@@ -68,7 +68,7 @@ pub(super) struct Instance {
 }
 
 impl ModelFactory {
-    /// Makes a model, whose controller begins to start its workers.
+    /// Makes a model; its controller begins to start its workers.
     pub(super) async fn make(
         &mut self,
         model: Arc<Model>,
@@ -133,8 +133,9 @@ impl ModelFactory {
         }
     }
 
-    /// The longest that a model may take from its start until it serves: its reference worker, and the first that
-    /// serves; as long again for those of them that die, or wait for memory.
+    /// The longest that a model may take from its start until it serves: twice the limit for one
+    /// start, for the reference worker and the first that serves. Deaths and waits for memory
+    /// count.
     pub(super) fn patience(&self) -> Duration {
         let timeouts = self.context.timeouts;
         (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
@@ -171,8 +172,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Has it answer what it was given, and then end, in the background. It is on no router any more. `why` is what
-    /// those hear who are still there when its time is over.
+    /// Has the model answer the requests that it has, and then end, in the background. No router
+    /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`.
     pub(super) fn retire(self, why: &'static str) {
         let Self { model, pipeline, orders, route, mut guests, watching, .. } = self;
         drop(route);
@@ -184,9 +185,9 @@ impl Instance {
                 );
                 pipeline.shut(why);
             }
-            // Closed, if it has ended by itself.
+            // An error means that the controller has ended already.
             orders.send(Order::Stop).await.ok();
-            // It kills workers that stay.
+            // The controller kills workers that do not end.
             orders.closed().await;
             watching.abort();
             tracing::info!(model = model.name, why, "a model's workers have ended");
@@ -223,14 +224,15 @@ impl Aim {
     }
 }
 
-/// Brings a share in force: by a hand-over, once none is under way. Whether it is held stays as it is.
+/// Brings a share into force, once no other change is under way. Does not change whether it is
+/// held.
 pub(super) async fn resize(
     orders: mpsc::Sender<Order>,
     mut standing: watch::Receiver<ModelReport>,
     aim: Aim,
 ) -> Result<(), String> {
     loop {
-        // A policy may have moved it meanwhile.
+        // A policy may have changed the share meanwhile.
         let share = aim.from(standing.borrow_and_update().share);
         let (reply, outcome) = oneshot::channel();
         give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, onset: None, reply }).await?;

@@ -1,4 +1,4 @@
-//! What clients want of one model: that it is loaded, or unloaded.
+//! Clients' wishes for one model: to load it or to unload it.
 
 use super::plan::{self, Change};
 use super::registry::{Registry, Waits};
@@ -6,7 +6,7 @@ use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
 use shadowslice_datapath::repository::{Wish, WishRefused};
 
-/// Why a model does not run that a client has unloaded.
+/// The reason given for a model that a client has unloaded.
 const UNLOADED: &str = "unloaded by a client";
 
 impl Registry {
@@ -25,7 +25,7 @@ impl Registry {
         }
     }
 
-    /// Loads a model, or loads it anew: its files are read again, and its configuration is changed by `json`.
+    /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
     async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
         let Some(old) = self.model(name) else {
             return Err(WishRefused::Unknown("load", name.to_owned()));
@@ -42,7 +42,7 @@ impl Registry {
         let (mut waits, loaded) = (Waits::new(), self.is_loaded(name));
         let change = plan::change(&old, &new);
         let (kind, begun) = if loaded {
-            // Without anything that differs it is still to read its files again.
+            // Even if no key differs, a load reads the model's files again.
             self.change(&change.unwrap_or_else(|| Change::again(&new)), 0, &mut waits).await
         } else {
             (ChangeKind::Added, self.load(new, 0, &mut waits).await)
@@ -58,7 +58,7 @@ impl Registry {
         self.settle_all(&mut rows, waits).await;
         let [ModelChange { why, .. }] = rows;
         why.map_or(Ok(()), |why| {
-            // What was asked for did not do, so it is not what comes next time.
+            // The requested configuration failed, so the next load starts from the old one.
             if !loaded {
                 self.unload(name, "it was loaded and does not serve");
                 self.go_by(name, &old);

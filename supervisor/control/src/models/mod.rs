@@ -32,10 +32,10 @@ use shadowslice_datapath::repository::Listed;
 pub use instance::{MakeError, ModelFactory};
 pub use registry::{Registry, Shown};
 
-/// Reloads, and wishes of clients, that may wait for the registry, of each.
+/// How many reloads, and how many wishes of clients, may wait for the registry.
 pub const COMMANDS: usize = 16;
 
-/// An order to go by the configuration's file as it is when its turn comes.
+/// An order to go by the configuration's file, as it is when the registry comes to the order.
 #[derive(Debug)]
 pub struct Reload {
     /// Hears how it went.
@@ -48,7 +48,7 @@ pub enum ReloadRefused {
     /// It has faults; each is a line.
     #[error("{0}")]
     Faulty(String),
-    /// It asks for what cannot be.
+    /// It asks for a change that is not possible while the supervisor runs.
     #[error("{0}")]
     Impossible(String),
 }
@@ -76,7 +76,7 @@ pub struct ModelChange {
     pub change: ChangeKind,
     /// The keys that differ.
     pub keys: Vec<String>,
-    /// Why that is not in force; then what was before is, and a model that was added is unready.
+    /// Why the change is not in force: a model keeps its earlier state, an added one is unready.
     pub why: Option<String>,
 }
 
@@ -95,7 +95,7 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    /// Its name, for people.
+    /// Its name, for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -109,9 +109,9 @@ impl ChangeKind {
 /// The models that there are now.
 #[derive(Debug, Default)]
 pub struct ModelSet {
-    /// Those that run, as the configuration orders them.
+    /// Models that run, as the configuration orders them.
     pub served: Vec<Served>,
-    /// Those that somebody has unloaded.
+    /// Models that are configured and do not run.
     pub unloaded: Vec<Unloaded>,
 }
 
@@ -122,11 +122,11 @@ pub struct Served {
     pub model: Arc<Model>,
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
-    /// How its controller sees it.
+    /// Its controller's report.
     pub standing: watch::Receiver<ModelReport>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,
-    /// Who is being started to take its place.
+    /// The report of the workers that are being started to take its place.
     pub successor: Option<watch::Receiver<ModelReport>>,
 }
 

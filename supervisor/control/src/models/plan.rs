@@ -31,7 +31,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// None in the configuration: the model's files are read again.
+    /// No change of the configuration: only the model's files are read again.
     pub(super) fn again(model: &Model) -> Self {
         Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
     }
@@ -72,7 +72,7 @@ fn names(models: &[Model]) -> HashMap<&str, &Model> {
 
 /// The keys that differ and must not.
 fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
-    // Whoever adds a key has to say here whether it can change.
+    // Without `..`, so that a new key does not compile until it is listed here.
     let Config {
         run_dir,
         listen,
@@ -137,7 +137,7 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
         warmup,
         broken,
     } = new;
-    // A share that must change and may not be handed over takes other workers.
+    // Under `handover: never` another share needs new workers.
     let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
     // A worker is started with a partition or with a percentage, and keeps to that.
     let same_means = handover.may_be_in_process() == old.handover.may_be_in_process();
@@ -194,8 +194,8 @@ fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// The share that a model has after its configuration changed, where no policy says it: what the new one asks for if
-/// it asks for another than the old one, else the one in force, within the new bounds.
+/// The share that a model has after its configuration changed, where no policy sets it: the new
+/// `initial` if it differs from the old one, else the share in force; within the new bounds.
 pub(super) fn share(in_force: Percent, old: &Share, new: &Share) -> Percent {
     let wanted = if new.initial == old.initial { in_force } else { new.initial };
     wanted.clamp(new.min, new.max)

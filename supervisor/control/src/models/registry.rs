@@ -56,12 +56,12 @@ enum State {
     /// It runs.
     Loaded {
         now: Box<Instance>,
-        /// What is being started to take its place.
+        /// The workers that are being started to take its place.
         next: Option<Successor>,
-        /// What it goes back to if the share of its configuration does not come into force.
+        /// The configuration to go back to if the new share does not come into force.
         before: Option<Arc<Model>>,
     },
-    /// It does not, and this is why; who ran it last may still answer what it accepted.
+    /// It does not run, for this reason; its `last` controller may still answer accepted requests.
     Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
 }
 
@@ -69,11 +69,11 @@ enum State {
 #[derive(Debug)]
 struct Successor {
     instance: Box<Instance>,
-    /// The share of those others, or the one that was coming, when these were made.
+    /// The old workers' share, in force or coming, when the successor was made.
     beside: Percent,
 }
 
-/// What is waited for, by its row in a report.
+/// Changes that are not complete yet, each with its row in the report.
 pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
 
 impl Registry {
@@ -96,10 +96,10 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Does what it is told, for ever.
+    /// Carries out reloads and clients' wishes, one after the other, for ever.
     pub async fn run(mut self, mut reloads: mpsc::Receiver<Reload>, mut wishes: mpsc::Receiver<Asked>) {
         loop {
-            // Whoever asked may have gone away.
+            // The receiver may be gone.
             tokio::select! {
                 Some(Reload { reply }) = reloads.recv() => {
                     let outcome = self.reload().await;
@@ -181,7 +181,7 @@ impl Registry {
         self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
     }
 
-    /// Takes a model away: nothing new reaches it once that is published.
+    /// Removes a model: no new request reaches it once the change is published.
     pub(super) fn remove(&mut self, name: &str) {
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == name) else { return };
         self.unload(name, "the model is removed");
@@ -225,7 +225,7 @@ impl Registry {
         outcome
     }
 
-    /// The share that the first worker of a new model gets, among those that there are.
+    /// The share that the first worker of a new model gets beside the other models.
     fn first_share(&self, model: &Model) -> Percent {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
         let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
@@ -234,8 +234,8 @@ impl Registry {
         shares.last().copied().unwrap_or(model.share.initial)
     }
 
-    /// Has a model go by another configuration, in place where that can be and there are workers that serve; row `row`
-    /// of the report waits until it is in force.
+    /// Has a model go by another configuration: in place where the change allows that and the model
+    /// is not unready, else by new workers. Row `row` of the report waits until it is in force.
     pub(super) async fn change(
         &mut self,
         change: &Change,
@@ -253,15 +253,15 @@ impl Registry {
             return (ChangeKind::Changed, Ok(()));
         };
         let standing = now.standing.borrow().clone();
-        // A hand-over that is under way is as good as done.
+        // A share that a hand-over will bring counts as in force.
         let soon = standing.coming.unwrap_or(standing.share);
         let aim = match acts {
-            // What it is within the bounds is the policy's to say, or people's who hold it.
+            // Within the bounds, the policy or a holding operator chooses the share.
             true => Aim::Within(new.share.min, new.share.max),
             false => Aim::At(plan::share(soon, &model.share, &new.share)),
         };
         let wanted = aim.from(soon);
-        // Should that fail, bounds hold for what there is.
+        // The new bounds also apply to the share in force, which stays if the change fails.
         let fits = standing.share.clamp(new.share.min, new.share.max) == standing.share;
         if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
             let from = Was { share: wanted, held: standing.held, beside: soon };
@@ -280,7 +280,7 @@ impl Registry {
         (ChangeKind::Changed, Ok(()))
     }
 
-    /// Starts who is to take a model's place.
+    /// Starts the workers that are to take a model's place.
     async fn replace(
         &mut self,
         place: usize,
@@ -298,7 +298,7 @@ impl Registry {
         Ok(())
     }
 
-    /// What was waited for has happened, or will not: who was to take a model's place does, or goes.
+    /// A successor's start has ended: it takes the model's place if it serves; else it ends.
     pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
         let acts = self.config.controller.acts().is_some();
         let Some(entry) = self.entry(name) else { return };
@@ -319,7 +319,7 @@ impl Registry {
         self.publish();
     }
 
-    /// Waits for all that is waited for, and has each model's new workers take over as soon as they are ready.
+    /// Waits until every change is complete; new workers take over as soon as they are ready.
     pub(super) async fn settle_all(&mut self, rows: &mut [ModelChange], mut waits: Waits) {
         while let Some(ended) = waits.join_next().await {
             let Ok((row, outcome)) = ended else { continue };
@@ -333,8 +333,8 @@ impl Registry {
         }
     }
 
-    /// A change in place is in force, share and all; or it is not, and the model goes by what it went by before, so that
-    /// another reload tries again.
+    /// Ends a change in place: if its share is not in force, the model returns to its earlier
+    /// configuration, so that another reload tries again.
     async fn settle_in_place(&mut self, name: &str, outcome: &Result<(), String>) {
         let Some(Entry { model, state: State::Loaded { now, before, .. } }) = self.entry(name) else {
             return;
@@ -347,7 +347,7 @@ impl Registry {
         self.publish();
     }
 
-    /// Has a model that is not loaded go by that configuration when it is.
+    /// Has a model that is not loaded go by that configuration once it is loaded.
     pub(super) fn go_by(&mut self, name: &str, model: &Arc<Model>) {
         if let Some(entry) = self.entry(name) {
             entry.model = Arc::clone(model);
@@ -355,8 +355,9 @@ impl Registry {
     }
 }
 
-/// What people did to a share while its successor booted holds for that too; what a policy did, it will do again. A successor
-/// that is behind with its orders has just been made, and has room for them.
+/// Gives the successor what an operator changed about the share while the successor booted. What a
+/// policy changed, the policy will change again. `try_send` will do: a new successor's queue of
+/// orders has room.
 fn keep_share(was: &ModelReport, next: &Instance, beside: Percent, policy_acts: bool) {
     let (held, share) = {
         let is = next.standing.borrow();
@@ -379,9 +380,9 @@ fn keep_share(was: &ModelReport, next: &Instance, beside: Percent, policy_acts: 
 struct Was {
     /// The share that it gets.
     share: Percent,
-    /// Whether people hold that.
+    /// Whether an operator holds that share.
     held: bool,
-    /// The share of those whose place it takes.
+    /// The share of the workers that it replaces.
     beside: Percent,
 }
 

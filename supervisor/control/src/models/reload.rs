@@ -10,8 +10,8 @@ use shadowslice_config::{Config, ConfigError, Listing};
 use shadowslice_shared::errors;
 
 impl Registry {
-    /// Goes by the configuration's file as it is now. A file with faults, or one that asks for what cannot be,
-    /// changes nothing.
+    /// Goes by the configuration's file as it is now. A file with faults, or with a change that
+    /// needs a restart, changes nothing.
     pub(super) async fn reload(&mut self) -> Result<ReloadReport, ReloadRefused> {
         let outcome = match self.read().await {
             Ok((config, plan)) => Ok(self.carry_out(&config, plan).await),
@@ -31,7 +31,8 @@ impl Registry {
         }
         let mut plan = plan::plan(&self.config(), &config)
             .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
-        // What keeps a model from serving need not stand in the file: it may be mended though nothing there differs.
+        // The reason why a model is unready may lie outside the file, so such a model is tried
+        // again though its keys are the same.
         let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
         let unready = config.models.iter().filter(|model| self.is_unready(&model.name));
         plan.changed.extend(unready.filter(|model| !differs.contains(&model.name)).map(Change::again));

@@ -11,7 +11,7 @@ pub struct Host {
     pub driver: String,
     /// The newest CUDA that it supports.
     pub cuda: CudaVersion,
-    /// Its GPUs by NVML's index; or why there is nothing to say of one, a GPU that was lost, say.
+    /// Its GPUs by NVML's index; for a GPU that cannot be asked (a lost one, say), the reason.
     pub gpus: Vec<Result<Gpu, String>>,
 }
 
@@ -31,11 +31,11 @@ pub struct Gpu {
     pub identity: Identity,
     /// The major and minor number of its compute capability.
     pub capability: (i32, i32),
-    /// Who may use it.
+    /// How many processes may use it.
     pub compute_mode: ComputeMode,
     /// Whether it is split into MIG instances.
     pub mig: bool,
-    /// What is going on.
+    /// Its load, memory, power and processes.
     pub usage: Usage,
 }
 
@@ -63,17 +63,17 @@ pub enum ComputeMode {
     Unknown,
 }
 
-/// What is going on on a GPU.
+/// What a GPU does at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     /// Its memory.
     pub memory: Memory,
-    /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where the GPU
-    /// does not say.
+    /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where
+    /// the GPU does not say.
     pub utilisation_percent: Option<u32>,
-    /// What it draws.
+    /// The power that it draws.
     pub power: Power,
-    /// Who computes on it, each process once.
+    /// The processes that compute on it, each once.
     pub processes: Vec<GpuProcess>,
 }
 
@@ -82,13 +82,13 @@ pub struct Usage {
 pub struct Memory {
     /// Taken by processes.
     pub used: u64,
-    /// To be had. What the driver keeps for itself is neither.
+    /// Free to be taken. What the driver keeps for itself is neither used nor free.
     pub free: u64,
     /// All of it.
     pub total: u64,
 }
 
-/// What a GPU draws. Not every GPU says all of it.
+/// The power that a GPU draws. Not every GPU tells all of these figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Power {
     /// At present, in mW.
@@ -143,7 +143,7 @@ impl Usage {
     }
 }
 
-/// Processes that were listed in several ways, each once: an MPS client may be on both of NVML's lists.
+/// Merges NVML's lists of processes: an MPS client may be on both of them.
 pub(super) fn each_once(listed: impl IntoIterator<Item = GpuProcess>) -> Vec<GpuProcess> {
     let mut found: Vec<GpuProcess> = Vec::new();
     for process in listed {

@@ -17,7 +17,7 @@ use super::facts::{
 };
 use super::watch::{Driver, XidEvent, Xids};
 
-/// How often a list of processes is asked for: between NVML's counting and its listing more may have come.
+/// How often a list of processes is asked for at most: it may grow between count and listing.
 const LIST_ATTEMPTS: u32 = 4;
 
 /// What NVML does not do.
@@ -149,7 +149,7 @@ impl Xids for Heard<'_> {
     }
 }
 
-/// An answer, or what was asked for.
+/// An answer, or an error that names the question.
 fn said<T>(what: &'static str, answer: Result<T, NvmlError>) -> Result<T, NvmlFault> {
     answer.map_err(|source| NvmlFault::Ask { what, source })
 }
@@ -192,7 +192,7 @@ fn usage(device: &Device<'_>) -> Result<Usage, NvmlFault> {
     })
 }
 
-/// What is not said is not known, whatever the reason: nothing depends on it.
+/// An error counts as not known, whatever the reason: nothing depends on these figures.
 fn power(device: &Device<'_>) -> Power {
     Power {
         draw_mw: device.power_usage().ok(),

@@ -28,7 +28,7 @@ const END: Duration = Duration::from_secs(1);
 pub trait Driver: Send + Sync + 'static {
     /// Which GPUs there are.
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault>;
-    /// What is going on on the GPU of this UUID.
+    /// The usage of the GPU of this UUID.
     fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault>;
     /// Hears the errors of these GPUs, from now on.
     fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault>;
@@ -63,7 +63,7 @@ pub struct Watched {
 pub struct Reading {
     /// Which one it is.
     pub identity: Identity,
-    /// What was going on a moment ago; `None` before the first answer, and while there is none.
+    /// Its usage a moment ago; `None` before the first answer, and while NVML does not answer.
     pub usage: Option<Usage>,
     /// The errors that the driver reported since the start.
     pub xid_errors: u64,
@@ -81,8 +81,8 @@ struct Slot {
     xid_errors: AtomicU64,
 }
 
-/// Reads the usage of GPUs from time to time, and hears their errors, on threads of its own: NVML may take its
-/// time, and nobody else waits for it. They end when this is dropped.
+/// Reads the usage of GPUs once a second, and hears their errors, on threads of its own, so that
+/// a slow NVML delays nothing else. The threads end when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     readings: Arc<Readings>,
@@ -110,7 +110,8 @@ impl Readings {
 }
 
 impl Watch {
-    /// Watches the real ones among these GPUs. What is not to be had is logged, and missing from the readings.
+    /// Watches the real ones among these GPUs. What NVML cannot tell is logged, and missing from
+    /// the readings.
     pub fn start(gpus: &[config::Gpu]) -> Self {
         if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda { .. })) {
             return Self::of_nothing(gpus);
@@ -150,7 +151,7 @@ impl Watch {
         Self { readings, _threads: threads }
     }
 
-    /// What it finds out.
+    /// The readings, which its threads keep up to date.
     pub fn readings(&self) -> Arc<Readings> {
         Arc::clone(&self.readings)
     }
@@ -250,7 +251,7 @@ impl Thread {
         let (end, ended) = sync_channel::<Infallible>(0);
         let body = move || {
             work(&*driver, &readings, &Stop(stopped));
-            // Whoever waits for the end finds the driver free.
+            // The driver must be free before `end` tells the waiting thread that this one is over.
             drop(driver);
             drop(end);
         };
@@ -273,7 +274,7 @@ impl Stop {
         self.0.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Waits this long for it.
+    /// Waits this long for the order to end; whether it came.
     fn within(&self, time: Duration) -> bool {
         self.0.recv_timeout(time) == Err(RecvTimeoutError::Disconnected)
     }

@@ -1,5 +1,6 @@
 //! The supervisor's side of a worker's boot, on a thread of its own, because `ipc-channel` blocks.
-//! Bounded by the worker's life: whoever runs out of patience kills the worker, which ends the wait.
+//! Its waits have no time limit of their own: a controller that runs out of patience kills the
+//! worker, which ends them.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
@@ -23,7 +24,7 @@ pub(super) struct Boot {
     pub(super) orders: Receiver<Option<Box<Assignment>>>,
     /// Dropped when all has been reported.
     pub(super) done: oneshot::Sender<()>,
-    /// What it must prove of its device; `None` for one that needs none.
+    /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
 }
@@ -31,7 +32,7 @@ pub(super) struct Boot {
 /// Takes a worker from its hello to being warm, and reports each step.
 pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
     let Boot { server, worker, orders, admission, events, done } = boot;
-    // Without a controller there is nobody to tell.
+    // An error means that there is no controller to tell any more.
     let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
     let said = match converse(server, &orders, admission.as_ref(), plan, tell) {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
@@ -99,8 +100,8 @@ fn out_of_turn(said: &WorkerSays) -> Ended {
     Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said:?}")))
 }
 
-/// What to warm up: `sizes` of a model with these inputs, with the axes that the configuration gives
-/// for those the model leaves open, 1 where it gives none.
+/// What to warm up: `sizes` of a model with these inputs. An axis that the model leaves open is as
+/// long as the configuration says, or 1.
 pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,

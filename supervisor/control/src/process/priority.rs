@@ -25,7 +25,7 @@ pub(super) fn lower(pid: i32) {
     set(pid, LOWEST);
 }
 
-/// Lets a worker run like everybody.
+/// Lets a worker run like any other process.
 pub(super) fn raise(pid: i32) {
     set(pid, NORMAL);
 }

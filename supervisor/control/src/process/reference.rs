@@ -30,10 +30,10 @@ impl ReferenceFile {
         memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceError::Create)
     }
 
-    /// No more changes: nobody can write it or map it to be written from now on.
+    /// From now on no process can write the file or map it for writing.
     ///
-    /// `F_SEAL_WRITE` would also see to older mappings, of which there are none, but fails with
-    /// `EBUSY` while the kernel happens to hold on to one of its pages.
+    /// `F_SEAL_WRITE` would also cover older mappings, of which there are none, but fails with
+    /// `EBUSY` while the kernel happens to hold one of the file's pages.
     pub fn seal(&self) -> Result<(), ReferenceError> {
         let seals = SealFlag::F_SEAL_FUTURE_WRITE
             | SealFlag::F_SEAL_GROW

@@ -1,6 +1,6 @@
-//! The socket on which a worker's boot begins. `ipc-channel` makes it in a folder of its own in the temporary directory,
-//! panics where that folder cannot be made, and cuts a path that is too long for a socket, so that one worker finds the
-//! socket of another. So the directory is tried first.
+//! The socket on which a worker's boot begins. `ipc-channel` makes it in a folder of its own in the
+//! temporary directory, panics where that folder cannot be made, and cuts a path that is too long
+//! for a socket, so that one worker finds the socket of another. So the directory is tried first.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -33,7 +33,7 @@ pub(super) fn open() -> Result<(IpcOneShotServer<WorkerSays>, String), SpawnErro
 /// Whether a folder with a socket in it can be made there. The one that is made is removed at once.
 fn has_room(temporary: &Path) -> Result<(), SpawnError> {
     let failed = |source| SpawnError::Temporary { folder: temporary.to_owned(), source };
-    // Its name is as long as that of any other.
+    // All such folders have names of the same length.
     let made = tempfile::tempdir_in(temporary).map_err(failed)?;
     let socket = made.path().join(SOCKET);
     if socket.to_str().is_none() {

@@ -44,7 +44,7 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits for its end. Nothing is lost if that is given up.
+    /// Waits for its end. Cancel-safe.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.status {
@@ -74,10 +74,11 @@ impl Drop for Child {
     }
 }
 
-/// Spawns a program in a process group of its own with exactly this environment, these files, nothing to read, and our outputs.
+/// Spawns a program in a process group of its own with exactly this environment, these files, an
+/// empty standard input, and this process's outputs.
 ///
-/// Nothing of this process is copied for it, as `fork` would: every page that is written to afterwards would then have to be
-/// copied, by whoever serves requests meanwhile.
+/// Does not use `fork`: after a `fork` this process copies each page that it writes to next, which
+/// would delay requests.
 pub(super) fn spawn(
     program: &Path,
     arguments: &[&str],
@@ -108,13 +109,13 @@ pub(super) fn spawn(
     let pid = posix_spawn(program.as_c_str(), &actions, &attributes()?, &arguments, &environment)?;
     let pid = Pid::from_raw(pid.as_raw()).ok_or(io::ErrorKind::Other)?;
     watched(pid).inspect_err(|_| {
-        // Nobody would hear of its end. An error means that it has come.
+        // An unwatched child's end would not be noticed. An error means that it has ended.
         kill_process(pid, rustix::process::Signal::KILL).ok();
         waitpid(Some(pid), WaitOptions::empty()).ok();
     })
 }
 
-/// A child that has not been waited for.
+/// Watches a child that has not been waited for.
 fn watched(pid: Pid) -> io::Result<Child> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     // SAFETY: the descriptor is owned by what is made here, which never changes or gives it away.
@@ -122,7 +123,7 @@ fn watched(pid: Pid) -> io::Result<Child> {
     Ok(Child { pid, process, status: None })
 }
 
-/// A process group of its own, and no signal blocked or ignored that is so here.
+/// A process group of its own, no signal blocked, and SIGPIPE not ignored.
 fn attributes() -> io::Result<PosixSpawnAttr> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_pgroup(nix::unistd::Pid::from_raw(0))?;
@@ -140,9 +141,11 @@ fn text(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
-/// Marks all descriptors of this process but the standard streams, those that some library forgot among them: no child is ever to have them by chance.
+/// Marks all descriptors of this process but the standard streams as close-on-exec, also those that
+/// a library did not mark, so that no child inherits them by chance.
 ///
-/// To be called before a [`Command`](std::process::Command) is started, not by it between fork and exec: with anything to do there it is started by a `fork`.
+/// To be called before a [`Command`](std::process::Command) is started, not in its `pre_exec`: a
+/// command with a `pre_exec` is started by a `fork`.
 pub(crate) fn close_on_exec() -> io::Result<()> {
     let flag = libc::c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: a flag on descriptors, which stay open.
@@ -191,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// One that leaks unless it is marked: a duplicate without the flag.
+    /// A descriptor that leaks unless it is marked: a duplicate without the flag.
     fn leak() -> OwnedFd {
         let leak = nix::unistd::dup(std::fs::File::open("/dev/full").unwrap()).unwrap();
         nix::fcntl::fcntl(&leak, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
@@ -215,7 +218,7 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let _leak = leak();
-        // The shell has one of its own for the folder that it lists: a number above all that are given.
+        // The loop avoids high numbers, where the shell may have descriptors of its own.
         let script = "for n in 0 3 4 5 6 7 8 9; do readlink /proc/$$/fd/$n; done | \
             { read a; read b; read c; ! read d && test \"$a $b $c\" = '/dev/null /dev/zero /dev/null'; }";
         let status =

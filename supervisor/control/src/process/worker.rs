@@ -88,7 +88,7 @@ pub struct WorkerEvent {
 /// What happened to a worker.
 #[derive(Debug)]
 pub enum WorkerSaid {
-    /// It runs, and speaks our protocol.
+    /// It runs, and speaks this protocol version.
     Connected,
     /// The model is in its memory.
     Loaded(Loaded),
@@ -140,7 +140,7 @@ pub struct Worker {
     pub share: Percent,
     /// The SMs that come with that.
     pub sms: Sms,
-    /// Where its share is a partition inside it: the one that it begins with.
+    /// The partition that it begins with, where its share is a partition inside it.
     pub groups: Option<Groups>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
@@ -153,7 +153,7 @@ pub struct Worker {
     answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took; zero for those that it has not come to.
+/// How long the parts of a worker's start took; zero for parts that it has not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BootTimes {
     /// From its spawn to its hello.
@@ -198,7 +198,7 @@ impl Worker {
         let sms = launch.grant.sms();
         let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
         let events = launch.events.clone();
-        // Room for the order to load, and for the end.
+        // Room for the order to load, and for the order to end.
         let (go, orders) = sync_channel(2);
         let (done, boot_done) = oneshot::channel();
         let booting = Booting { server: name, orders: go.clone(), done: boot_done };
@@ -228,7 +228,7 @@ impl Worker {
         })
     }
 
-    /// Takes note of how long its start took so far, as it says.
+    /// Takes note of how long its start took so far, by this event.
     pub fn note(&mut self, said: &WorkerSaid) {
         match said {
             WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),
@@ -241,8 +241,8 @@ impl Worker {
         }
     }
 
-    /// How far its answers lay from the reference at most, once it is warm: the largest difference relative to the
-    /// largest value.
+    /// How far its answers lay from the reference at most, once it is warm: the largest difference
+    /// relative to the largest value.
     pub fn answer_error(&self) -> Option<f64> {
         self.answer_error
     }
@@ -275,12 +275,12 @@ impl Worker {
     /// Tells it that there is no more work: it finishes its batch, synchronises and exits. One that
     /// still waits to be told what to load exits at once.
     pub fn stop(&mut self) {
-        // Full or closed: it has gone beyond that.
+        // Full or closed: the worker no longer waits for an order to load.
         self.boot.try_send(None).ok();
         self.socket.close();
     }
 
-    /// Kills it. On a GPU this comes last: a kernel that is under way would be cut.
+    /// Kills it. On a GPU this is the last resort: a kernel that is running would be cut off.
     pub fn kill(&self) {
         // Full means that it is being killed already.
         self.kill.try_send(()).ok();
@@ -292,7 +292,7 @@ fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<C
         .map_err(|source| SpawnError::Process { program: launch.program.to_owned(), source })
 }
 
-/// Ours, but for what is MPS's in it, and what the worker's part of the GPU demands.
+/// The supervisor's environment without its MPS variables, plus those of the worker's grant.
 fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     for name in inherited_settings() {
@@ -333,9 +333,9 @@ struct Booting {
 impl Booting {
     /// Ends the thread's waits and waits for its last word, so that the exit comes after it.
     async fn end(self) {
-        // One whose worker never called waits until somebody does; in the other cases nobody listens.
+        // If the worker never connected, its boot thread still waits for a connection: this one.
         call_and_hang_up(&self.server);
-        // Full or closed: it has what it waits for.
+        // Full or closed: the thread has the order that it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, self.done).await.is_err() {
             tracing::warn!("a boot thread does not notice that its worker is dead");
@@ -343,12 +343,12 @@ impl Booting {
     }
 }
 
-/// Connects to a boot channel without a word. `ipc-channel`'s own connect leaks its descriptor when
-/// nobody listens.
+/// Connects to a boot channel and sends nothing. `ipc-channel`'s own connect leaks its descriptor
+/// when no socket listens.
 fn call_and_hang_up(server: &str) {
     let caller = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
     if let (Ok(caller), Ok(address)) = (caller, UnixAddr::new(server)) {
-        // An error means that nobody listens.
+        // An error means that no socket listens.
         connect(caller.as_raw_fd(), &address).ok();
     }
 }
@@ -371,7 +371,7 @@ impl Process {
                 return self.kill().await;
             }
         }
-        // A kernel that were cut could take all other workers of the GPU with it.
+        // A kernel that is cut off could break all other workers of the GPU.
         if let Some(terminated) = self.grant.terminate(self.pid) {
             tokio::select! {
                 status = self.child.wait() => return status,

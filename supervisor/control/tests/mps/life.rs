@@ -134,7 +134,7 @@ fn a_daemon_that_does_not_quit_is_killed() {
     for order in ["hang-quit", "linger"] {
         let rig = Rig::new();
         let gpu = rig.start().unwrap();
-        // One that lingers in the list keeps the daemon from quitting.
+        // A client that stays in the list keeps the daemon from quitting.
         let mut client = rig.client();
         rig.order(order, "");
         client.kill();

@@ -1,4 +1,4 @@
-//! A host with one GPU under MPS, of which nothing is real but the processes.
+//! A host with one GPU under MPS, where only the processes are real.
 
 use std::fs;
 use std::io::Write;
@@ -12,10 +12,10 @@ use shadowslice_control::backend::{GpuBackend, GrantRequest, Limits, MpsError, M
 use shadowslice_shared::units::Percent;
 use tempfile::TempDir;
 
-/// How long anything may take here.
+/// How long a step of a test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Shorter than those in use, so that a test need not wait for long.
+/// Shorter than the limits in use, so that a test need not wait for long.
 pub(crate) const LIMITS: Limits = Limits {
     start: Duration::from_secs(4),
     command: Duration::from_secs(2),
@@ -131,7 +131,7 @@ impl Rig {
         fs::read_to_string(file).ok()?.parse().ok()
     }
 
-    /// A daemon in the pipe directory, with a server, of whom nobody here knows.
+    /// A daemon with a server in the pipe directory, which the supervisor did not start.
     pub(crate) fn leave_daemon(&self, pipe: &Path) -> Client {
         let mut daemon = Command::new(self.path("control"));
         daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", pipe).env_remove("CUDA_MPS_LOG_DIRECTORY");

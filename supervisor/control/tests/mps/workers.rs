@@ -36,7 +36,7 @@ fn a_clients_work_is_taken_off_the_gpu_before_it_is_killed() {
     let client = rig.client();
     wait(gpu.terminate(client.pid()).unwrap());
     assert_eq!(rig.terminated().trim(), client.pid().to_string());
-    // One that never became a client can be killed at once.
+    // A worker that never became a client can be killed at once.
     wait(gpu.terminate(1).unwrap());
     assert_eq!(rig.terminated().lines().count(), 1);
     gpu.stop(true);

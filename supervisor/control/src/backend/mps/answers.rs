@@ -8,7 +8,7 @@ pub(super) enum ServerStatus {
     Initializing,
     /// It takes clients.
     Active,
-    /// A client's fault broke every context; it takes none before all clients have gone.
+    /// A client's fault broke every context; the server takes no client until all have gone.
     Fault,
     /// There is no such server any more.
     Gone,
@@ -32,8 +32,8 @@ pub(super) fn pids(text: &str) -> Option<Vec<i32>> {
     text.split_whitespace().map(|word| word.parse().ok().filter(|pid| *pid > 0)).collect()
 }
 
-/// The answer to `get_server_status`. To a program that does not know the question, a server that is
-/// listed takes clients.
+/// The answer to `get_server_status`. Where the control program does not know that command, a
+/// listed server counts as taking clients.
 pub(super) fn server_status(text: &str) -> ServerStatus {
     let text = text.trim();
     if !knows(text) {
@@ -48,7 +48,7 @@ pub(super) fn server_status(text: &str) -> ServerStatus {
     }
 }
 
-/// The answer to `terminate_client`: words if something is wrong, then a number, 0 for success.
+/// The answer to `terminate_client`: a message if something is wrong, then a number, 0 for success.
 pub(super) fn termination(text: &str) -> Termination {
     let text = text.trim();
     if text.contains("Invalid process") {

@@ -11,7 +11,7 @@ use crate::backend::command::{self, CommandError};
 /// The control program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 
-/// Names the control program, for odd installations and for tests.
+/// Names the control program where it is not on the `PATH`, and in tests.
 const PROGRAM_VARIABLE: &str = "SHADOWSLICE_MPS_CONTROL";
 
 /// Which program controls MPS here.
@@ -31,7 +31,7 @@ pub enum ControlError {
         #[source]
         source: CommandError,
     },
-    /// It ended with an error: there is no daemon, most likely.
+    /// The control program ended with an error: there is no daemon, most likely.
     #[error("the MPS control program refused `{command}`: {said}")]
     Refused {
         /// The command.
@@ -121,7 +121,7 @@ impl Control {
         answers::pids(&said).ok_or(ControlError::Unclear { command, said })
     }
 
-    /// How a server is.
+    /// The state of a server.
     pub(super) async fn server_status(&self, server: i32) -> Result<ServerStatus, ControlError> {
         let said = self.say(&format!("get_server_status {server}")).await?;
         Ok(answers::server_status(&said))

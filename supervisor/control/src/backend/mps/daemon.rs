@@ -11,11 +11,11 @@ use super::control::Control;
 use super::place::Directories;
 use crate::backend::command;
 
-/// Ends the daemon if this process dies without a word: its input then ends. The daemon itself goes
-/// on without an input, and a signal could cut a client's kernel, which `quit` does not.
+/// Ends the daemon if this process is killed: the guardian's input then ends. The daemon itself
+/// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
 const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
 
-/// A control daemon that runs as our child.
+/// A control daemon that runs as a child of this process.
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
@@ -28,7 +28,7 @@ impl Daemon {
     /// Starts one. It takes commands some time later.
     pub(super) fn start(control: &Control) -> io::Result<Self> {
         let mut command = command::command(control.program(), control.environment())?;
-        // What it has to say is in its log.
+        // The daemon writes what matters to its log.
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();
@@ -68,12 +68,12 @@ impl Daemon {
     /// Kills it and its servers.
     pub(super) async fn kill(mut self, control: &Control, place: &Directories) {
         if let (Some(group), Ok(None)) = (self.group, self.child.try_wait()) {
-            // An error means that nobody is left.
+            // An error means that no process of the group is left.
             killpg(group, Signal::SIGKILL).ok();
         }
         // An error means that it has ended.
         self.child.wait().await.ok();
-        // A server has a process group of its own, for all we know.
+        // A server may have a process group of its own.
         place.evict(control.program()).await;
         if let Some(mut guardian) = self.guardian {
             // An error means that it has ended.

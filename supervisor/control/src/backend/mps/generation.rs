@@ -1,11 +1,11 @@
-//! Which MPS this is. Names only: every generation is driven by percentages, as the second is.
+//! Which MPS this is. For display only: every generation is driven by percentages, like the second.
 
 use std::fmt;
 
 use super::answers;
 use super::control::{Control, ControlError};
 
-/// The first version whose control program speaks the third protocol.
+/// The first version of the control program that speaks the third protocol.
 const THIRD: u32 = 13040;
 
 /// A generation of MPS, by what its control program can do.
@@ -37,7 +37,7 @@ impl Generation {
         if version >= THIRD {
             return Ok(Self::Namespaces { version });
         }
-        // Without a daemon nobody knows the command.
+        // Without a daemon the command gets no answer, and static partitions count as missing.
         let lists = control.say("lspart").await.is_ok_and(|text| answers::knows(&text));
         Ok(if lists { Self::StaticPartitions { version } } else { Self::Percentages { version } })
     }

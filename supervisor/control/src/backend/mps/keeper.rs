@@ -1,4 +1,5 @@
-//! Keeps one daemon and its server alive, and speaks for them: one task, so that no two commands meet.
+//! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
+//! commands run at the same time.
 
 use std::time::Duration;
 
@@ -12,10 +13,10 @@ use super::daemon::Daemon;
 use super::place::Directories;
 use shadowslice_shared::errors;
 
-/// How often something is looked at that nobody tells.
+/// How often to look at a state that MPS does not announce.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether a worker has become a client.
+/// How many looks a new worker has to show up as a client.
 const ADMISSION_LOOKS: u32 = 5;
 
 /// The first pause before a dead daemon is started again, and the longest.
@@ -25,7 +26,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A daemon that lived as long as this starts anew with the first pause.
 const LIVED: Duration = Duration::from_secs(60);
 
-/// How a server stands.
+/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Condition {
     /// Counts the lives of servers: contexts made in an earlier one are lost.
@@ -37,7 +38,7 @@ pub(super) struct Condition {
 /// What is asked of a keeper.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Whether a process whose context is made is a client.
+    /// Whether a process that has made its context is a client.
     IsClient(i32, oneshot::Sender<Result<bool, ControlError>>),
     /// The clients of all servers.
     Clients(oneshot::Sender<Result<Vec<i32>, ControlError>>),
@@ -53,7 +54,7 @@ pub(super) struct Stop {
     pub(super) at_once: bool,
 }
 
-/// What comes to a keeper: its end apart from the rest, so that it waits behind no queue.
+/// What comes to a keeper: the stop has a channel of its own, so that it waits in no queue.
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) requests: mpsc::Receiver<Request>,
@@ -193,7 +194,7 @@ impl Keeper {
         }
     }
 
-    /// Answers; whoever asked may have gone away.
+    /// Answers a request; a receiver that is gone is no error.
     async fn serve(&mut self, request: Request) {
         match request {
             Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
@@ -242,7 +243,7 @@ impl Keeper {
         Ok(Termination::NoClient)
     }
 
-    /// Looks whether there is a server, and how it is.
+    /// Looks whether there is a server, and in which state it is.
     async fn examine(&mut self) -> Result<(), ControlError> {
         if self.fault.is_some() {
             return Ok(());
@@ -285,7 +286,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// While the server is at fault: whether it has come back; or why the daemon must be restarted.
+    /// While the server is at fault: looks whether it has recovered. `Some` says why the daemon
+    /// must be restarted.
     async fn recovering(&mut self) -> Option<String> {
         let since = self.fault?;
         if let Ok(servers) = self.control.servers().await
@@ -309,7 +311,7 @@ impl Keeper {
         });
     }
 
-    /// Every context is lost, and there will be no new ones for now.
+    /// Every context is lost, and no worker is let in for now.
     fn lost(&self, why: String) {
         self.condition.send_modify(|condition| {
             condition.life += 1;
@@ -318,7 +320,8 @@ impl Keeper {
     }
 }
 
-/// Works to the end, unless asked to stop. Who asks anything else hears at once that nobody answers.
+/// Works to the end, unless asked to stop. Any other request is dropped, so that its sender gets an
+/// error at once.
 async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {

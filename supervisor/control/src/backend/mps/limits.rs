@@ -9,7 +9,7 @@ pub struct Limits {
     pub start: Duration,
     /// Until the daemon has answered a command.
     pub command: Duration,
-    /// Until the daemon has ended when it was told to and its clients have gone.
+    /// Until the daemon has ended after it was told to quit and its clients have gone.
     pub quit: Duration,
     /// Until a worker's work is off the GPU; then it is killed all the same.
     pub terminate: Duration,
@@ -17,7 +17,7 @@ pub struct Limits {
     pub departure: Duration,
     /// Until a server at fault has recovered; then its daemon is restarted.
     pub fault: Duration,
-    /// Until a worker whose context is lost has found out by itself; then it is killed.
+    /// Until a worker that lost its context has found out by itself; then it is killed.
     pub lost: Duration,
 }
 

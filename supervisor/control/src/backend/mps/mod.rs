@@ -1,7 +1,7 @@
 //! A CUDA GPU under NVIDIA MPS: a private control daemon, kept alive by a thread of its own, and
 //! workers that say their share in their environment.
 //!
-//! A share is never set at the server: it is the worker's own variable, read when its context is made.
+//! A share is never set at the server: it is a variable of the worker, read with its context.
 //! Nothing that the control thread calls here waits for the daemon.
 
 mod answers;
@@ -40,7 +40,7 @@ use shadowslice_shared::errors;
 /// Requests that may wait for a daemon's keeper; each worker has at most three.
 const REQUESTS: usize = 256;
 
-/// How often it is measured at most whether partitions keep apart, before it counts that they do not.
+/// So many failed measurements of whether partitions keep apart mean that they do not.
 const ISOLATION_TRIES: u32 = 3;
 
 /// How often the list of clients is looked at.
@@ -120,7 +120,7 @@ pub struct MpsSetup {
     pub uuid: String,
     /// The control program.
     pub program: PathBuf,
-    /// The program whose `--probe` tells what a CUDA process finds.
+    /// The program that tells what a CUDA process finds, when run with `--probe`.
     pub probe: PathBuf,
     /// A folder of this user's alone.
     pub private: PathBuf,
@@ -128,7 +128,7 @@ pub struct MpsSetup {
     pub limits: Limits,
 }
 
-/// A GPU under MPS. Its tickets are lives of the server.
+/// A GPU under MPS. Its leases are lives of the server.
 #[derive(Debug)]
 pub struct MpsGpu {
     device: String,
@@ -167,7 +167,7 @@ impl MpsGpu {
             (VISIBLE, setup.uuid.clone()),
             (PIPE_DIRECTORY, place.pipe.display().to_string()),
             ("CUDA_MPS_LOG_DIRECTORY", place.log.display().to_string()),
-            // Later control programs could speak another by default.
+            // Later control programs could speak another protocol by default.
             ("CUDA_MPS_PROTOCOL_VERSION", "2".to_owned()),
         ];
         let control = Control::new(setup.program.clone(), surroundings.clone(), setup.limits);
@@ -221,7 +221,7 @@ fn spawn(
     let work = async move {
         match begin(&keeper, &setup).await {
             Ok((daemon, found)) => {
-                // Nobody is there to hear it only when all ends.
+                // The receiver is gone only when the supervisor ends.
                 begun.send(Ok(found)).ok();
                 keeper.run(daemon, inbox).await;
             }
@@ -291,7 +291,7 @@ fn missing(program: &Path, error: ControlError) -> MpsError {
     }
 }
 
-/// Ends a daemon that a supervisor left which was killed here.
+/// Ends a daemon that was left here by a supervisor that was killed.
 async fn clear(keeper: &Keeper) {
     let left = keeper.place.inhabitants(keeper.control.program());
     if left.is_empty() {
@@ -322,7 +322,8 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
     if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
 }
 
-/// How the GPU divides, if partitions keep apart. What a busy host disturbs is measured again.
+/// How the GPU divides, if partitions keep apart. A busy host can spoil a measurement, so it is
+/// repeated.
 async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String> {
     let mut tries = 0;
     loop {
@@ -373,7 +374,7 @@ impl GpuBackend for MpsGpu {
     fn environment(&self, wanted: &GrantRequest) -> Environment {
         let mut environment = self.environment.clone();
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
-        // Normal, or below normal: MPS knows no more, and takes it as a hint.
+        // MPS knows only normal (0) and below normal (1), and takes the value as a hint.
         environment.push(("CUDA_MPS_CLIENT_PRIORITY", u32::from(wanted.priority > 1).to_string()));
         if let Some(bytes) = wanted.memory_limit {
             let limit = format!("{}={}M", self.uuid, (bytes >> 20).max(1));
@@ -427,7 +428,7 @@ impl GpuBackend for MpsGpu {
     fn departed(&self, pid: i32) -> Option<Wait> {
         let (requests, limit) = (self.requests.clone(), self.limits.departure);
         let gone = async move {
-            // Closed: all ends.
+            // A closed channel means that the supervisor ends.
             requests.send(Request::Examine).await.ok()?;
             loop {
                 let (reply, answer) = oneshot::channel();
@@ -455,7 +456,7 @@ impl GpuBackend for MpsGpu {
         Some(Box::pin(async move {
             let over = condition.wait_for(|condition| condition.life != lease.0).await.is_ok();
             if !over {
-                // The keeper has ended, and so will everything.
+                // The keeper has ended, so the supervisor is ending too.
                 std::future::pending::<()>().await;
             }
             tokio::time::sleep(grace).await;
@@ -464,7 +465,7 @@ impl GpuBackend for MpsGpu {
 
     fn stop(&self, at_once: bool) {
         if let Some(Running { stop, thread }) = self.running.lock().take() {
-            // Neither can fail but for a keeper that has panicked, which it has told.
+            // Both fail only if the keeper has panicked, and the panic is on stderr already.
             stop.send(Stop { at_once }).ok();
             thread.join().ok();
         }

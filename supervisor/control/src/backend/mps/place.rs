@@ -1,4 +1,4 @@
-//! Where a daemon of ours lives, and which processes live there.
+//! The directories of a daemon that the supervisor starts, and the processes that use them.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -18,7 +18,7 @@ use crate::backend::PIPE_DIRECTORY;
 /// The longest pipe directory that MPS is sure to take, in bytes: names of sockets come behind it.
 const MAX_PIPE: usize = 75;
 
-/// Where daemons live whose owners did not choose.
+/// The pipe directories that MPS uses by default.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
 /// How much of a log's end is shown, in bytes.
@@ -27,7 +27,7 @@ const TAIL: i64 = 2048;
 /// How long a program of MPS may take to die of a kill.
 const DEATH_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether it has: it is mostly no child of ours.
+/// How often to check whether the program is dead: most are no children of this process.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Names of programs of MPS begin so.
@@ -85,7 +85,7 @@ impl Directories {
         }
     }
 
-    /// The programs of MPS, `program` among them, that live here.
+    /// The programs of MPS, `program` among them, that use this pipe directory.
     pub(super) fn inhabitants(&self, program: &Path) -> Vec<i32> {
         let lives_here = |process: &Process| {
             let pipe = process.environ().ok().and_then(|mut all| all.remove(OsStr::new(PIPE_DIRECTORY)));
@@ -95,7 +95,7 @@ impl Directories {
         all.filter(lives_here).map(|process| process.pid).collect()
     }
 
-    /// Kills them, and waits until they are gone: what comes next finds the GPU free of them.
+    /// Kills those programs, and waits until they are gone, so that the GPU is free of them.
     pub(super) async fn evict(&self, program: &Path) {
         let begun = Instant::now();
         loop {
@@ -127,8 +127,8 @@ impl Directories {
     }
 }
 
-/// The directory and process of a daemon that is not ours, if one runs where daemons usually do, or
-/// where `named`, our own environment, says.
+/// The directory and process of a daemon of another owner, if one runs in a default directory or in
+/// `named`, which this process's environment names.
 pub(super) fn foreign_daemon(named: Option<PathBuf>, program: &Path) -> Option<(PathBuf, i32)> {
     let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
     places.into_iter().find_map(|place| {

@@ -11,7 +11,8 @@ pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {
-        // As many groups have fewer SMs where what is left over is among them, which no order would change.
+        // Not the SMs of its groups: with the left-over group among them these differ from the
+        // share's, and no order would change that.
         share: sms(standing.share),
         since: standing.since,
         coming: standing.coming.or(orders.coming()).map(sms),
@@ -21,8 +22,8 @@ pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
     }
 }
 
-/// What comes to a model that does not serve is turned away, and says nothing about what it needs. While a
-/// worker is being replaced it counts: that is over in a moment, and the requests wait.
+/// Requests to a model that does not serve are refused, and say nothing about the model's need.
+/// They count while a worker is being replaced, which is over soon, and the requests wait.
 fn of_one_that_serves(standing: &ModelReport, seen: Seen) -> Seen {
     match standing.state {
         ModelState::Ready | ModelState::Restarting | ModelState::Waiting(_) => seen,

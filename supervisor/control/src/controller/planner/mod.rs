@@ -5,7 +5,7 @@
 //!                                                         └─▶ plan  ─▶ orders of the controllers
 //! ```
 //!
-//! It decides nothing and waits for nobody: an order that is refused, or fails, is in the next facts.
+//! The planner decides nothing and never waits: the next facts tell of refused or failed orders.
 
 mod facts;
 mod orders;
@@ -75,7 +75,7 @@ pub struct Planner {
 }
 
 impl PlannedModel {
-    /// As far as they are known: how it batches, it says when it is loaded.
+    /// What the policy is told of the model; its largest batch is known only once it is loaded.
     fn terms(&self) -> Terms {
         let terms = self.model.terms(|share| self.sms(share));
         match self.pipeline.metadata() {
@@ -84,7 +84,7 @@ impl PlannedModel {
         }
     }
 
-    /// The smallest share that comes to these SMs; the one `at` hand if that does.
+    /// The smallest share that comes to these SMs; `at` if that share does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
         if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
     }
@@ -95,8 +95,8 @@ impl PlannedModel {
     }
 }
 
-/// The shares that the models' first workers start with: what the policy says where it is acted upon,
-/// else the configured ones.
+/// The shares that the models' first workers start with: those of the policy, where its decisions
+/// are carried out, else the configured ones.
 pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &[Model]) -> Vec<Percent> {
     let configured = |model: &Model| model.share.initial;
     let Some(choice) = settings.acts() else {
@@ -109,7 +109,8 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
     let wanted = choice.policy(&whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
-        // Ours goes on from where somebody chose to start a model; the others are what they say.
+        // `adaptive` starts from a share that the configuration gives; other policies set their
+        // own.
         let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
         if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
     };
@@ -122,7 +123,8 @@ fn whole(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Sms> {
 }
 
 impl Planner {
-    /// A planner for these models, which may come and go, and what it decided last; `None` where nothing is decided.
+    /// A planner for these models, which may come and go, and its last decision; `None` where no
+    /// policy decides.
     pub fn new(
         settings: &Settings,
         clock: Clock,
@@ -142,7 +144,7 @@ impl Planner {
         Some((planner, seen))
     }
 
-    /// Goes by the models that there are now. What was ordered of a model that stays is still known.
+    /// Takes over the models that there are now. The orders of a model that stays are kept.
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
@@ -157,7 +159,7 @@ impl Planner {
 
     /// Decides when an interval is over, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
-        // Before that nothing has been seen that a policy could go by.
+        // Before the first interval ends, a policy has nothing to go by.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -252,8 +254,9 @@ impl Planner {
         Ok(())
     }
 
-    /// Goes by what is known of the models now: a model says when it is loaded whether it can be batched, and models
-    /// and their configurations change. What was learnt of those that are the same is still known.
+    /// Tells the policy what is known of the models now: their configurations change, and whether a
+    /// model can be batched is known once it is loaded. The policy keeps what it learnt of models
+    /// that stay.
     fn learn_terms(&mut self) {
         let (ids, terms): (Vec<usize>, Vec<Terms>) =
             self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();

@@ -1,4 +1,4 @@
-//! The planner's orders to one controller: one at a time, and not again at once what has just failed.
+//! The planner's orders to one controller: one at a time, with a pause after a failure.
 
 use std::time::Duration;
 
@@ -44,9 +44,10 @@ impl Orders {
         self.wrong
     }
 
-    /// Hears what became of what was ordered.
+    /// Takes note of what became of the last order.
     pub(super) fn hear(&mut self, model: &str, standing: &ModelReport, now: Moment) {
-        // What people ordered is no failure of the policy's.
+        // Only the policy's own changes count: a failure of an operator's order is not the
+        // policy's.
         let rolled_back = standing.changes.policys_rolled_back();
         let taken_back = rolled_back > self.rolled_back;
         self.rolled_back = rolled_back;
@@ -57,7 +58,7 @@ impl Orders {
         self.wrong |= matches!(said, Some(Ok(Err(ResizeRefused::Wrong { .. }))));
         let why = match said {
             Some(Ok(Ok(report))) => report.why,
-            // Somebody else was quicker, or holds it now.
+            // The share is in force already, or an operator holds it now.
             Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
             Some(Ok(Err(refused))) => Some(refused.to_string()),
             // Under way still, or the controller ended.

@@ -1,4 +1,4 @@
-//! What was decided, and why, for people.
+//! What the policy decided, and why, for `shadowslice plan`.
 
 use std::time::Duration;
 
@@ -45,21 +45,21 @@ pub struct ModelPlan {
     pub mechanism: String,
     /// Why not inside the worker, where it is not.
     pub no_partition: Option<String>,
-    /// Where it is: the groups of SMs on which batches run.
+    /// If it is changed inside the worker: the groups of SMs on which batches run.
     pub groups: Option<String>,
     /// The models that have some of these groups, too.
     pub groups_shared_with: Vec<String>,
-    /// Whether people hold its share.
+    /// Whether an operator holds its share.
     pub held: bool,
     /// `keep`, `grow`, `shrink` or `wait`.
     pub verdict: String,
     /// Why, in words and numbers.
     pub why: String,
-    /// Why a change that should be is not ordered.
+    /// Why a wanted change is not ordered.
     pub not_ordered: Option<String>,
-    /// How it batches, and whom it lets in.
+    /// How it batches, and which requests it lets in.
     pub door: DoorReport,
-    /// What it rests on.
+    /// The figures behind the decision.
     pub seen: SeenReport,
 }
 
@@ -118,7 +118,7 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    /// What a door is to a model: one that serves late requests, too, refuses none.
+    /// A model's door. With `on_late: serve` it refuses no late request.
     fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
         let Door { max_batch, refuse_late } = *door;
         Self {
@@ -147,7 +147,7 @@ pub(super) fn models<'a>(
     .collect()
 }
 
-/// The models that have groups of the same GPU in common with this one. All of a GPU is nobody's part of it.
+/// The models that have groups in common with this one. A model on the whole GPU does not count.
 fn neighbours(sharer: &PlannedModel, all: &[&PlannedModel]) -> Vec<String> {
     let groups =
         |sharer: &PlannedModel| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);

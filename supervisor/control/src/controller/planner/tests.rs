@@ -243,7 +243,7 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
 #[test]
 fn a_controller_that_is_behind_is_not_waited_for() {
     let mut rig = Rig::new("policy: equal");
-    // Nobody empties the queue of orders; each answer is given up.
+    // No controller empties the queue of orders; each answer is given up.
     let orders = rig.planner.models[0].0.orders.clone();
     while orders.try_send(Order::Stop).is_ok() {}
     let why = rig.decide().swap_remove(0).not_ordered.unwrap();
