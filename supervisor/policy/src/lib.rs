@@ -17,3 +17,4 @@ pub mod latency;
 pub mod restart;
 pub mod scheduler;
 pub mod sharing;
+pub mod workers;

@@ -53,6 +53,8 @@ pub(crate) const ROWS: &[Row] = &[
         part: "supervisor/policy/src",
         may: &[
             "crate",
+            "shadowslice_shared::batch",
+            "shadowslice_shared::boot",
             "shadowslice_shared::groups",
             "shadowslice_shared::ids",
             "shadowslice_shared::units",

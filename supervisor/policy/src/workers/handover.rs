@@ -1,0 +1,206 @@
+//! A hand-over: traffic moves from the incumbent to a shadow, which has another share.
+//!
+//! | phase | what happens |
+//! |---|---|
+//! | Spawning, Warming | the shadow starts; the incumbent is not touched |
+//! | Draining | the cut-over: the shadow serves, the incumbent finishes what it has |
+//! | Probation | the share is in force; the incumbent is parked, and can take the traffic back |
+//! | Retiring | the incumbent leaves, and its memory with it |
+//! | Aborting | the shadow leaves; the incumbent serves |
+//!
+//! Two ways lead past Probation, because there is nothing to fall back on: an incumbent that does
+//! not serve when the shadow is warm, and one that takes too long to drain.
+
+use std::time::Duration;
+
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Moment;
+
+use super::Workers;
+use super::change::{Change, ChangeReport, Means, Outcome, Reason, Retry};
+use super::messages::{Action, Report, ResizeRequest, StartFailure};
+use super::slot::{Aim, Drained, Leaver, Role};
+
+/// How long a shadow waits before it is tried again, while memory is made free for it.
+const MEMORY_PAUSE: Duration = Duration::from_millis(200);
+
+impl Workers {
+    /// Begins a hand-over, to this worker if it runs already. The caller gives that worker its role.
+    pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
+        let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standing { .. })));
+        self.act(Action::MeasureStall { outage: false });
+        self.act(Action::Report(Report::Begun(request, shadow)));
+        self.change = Some(Change::Handover { request, from: self.share, at_once, retry: None });
+        match shadow {
+            Some(shadow) => self.act(Action::AwaitEffect(shadow, Some(request))),
+            None => self.start_shadow(request, self.now + self.settings.timeouts.spawn),
+        }
+    }
+
+    fn start_shadow(&mut self, request: ResizeRequest, until: Moment) {
+        let shadow = self.start(Aim::Shadow, request.share, until);
+        self.act(Action::AwaitEffect(shadow, Some(request)));
+    }
+
+    /// Without free memory, standing workers are called in, and the shadow waits for their end, as
+    /// long as half of the time for its spawn is left to it.
+    pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Moment) {
+        let at = self.now + MEMORY_PAUSE;
+        let in_time = at + self.settings.timeouts.spawn / 2 < until;
+        match (failure, &mut self.change) {
+            (StartFailure::Passing { memory_comes: true, .. }, Some(Change::Handover { retry, .. }))
+                if in_time =>
+            {
+                *retry = Some(Retry { at, until });
+            }
+            (
+                StartFailure::Passing { why, .. }
+                | StartFailure::NoRoomToStand(why)
+                | StartFailure::Failed(why),
+                _,
+            ) => self.finish(Outcome::Aborted(Reason::BootFailed(why))),
+        }
+    }
+
+    pub(super) fn retry_due(&self) -> Option<Moment> {
+        match &self.change {
+            Some(Change::Handover { retry, .. }) => retry.map(|retry| retry.at),
+            _ => None,
+        }
+    }
+
+    pub(super) fn retry_on_time(&mut self) {
+        let now = self.now;
+        if let Some(Change::Handover { retry, request, .. }) = &mut self.change
+            && let Some(Retry { until, .. }) = retry.take_if(|retry| retry.at <= now)
+        {
+            let request = *request;
+            self.start_shadow(request, until);
+        }
+    }
+
+    /// A shadow that has not served is given up: the hand-over is over when it is gone.
+    pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: Reason, why: &str) {
+        self.kill(shadow, Leaver::Handover(Outcome::Aborted(reason)), why);
+    }
+
+    /// The shadow is warm and gets the traffic.
+    pub(super) fn cut_over(&mut self, shadow: WorkerId) {
+        let share = self.share;
+        if let Some(Change::Handover { from, .. }) = &mut self.change {
+            *from = share;
+        }
+        let (serving, before) = (self.serving(), self.primary.worker());
+        if let Some(incumbent) = serving {
+            let until = self.now + self.settings.timeouts.drain;
+            self.becomes(incumbent, Role::Draining { then: Drained::Park, until });
+            self.serve_with(shadow);
+            self.act(Action::Drain(incumbent));
+            return;
+        }
+        self.serve_with(shadow);
+        self.complete();
+        let before = before.and_then(|worker| Some((worker, self.role(worker)?.clone())));
+        match before {
+            // What it had comes back with its death.
+            Some((worker, Role::Leaving { killed, until, .. })) => {
+                let leaver = Leaver::Handover(Outcome::Kept);
+                self.becomes(worker, Role::Leaving { leaver, killed, until });
+            }
+            Some((worker, _)) => self.retire(worker),
+            None => self.finish(Outcome::Kept),
+        }
+    }
+
+    fn retire(&mut self, incumbent: WorkerId) {
+        self.dismiss(incumbent, Leaver::Handover(Outcome::Kept));
+    }
+
+    pub(super) fn drains_too_long(&mut self, incumbent: WorkerId) {
+        self.act(Action::Requeue(incumbent));
+        self.complete();
+        self.retire(incumbent);
+    }
+
+    /// The incumbent of a shadow that serves, as long as it can take the traffic back.
+    pub(super) fn way_back(&self) -> Option<WorkerId> {
+        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: Drained::Park, .. }))
+    }
+
+    pub(super) fn parked(&self) -> Option<WorkerId> {
+        self.find(|role| matches!(role, Role::Parked { .. }))
+    }
+
+    /// The probation is over: the parked worker stays as the standing one if one is wanted at its
+    /// share, or leaves.
+    pub(super) fn dwelt(&mut self, parked: WorkerId) {
+        let another = self.ready().is_some_and(|ready| self.fits_like(ready, parked));
+        if self.wants_standing(parked) && !another {
+            self.keep(parked);
+            self.finish(Outcome::Kept);
+        } else {
+            self.retire(parked);
+        }
+    }
+
+    /// A newer request needs what is left of this hand-over's incumbent, its memory: it leaves.
+    pub(super) fn reclaim(&mut self) {
+        if let Some(parked) = self.parked() {
+            self.retire(parked);
+        }
+    }
+
+    /// A newer request can begin at once, with a worker that is there already: the probation is over,
+    /// and so is the wait for the incumbent's end.
+    pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
+        if let Some(parked) = self.parked() {
+            let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
+            if self.fits(parked, next.share) && !another {
+                self.keep(parked);
+            } else {
+                self.dismiss(parked, Leaver::Unneeded);
+            }
+            return self.finish(Outcome::Kept);
+        }
+        let retiring = self.slots.iter_mut().find_map(|(_, slot)| match &mut slot.role {
+            Role::Leaving { leaver: leaver @ Leaver::Handover(Outcome::Kept), killed: false, .. } => {
+                Some(leaver)
+            }
+            _ => None,
+        });
+        if let Some(leaver) = retiring {
+            *leaver = Leaver::Unneeded;
+            self.finish(Outcome::Kept);
+        }
+    }
+
+    /// The share is in force.
+    pub(super) fn complete(&mut self) {
+        let Some(report) = self.handover_report() else { return };
+        self.set_share(report.request.share);
+        self.act(Action::Report(Report::Completed(report)));
+    }
+
+    /// The hand-over is over.
+    pub(super) fn finish(&mut self, outcome: Outcome) {
+        let Some(change) = self.handover_report() else { return };
+        self.change = None;
+        let (rolled_back, reason) = match outcome {
+            Outcome::Kept => return,
+            Outcome::RolledBack(reason) => (true, reason),
+            Outcome::Aborted(reason) => (false, reason),
+        };
+        // A shadow that had served has died.
+        self.deaths += u64::from(rolled_back);
+        self.set_share(self.share);
+        self.act(Action::Report(Report::NotKept { change, rolled_back, reason }));
+    }
+
+    fn handover_report(&self) -> Option<ChangeReport> {
+        let Some(&Change::Handover { request, from, at_once, .. }) = self.change.as_ref() else {
+            return None;
+        };
+        let sms = (self.sms(from), self.sms(request.share));
+        Some(ChangeReport { request, from, means: Means::Shadow { at_once }, sms })
+    }
+}

@@ -1,0 +1,469 @@
+//! The workers of one model: which there are, which one has the traffic, and what follows from all
+//! that happens to them.
+//!
+//! ```text
+//!              ┌─ reference ─▶ leaves
+//!              │
+//!   starting ──┼─ serve ───▶ Serving ◀──── the shadow fails ───┐
+//!              │               │  ▲                            │
+//!              │   cut-over:   │  └────────┐                   │
+//!              ├─ shadow ──────┼▶ Serving  │ a death,          │
+//!              │               └▶ Draining ┼──────▶ Parked ────┤
+//!              │                           │ or a change       │
+//!              └─ stand ──────▶ Standing ──┘                   └─▶ leaves
+//! ```
+//!
+//! Every worker has one [`Slot`], whose role says what it is for and until when. Nothing else says
+//! so: a hand-over is in the phase that the roles of its two workers show. Beside the slots stand
+//! what serves or why nothing does ([`Primary`]), the one change of share that is under way, and the
+//! request behind it.
+//!
+//! The machine is pure. Its driver tells it [`Fact`]s and the time, and carries out the
+//! [`Action`]s, in the order given, before it tells the next fact; what an action brings about at
+//! once is told before all else. What the driver owes the machine besides: an exit is told once for
+//! each worker, after all else that this worker said. Other facts may come late, twice or not at
+//! all: a fact that a worker's role has no use for changes nothing, and every role but those of
+//! workers that serve or stand ready ends by itself.
+
+mod change;
+mod handover;
+mod messages;
+mod partition;
+mod primary;
+mod resize;
+mod slot;
+mod standing;
+mod view;
+
+use std::collections::BTreeMap;
+
+use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+use crate::restart::Restarts;
+use change::{Change, Outcome};
+use partition::Partition;
+use primary::Primary;
+use slot::{Aim, Drained, Leaver, Phase, Role, Slot};
+use standing::Standing;
+
+pub use change::{ChangeReport, Failover, Means, Reason, ResizeRefused};
+pub use messages::{
+    Action, Cause, Fact, HandoverMode, Launch, Report, ResizeRequest, Settings, StartFailure, Timeouts,
+};
+pub use view::{HandoverPhase, State};
+
+/// The workers of one model.
+#[derive(Debug)]
+pub struct Workers {
+    settings: Settings,
+    now: Moment,
+    slots: BTreeMap<WorkerId, Slot>,
+    /// Workers started so far, which is the last one's name.
+    started: u64,
+    primary: Primary,
+    /// The share in force, and the one that a restart gets.
+    share: Percent,
+    /// Where the share is a partition inside the worker; else why it is not.
+    partition: Result<Partition, String>,
+    change: Option<Change>,
+    /// The request that came while the last hand-over was in its probation.
+    next: Option<ResizeRequest>,
+    standing: Standing,
+    restarts: Restarts,
+    /// The worker that writes the reference answers: on the host's processor, or else on the
+    /// device. `None` once they are written.
+    reference: Option<Purpose>,
+    /// How often workers with so many SMs answered wrongly.
+    wrong_at: BTreeMap<Sms, u32>,
+    /// Whether an operator holds the share.
+    held: bool,
+    stopping: bool,
+    /// Deaths of workers that served or were to serve, and starts in their place.
+    deaths: u64,
+    restarted: u64,
+    actions: Vec<Action>,
+}
+
+impl Workers {
+    /// A model without workers. `division` is how its GPU divides, where its share may be a
+    /// partition inside the worker; else why not.
+    pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
+        Self {
+            partition: division.map(|division| Partition::new(division, share)),
+            settings,
+            now: Moment::default(),
+            slots: BTreeMap::new(),
+            started: 0,
+            primary: Primary::Down { why: "not started".to_owned() },
+            share,
+            change: None,
+            next: None,
+            standing: Standing::new(),
+            restarts: Restarts::new(),
+            reference: Some(Purpose::Reference),
+            wrong_at: BTreeMap::new(),
+            held,
+            stopping: false,
+            deaths: 0,
+            restarted: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Starts the model's first worker; with a fault in its configuration, the model stays down.
+    pub fn begin(&mut self, fault: Option<String>, now: Moment) -> Vec<Action> {
+        self.now = now;
+        match fault {
+            Some(why) => self.down(why),
+            None => self.boot(),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Something happened.
+    pub fn on(&mut self, fact: Fact, now: Moment) -> Vec<Action> {
+        self.now = now;
+        match fact {
+            Fact::NotStarted { worker, .. } | Fact::Exited { worker, .. } if self.stopping => {
+                self.slots.remove(&worker);
+            }
+            Fact::Resize { request, .. } if self.stopping => self.refuse(request, ResizeRefused::Stopping),
+            _ if self.stopping => {}
+            fact => {
+                self.hear(fact);
+                self.settle();
+            }
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When something is to be done that no fact brings about.
+    pub fn due(&self) -> Option<Moment> {
+        let workers = self.slots.values().filter_map(|slot| slot.role.until());
+        if self.stopping {
+            return workers.min();
+        }
+        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standing_due()];
+        workers.chain(others.into_iter().flatten()).min()
+    }
+
+    /// A timer fired. Before [`Workers::due`] it is an old timer and changes nothing.
+    pub fn on_time(&mut self, now: Moment) -> Vec<Action> {
+        self.now = now;
+        let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
+        let late: Vec<_> =
+            self.slots.iter().filter_map(|(worker, slot)| late(slot).then_some(*worker)).collect();
+        for worker in late {
+            self.time_is_up(worker);
+        }
+        if !self.stopping {
+            self.primary_on_time();
+            self.retry_on_time();
+            self.partition_on_time();
+            self.settle();
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether all workers have ended, as they were told to.
+    pub fn have_ended(&self) -> bool {
+        self.stopping && self.slots.is_empty()
+    }
+
+    /// Whether an operator holds the share from now on; true if that is news.
+    pub fn hold(&mut self, held: bool) -> bool {
+        std::mem::replace(&mut self.held, held) != held
+    }
+
+    fn hear(&mut self, fact: Fact) {
+        match fact {
+            Fact::Resize { request, hold } => self.resize(request, hold),
+            Fact::Configured(settings) => {
+                self.settings = settings;
+                self.set_share(self.share);
+            }
+            Fact::Stop => self.stop(),
+            Fact::NotStarted { worker, failure } => self.not_started(worker, failure),
+            Fact::Connected(worker) => self.connected(worker),
+            Fact::ReferenceWritten { worker, result } => self.reference_written(worker, result),
+            Fact::Warmed { worker, warmed, asked } => self.warmed(worker, &warmed, asked),
+            Fact::Refused { worker, refusal } => self.refused(worker, &refusal),
+            Fact::Misbehaved { worker, why } => self.misbehaved(worker, &why),
+            Fact::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
+            Fact::Exited { worker, status, idle } => self.exited(worker, status, idle),
+            Fact::Drained(worker) => self.drained(worker),
+            Fact::FirstAnswer(_) => self.restarts.served(),
+            Fact::PoisonConfirmed => self.restarts.poisonous(),
+            Fact::Prepared { worker, prepared } => self.prepared(worker, prepared),
+            Fact::Groups(groups) => self.groups_are(groups),
+            Fact::MustNotStand(why) => self.must_not_stand(why),
+        }
+    }
+
+    /// What is wanted and does not follow from one fact alone: the request behind a change that has
+    /// ended, a standing worker at the right share, its service where it is awaited, and batches on
+    /// the groups that the model has.
+    fn settle(&mut self) {
+        if self.stopping {
+            return;
+        }
+        self.resize_next();
+        self.tend_standing();
+        self.tend_awaited();
+        self.tend_partition();
+    }
+
+    /// Starts a worker.
+    fn start(&mut self, aim: Aim, share: Percent, until: Moment) -> WorkerId {
+        self.started += 1;
+        let worker = WorkerId(self.started);
+        let purpose = match aim {
+            Aim::Reference => self.reference.unwrap_or(Purpose::Reference),
+            Aim::Serve | Aim::Shadow | Aim::Stand => Purpose::Serve,
+        };
+        let inside = self.partition.as_ref().ok().filter(|_| purpose == Purpose::Serve);
+        let partition = inside.map(|partition| partition.target());
+        let role = Role::Starting { aim, phase: Phase::Spawning, until };
+        self.slots.insert(worker, Slot { share, partition, role });
+        let (spare, stands) = (matches!(aim, Aim::Shadow | Aim::Stand), aim == Aim::Stand);
+        self.act(Action::Start(Launch { worker, purpose, share, spare, stands }));
+        worker
+    }
+
+    fn connected(&mut self, worker: WorkerId) {
+        let until = self.now + self.settings.timeouts.warm;
+        if let Some(Slot {
+            role: Role::Starting { phase: phase @ Phase::Spawning, until: due, .. }, ..
+        }) = self.slots.get_mut(&worker)
+        {
+            (*phase, *due) = (Phase::Warming, until);
+            self.act(Action::Load(worker));
+        }
+    }
+
+    /// Gives a worker another role.
+    fn becomes(&mut self, worker: WorkerId, role: Role) {
+        if let Some(slot) = self.slots.get_mut(&worker) {
+            slot.role = role;
+        }
+    }
+
+    /// Tells a worker to end.
+    fn dismiss(&mut self, worker: WorkerId, leaver: Leaver) {
+        self.ends(worker, leaver);
+        self.act(Action::Stop(worker));
+    }
+
+    /// A worker ends by itself, or has been told to; it is killed if it does not.
+    fn ends(&mut self, worker: WorkerId, leaver: Leaver) {
+        let until = self.stop_by();
+        self.becomes(worker, Role::Leaving { leaver, killed: false, until });
+    }
+
+    fn kill(&mut self, worker: WorkerId, leaver: Leaver, why: &str) {
+        let until = self.stop_by();
+        self.becomes(worker, Role::Leaving { leaver, killed: true, until });
+        self.act(Action::Kill(worker, why.to_owned()));
+    }
+
+    fn stop_by(&self) -> Moment {
+        self.now + self.settings.timeouts.stop
+    }
+
+    /// A phase of this worker has lasted as long as it may.
+    fn time_is_up(&mut self, worker: WorkerId) {
+        let Some(role) = self.role(worker).cloned() else { return };
+        match role {
+            Role::Starting { aim, phase, .. } => self.starts_too_long(worker, aim, phase),
+            Role::Draining { then: Drained::Park, .. } => self.drains_too_long(worker),
+            Role::Draining { then: Drained::Restart, .. } => {
+                self.act(Action::Requeue(worker));
+                self.dismiss(worker, Leaver::Replaced);
+            }
+            Role::Parked { .. } => self.dwelt(worker),
+            Role::Leaving { leaver, killed, .. } => self.leaves_too_long(worker, leaver, killed),
+            Role::Serving { .. } | Role::Standing { .. } => {}
+        }
+    }
+
+    fn starts_too_long(&mut self, worker: WorkerId, aim: Aim, phase: Phase) {
+        const TOO_LONG: &str = "it took too long to boot (timeouts.spawn, timeouts.warm)";
+        match (aim, phase) {
+            (Aim::Reference | Aim::Serve, _) => {
+                self.kill(worker, Leaver::Primary { why: Some(TOO_LONG.to_owned()) }, TOO_LONG);
+            }
+            (Aim::Shadow, Phase::Spawning) => self.give_up_shadow(worker, Reason::SpawnTimedOut, TOO_LONG),
+            (Aim::Shadow, Phase::Warming) => self.give_up_shadow(worker, Reason::WarmTimedOut, TOO_LONG),
+            (Aim::Stand, _) => self.fail_standing(worker, TOO_LONG),
+        }
+    }
+
+    /// A worker that was to end did not: it is killed, and after that nothing waits for it any more
+    /// but the start of workers for which its memory is missing.
+    fn leaves_too_long(&mut self, worker: WorkerId, leaver: Leaver, killed: bool) {
+        let why = if killed {
+            "it outlives its kill, probably stuck in the kernel"
+        } else {
+            "it did not end in time (timeouts.stop)"
+        };
+        match leaver {
+            // What it has is served elsewhere as soon as another worker is there.
+            Leaver::Primary { why: cause } => {
+                self.kill(worker, Leaver::Unneeded, why);
+                self.act(Action::Condemn(worker));
+                self.died(cause.unwrap_or_else(|| why.to_owned()));
+            }
+            Leaver::Handover(outcome) if killed => {
+                self.kill(worker, Leaver::Unneeded, why);
+                self.act(Action::Requeue(worker));
+                self.finish(outcome);
+            }
+            leaver => self.kill(worker, leaver, why),
+        }
+    }
+
+    /// The worker's process is gone.
+    fn exited(&mut self, worker: WorkerId, status: String, idle: bool) {
+        let Some(slot) = self.slots.remove(&worker) else { return };
+        match slot.role {
+            Role::Starting { aim: Aim::Reference | Aim::Serve, .. } => self.died(status),
+            Role::Starting { aim: Aim::Shadow, .. } => self.finish(Outcome::Aborted(Reason::Died)),
+            Role::Starting { aim: Aim::Stand, .. } | Role::Standing { .. } => {
+                let rest = self.standing_failed(&slot.role);
+                self.standing_gone(rest, true);
+            }
+            Role::Serving { since } => self.lost(since, idle, status),
+            Role::Draining { then: Drained::Park, .. } => {
+                self.act(Action::Requeue(worker));
+                self.complete();
+                self.finish(Outcome::Kept);
+            }
+            Role::Draining { then: Drained::Restart, .. } => self.replace(),
+            Role::Parked { .. } => self.finish(Outcome::Kept),
+            Role::Leaving { leaver, .. } => self.left(leaver, status),
+        }
+    }
+
+    fn left(&mut self, leaver: Leaver, status: String) {
+        match leaver {
+            Leaver::Primary { why } => self.died(why.unwrap_or(status)),
+            Leaver::Replaced => self.replace(),
+            Leaver::Handover(outcome) => self.finish(outcome),
+            Leaver::Standing { rest, failed } => self.standing_gone(rest, failed),
+            Leaver::Unneeded => {}
+        }
+    }
+
+    /// The lane of a worker ended. Another worker that can serve in its place does so without a wait
+    /// for its exit. A worker that stood ready no longer counts as ready.
+    fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
+        match self.role(worker).cloned() {
+            Some(Role::Serving { since }) => {
+                if self.has_relief() {
+                    self.ends(worker, Leaver::Unneeded);
+                    self.lost(since, idle, "its socket ended".to_owned());
+                } else {
+                    self.note_idle(since, idle);
+                    self.ends(worker, Leaver::Primary { why: None });
+                }
+            }
+            Some(Role::Parked { .. }) => {
+                self.ends(worker, Leaver::Unneeded);
+                self.finish(Outcome::Kept);
+            }
+            Some(role @ Role::Standing { .. }) => {
+                let rest = self.standing_failed(&role);
+                self.dismiss(worker, Leaver::Standing { rest, failed: true });
+            }
+            _ => {}
+        }
+    }
+
+    /// A worker hangs or sends nonsense. It is killed; if another worker can serve in its place, that
+    /// begins before it is dead.
+    fn misbehaved(&mut self, worker: WorkerId, why: &str) {
+        let primary = || Leaver::Primary { why: Some(why.to_owned()) };
+        match self.role(worker).cloned() {
+            Some(Role::Starting { aim: Aim::Shadow, .. }) => {
+                self.give_up_shadow(worker, Reason::Misbehaved, why);
+            }
+            Some(Role::Starting { aim: Aim::Stand, .. } | Role::Standing { .. }) => {
+                self.fail_standing(worker, why);
+            }
+            Some(Role::Starting { aim: Aim::Reference | Aim::Serve, .. }) => {
+                self.kill(worker, primary(), why);
+            }
+            Some(Role::Serving { .. }) if self.way_back().is_some() => {
+                self.act(Action::Condemn(worker));
+                let outcome = self.take_back(Reason::Misbehaved);
+                self.kill(worker, Leaver::Handover(outcome), why);
+            }
+            Some(Role::Serving { .. }) if self.has_relief() => {
+                self.act(Action::Condemn(worker));
+                self.kill(worker, Leaver::Unneeded, why);
+                self.died(why.to_owned());
+            }
+            Some(Role::Serving { .. }) => self.kill(worker, primary(), why),
+            // Its exit follows, and is what its role makes of it.
+            Some(Role::Draining { .. } | Role::Parked { .. }) => {
+                self.act(Action::Kill(worker, why.to_owned()));
+            }
+            Some(Role::Leaving { leaver, .. }) => self.kill(worker, leaver, why),
+            None => {}
+        }
+    }
+
+    fn stop(&mut self) {
+        self.act(Action::Shut("the server is stopping".to_owned()));
+        self.refuse_all(&ResizeRefused::Stopping);
+        let workers: Vec<_> = self.slots.keys().copied().collect();
+        for worker in workers {
+            self.dismiss(worker, Leaver::Unneeded);
+        }
+        self.stopping = true;
+    }
+
+    fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    fn role(&self, worker: WorkerId) -> Option<&Role> {
+        self.slots.get(&worker).map(|slot| &slot.role)
+    }
+
+    /// The worker of which this is true.
+    fn find(&self, is: impl Fn(&Role) -> bool) -> Option<WorkerId> {
+        self.slots.iter().find(|(_, slot)| is(&slot.role)).map(|(worker, _)| *worker)
+    }
+
+    /// The worker that serves.
+    fn serving(&self) -> Option<WorkerId> {
+        self.find(|role| matches!(role, Role::Serving { .. }))
+    }
+
+    /// The SMs that a share comes to, by the means by which it is changed.
+    fn sms(&self, share: Percent) -> Sms {
+        self.partition
+            .as_ref()
+            .map_or_else(|_| self.settings.sms_of(share), |partition| partition.sms_of(share))
+    }
+
+    /// Whether a worker can serve with this share.
+    fn fits(&self, worker: WorkerId, share: Percent) -> bool {
+        let Some(slot) = self.slots.get(&worker) else { return false };
+        match (slot.partition, &self.partition) {
+            (Some(_), Ok(_)) => true,
+            (Some(_), Err(_)) => self.settings.sms_of(Percent::WHOLE) == self.settings.sms_of(share),
+            (None, _) => self.settings.sms_of(slot.share) == self.sms(share),
+        }
+    }
+
+    /// Sets the share in force.
+    fn set_share(&mut self, share: Percent) {
+        self.share = share;
+        self.ask_groups(share);
+    }
+}

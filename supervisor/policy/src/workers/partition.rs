@@ -1,0 +1,336 @@
+//! A share that is a partition inside the worker: its batches move to other SMs, and no worker is
+//! started.
+//!
+//! ```text
+//!   request ─▶ groups are asked for ─▶ Prepare ─▶ Prepared ─▶ the next batch runs there: completed
+//!                        ▲                          │
+//!   other models move ───┘                          └▶ the partition cannot be had: another one,
+//!                                                      or the share before, or shadows
+//! ```
+//!
+//! Where a worker says that its model cannot be moved, shadows change the share from then on.
+
+use std::time::Duration;
+
+use shadowslice_shared::batch::Prepared;
+use shadowslice_shared::boot::{PartitionProof, ProvenPartitions, WarmTime, Warmed};
+use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+
+use super::Workers;
+use super::change::{Change, Means, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::primary::Primary;
+use crate::scheduler::Slice;
+
+/// How long a worker may take to make a partition ready, before it counts as hung.
+const PREPARE_WITHIN: Duration = Duration::from_secs(10);
+
+/// The partition of a model, and what is known of others.
+#[derive(Debug)]
+pub(super) struct Partition {
+    division: Division,
+    /// How many groups were asked for last, and requests for groups that are not answered yet.
+    asked: usize,
+    unanswered: u32,
+    /// The groups that the model is to have.
+    target: Groups,
+    /// What was proven of each number of groups; empty until the first worker is warm.
+    proven: Vec<PartitionProof>,
+    /// The groups on which batches run.
+    current: Groups,
+    /// Partitions that the worker that serves has ready; the last one was used last.
+    ready: Vec<Groups>,
+    /// The partition that is being made ready, and until when it must be.
+    moving: Option<(Groups, Moment)>,
+    /// The last partition that the model could not have, and why.
+    refused: Option<(Groups, String)>,
+}
+
+impl Partition {
+    /// For a model that was promised the groups of this share.
+    pub(super) fn new(division: Division, share: Percent) -> Self {
+        Self {
+            asked: division.groups_of(share),
+            unanswered: 0,
+            division,
+            target: Groups::WHOLE,
+            proven: Vec::new(),
+            current: Groups::WHOLE,
+            ready: Vec::new(),
+            moving: None,
+            refused: None,
+        }
+    }
+
+    /// The number of groups of a share: the largest proven one that fits, else the smallest proven.
+    fn count_of(&self, share: Percent) -> usize {
+        let fitting = self.division.groups_of(share);
+        let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
+        let below = able.clone().filter(|&count| count <= fitting).max();
+        below.or(able.min()).unwrap_or(fitting)
+    }
+
+    pub(super) fn sms_of(&self, share: Percent) -> Sms {
+        let count = self.count_of(share);
+        let whole = count == self.division.count();
+        self.division.sms(if whole { Groups::WHOLE } else { Groups::first(count) })
+    }
+
+    pub(super) fn target(&self) -> Groups {
+        self.target
+    }
+
+    pub(super) fn division(&self) -> &Division {
+        &self.division
+    }
+
+    pub(super) fn current(&self) -> Groups {
+        self.current
+    }
+
+    /// If `many` partitions are ready: takes out the one that was used longest ago. The worker
+    /// keeps the partition of a batch that was sent until that batch has run.
+    fn spare(&mut self, many: usize) -> Option<Groups> {
+        let spare = self.ready.iter().position(|&groups| groups != self.current);
+        let full = self.ready.len() >= many;
+        spare.filter(|_| full).map(|spare| self.ready.remove(spare))
+    }
+
+    /// What a lane is told of a partition.
+    fn slice(&self, groups: Groups) -> Slice {
+        let count = if groups == Groups::WHOLE { self.division.count() } else { groups.count() };
+        let proof = self.proven.iter().find(|proof| proof.groups == count);
+        let times = proof.and_then(|proof| proof.result.as_ref().ok()).map_or(&[][..], Vec::as_slice);
+        Slice { groups, sms: self.division.sms(groups), times: times_of(times) }
+    }
+}
+
+/// How long batches of so many rows took as a worker warmed up.
+fn times_of(warmed: &[WarmTime]) -> Vec<(u32, Duration)> {
+    warmed.iter().map(|time| (time.rows, time.took)).collect()
+}
+
+impl Workers {
+    /// Puts a warm worker's lane on the data path, with how long its batches took to warm up.
+    pub(super) fn attach(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
+        let ready = warmed.partitions.as_ref().map(|proven| proven.ready);
+        if let Some((asked, proven)) = asked.zip(warmed.partitions.as_ref()) {
+            self.note_proofs(asked, proven);
+        }
+        let Some(slot) = self.slots.get_mut(&worker) else { return };
+        slot.partition = ready;
+        let share = slot.share;
+        let times = times_of(&warmed.times);
+        let slice = match (ready, &self.partition) {
+            (Some(groups), Ok(partition)) => {
+                let slice = partition.slice(groups);
+                if slice.times.is_empty() { Slice { groups, sms: self.sms(share), times } } else { slice }
+            }
+            (groups, _) => {
+                let sms = self.settings.sms_of(if groups.is_some() { Percent::WHOLE } else { share });
+                Slice { groups: groups.unwrap_or(Groups::WHOLE), sms, times }
+            }
+        };
+        let sizes = warmed.times.iter().map(|time| time.rows).collect();
+        self.act(Action::Attach { worker, share, slice, sizes });
+    }
+
+    /// Takes note of the partitions that a warm worker has proven; it was to begin with `asked`.
+    fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
+        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let Ok(partition) = &mut self.partition else { return };
+        partition.proven.clone_from(&proven.counts);
+        let cannot = (proven.ready != asked).then_some(asked);
+        self.ask(share, cannot);
+    }
+
+    /// Asks for the groups of a share, unless it was asked for so many already.
+    pub(super) fn ask_groups(&mut self, share: Percent) {
+        if self.partition.as_ref().is_ok_and(|partition| partition.asked != partition.count_of(share)) {
+            self.ask(share, None);
+        }
+    }
+
+    fn ask(&mut self, share: Percent, cannot: Option<Groups>) {
+        let Ok(partition) = &mut self.partition else { return };
+        let count = partition.count_of(share);
+        partition.asked = count;
+        partition.unanswered += 1;
+        self.act(Action::AskGroups { count, cannot });
+    }
+
+    /// These are the model's groups: all of the GPU for less than that means that the model can have
+    /// no partition of that size.
+    pub(super) fn groups_are(&mut self, groups: Groups) {
+        let Ok(partition) = &mut self.partition else { return };
+        partition.target = groups;
+        partition.unanswered = partition.unanswered.saturating_sub(1);
+        let none = groups == Groups::WHOLE && partition.asked < partition.division.count();
+        if !none || partition.unanswered > 0 {
+            return;
+        }
+        let refused = partition.refused.as_ref().map(|(_, why)| why.clone());
+        let why = refused.unwrap_or_else(|| "none of them can be made ready".to_owned());
+        if self.inside().is_none() {
+            return self.leave_partitions(&why);
+        }
+        let model = self.settings.model.clone();
+        self.repartition_failed(&ResizeRefused::NoPartition { model, why });
+    }
+
+    /// The change inside the worker that is under way, and the share before.
+    fn inside(&self) -> Option<(ResizeRequest, Percent)> {
+        match self.change {
+            Some(Change::Inside { request, from }) => Some((request, from)),
+            _ => None,
+        }
+    }
+
+    /// From now on this worker serves, on the partition that it began with.
+    pub(super) fn serves_on(&mut self, worker: WorkerId) {
+        let groups = self.slots.get(&worker).and_then(|slot| slot.partition);
+        if let (Ok(partition), Some(groups)) = (&mut self.partition, groups) {
+            (partition.current, partition.moving, partition.refused) = (groups, None, None);
+            partition.ready = Some(groups).into_iter().filter(|&groups| groups != Groups::WHOLE).collect();
+        }
+    }
+
+    /// Changes the share inside the worker.
+    pub(super) fn repartition(&mut self, request: ResizeRequest) {
+        self.act(Action::MeasureStall { outage: false });
+        self.change = Some(Change::Inside { request, from: self.share });
+        if let Ok(partition) = &mut self.partition {
+            partition.refused = None;
+        }
+        self.ask_groups(request.share);
+    }
+
+    /// Moves the worker that serves to the groups that the model is to have.
+    pub(super) fn tend_partition(&mut self) {
+        let until = self.now + PREPARE_WITHIN;
+        let Some(worker) = self.serving().filter(|_| !self.is_handing_over()) else { return };
+        let Ok(partition) = &mut self.partition else { return };
+        let target = partition.target;
+        let refused = partition.refused.as_ref().is_some_and(|(groups, _)| *groups == target);
+        if partition.moving.is_some() || partition.unanswered > 0 || refused {
+            return;
+        }
+        let (moves, whole) = (partition.current != target, target == Groups::WHOLE);
+        if moves && !whole && !partition.ready.contains(&target) {
+            partition.moving = Some((target, until));
+            // A partition that was prepared and never used may fill the last place.
+            let spare = partition.spare(READY_PARTITIONS);
+            if let Some(spare) = spare {
+                self.act(Action::Forget(worker, spare));
+            }
+            return self.act(Action::Prepare(worker, target));
+        }
+        if moves {
+            self.move_to(worker, target);
+        }
+        self.repartitioned(worker, moves);
+    }
+
+    /// Batches run on these groups from now on, which are ready.
+    fn move_to(&mut self, worker: WorkerId, groups: Groups) {
+        let inside = self.inside();
+        let share = inside.map_or(self.share, |(request, _)| request.share);
+        let Ok(partition) = &mut self.partition else { return };
+        let slice = partition.slice(groups);
+        partition.current = groups;
+        partition.ready.retain(|&other| other != groups);
+        if groups != Groups::WHOLE {
+            partition.ready.push(groups);
+        }
+        let spare = partition.spare(READY_PARTITIONS);
+        if let Some((request, _)) = inside {
+            self.act(Action::AwaitEffect(worker, Some(request)));
+        }
+        self.act(Action::Move { worker, share, slice });
+        if let Some(spare) = spare {
+            self.act(Action::Forget(worker, spare));
+        }
+    }
+
+    /// The request that is under way, if there is one, is carried out; `moved` is false where the
+    /// groups of the new share are those of the old one.
+    fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
+        let Some((request, from)) = self.inside() else { return };
+        if !moved {
+            self.act(Action::AwaitEffect(worker, Some(request)));
+        }
+        self.share = request.share;
+        self.change = None;
+        self.report_completed(request, from, Means::InProcess);
+    }
+
+    /// A worker has made a partition ready, or has failed to.
+    pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
+        if self.serving() != Some(worker) {
+            return;
+        }
+        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let Ok(partition) = &mut self.partition else { return };
+        let awaited = partition.moving.take_if(|(moving, _)| *moving == groups).is_some();
+        match result {
+            Ok(()) if awaited => partition.ready.insert(0, groups),
+            Ok(()) => {}
+            // The partition may have counted as ready: batches that name it run on all SMs until
+            // the worker moves to another.
+            Err(why) => {
+                partition.refused = Some((groups, why));
+                self.ask(share, Some(groups));
+            }
+        }
+    }
+
+    /// The model's share is changed by other workers from now on.
+    pub(super) fn leave_partitions(&mut self, why: &str) {
+        if self.partition.is_err() {
+            return;
+        }
+        let model = self.settings.model.clone();
+        self.repartition_failed(&ResizeRefused::NoPartition { model, why: why.to_owned() });
+        if self.settings.handover == HandoverMode::InProcess {
+            return self.down(format!(
+                "{why}; with `handover: auto` it would be served, its share changed by a shadow"
+            ));
+        }
+        let serving = self.serving();
+        if let Some(worker) = serving {
+            self.move_to(worker, Groups::WHOLE);
+        }
+        self.partition = Err(why.to_owned());
+        self.act(Action::NeedsShadows);
+        if serving.is_some() && self.share != Percent::WHOLE && self.change.is_none() {
+            // The worker that serves has the whole GPU from now on.
+            let share = std::mem::replace(&mut self.share, Percent::WHOLE);
+            let (cause, decided) = (Cause::Worker, self.now);
+            self.begin_handover(ResizeRequest { number: None, share, cause, onset: None, decided }, None);
+        }
+    }
+
+    /// Ends a change inside the worker: the share is what it was.
+    pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
+        let Some((request, from)) = self.inside() else { return };
+        self.change = None;
+        self.act(Action::Report(Report::Aborted(request, refused.clone())));
+        self.ask_groups(from);
+    }
+
+    pub(super) fn partition_due(&self) -> Option<Moment> {
+        let moving = self.partition.as_ref().ok()?.moving.as_ref()?;
+        self.serving().map(|_| moving.1)
+    }
+
+    pub(super) fn partition_on_time(&mut self) {
+        if let Some(worker) = self.serving()
+            && self.partition_due().is_some_and(|due| due <= self.now)
+            && !matches!(self.primary, Primary::Down { .. })
+        {
+            self.misbehaved(worker, "it hangs: a partition is not ready in time");
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! What serves, or why nothing does: first workers, deaths, and what takes a dead worker's place.
+
+use std::time::Duration;
+
+use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Moment, Percent};
+
+use super::Workers;
+use super::change::{Change, Failover, Outcome, Reason, ResizeRefused, WRONG_AT_A_SHARE};
+use super::messages::{Action, Report, StartFailure};
+use super::slot::{Aim, Drained, Leaver, Role};
+use crate::restart::AfterDeath;
+
+/// The pause before a model asks again for a place on a GPU that took no worker.
+const GPU_PAUSE: Duration = Duration::from_millis(200);
+
+/// How many wrong answers at one share count as no accident.
+const WRONG_TWICE: u32 = 2;
+
+/// What serves, or what there is instead of it.
+#[derive(Debug)]
+pub(super) enum Primary {
+    /// A worker: its role says whether it serves already, or still.
+    Worker(WorkerId),
+    /// The worker died; the next one is started at `until`.
+    BackingOff { until: Moment },
+    /// The worker died, and the standing one, which still starts, will serve. If that start fails,
+    /// the next worker is started, at `back_off` at the earliest.
+    AwaitingStanding { back_off: Moment, why: String },
+    /// The GPU takes no worker, and is asked again at `until`.
+    Waiting { until: Moment, why: String },
+    /// No worker will be started until an operator or a client acts.
+    Down { why: String },
+}
+
+impl Primary {
+    pub(super) fn due(&self) -> Option<Moment> {
+        match self {
+            Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
+            Self::Worker(_) | Self::AwaitingStanding { .. } | Self::Down { .. } => None,
+        }
+    }
+
+    pub(super) fn worker(&self) -> Option<WorkerId> {
+        if let Self::Worker(worker) = self { Some(*worker) } else { None }
+    }
+}
+
+impl Workers {
+    /// Starts the next worker: one that serves, or first the one that writes the reference answers.
+    pub(super) fn boot(&mut self) {
+        let aim = if self.reference.is_some() { Aim::Reference } else { Aim::Serve };
+        let worker = self.start(aim, self.share, self.now + self.settings.timeouts.spawn);
+        self.primary = Primary::Worker(worker);
+    }
+
+    pub(super) fn primary_on_time(&mut self) {
+        if self.primary.due().is_some_and(|due| due <= self.now) {
+            self.boot();
+        }
+    }
+
+    pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
+        let Some(slot) = self.slots.remove(&worker) else { return };
+        let Role::Starting { aim, until, .. } = slot.role else { return };
+        match aim {
+            Aim::Reference | Aim::Serve => match failure {
+                // No death of a worker.
+                StartFailure::Passing { why, .. } => {
+                    self.primary = Primary::Waiting { until: self.now + GPU_PAUSE, why };
+                }
+                StartFailure::Failed(why) | StartFailure::NoRoomToStand(why) => self.died(why),
+            },
+            Aim::Shadow => self.no_shadow(failure, until),
+            Aim::Stand => self.none_stands(failure),
+        }
+    }
+
+    pub(super) fn reference_written(&mut self, worker: WorkerId, result: Result<(), String>) {
+        if !self.role(worker).is_some_and(|role| role.starts_as(Aim::Reference)) {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                self.reference = None;
+                self.dismiss(worker, Leaver::Unneeded);
+                self.boot();
+            }
+            Err(why) => self.down(why),
+        }
+    }
+
+    pub(super) fn warmed(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
+        let Some(Role::Starting { aim, .. }) = self.role(worker).cloned() else { return };
+        self.attach(worker, warmed, asked);
+        match aim {
+            Aim::Reference => {}
+            Aim::Serve => {
+                self.serve_with(worker);
+                self.restarted();
+            }
+            Aim::Shadow => self.cut_over(worker),
+            Aim::Stand => self.stands_ready(worker),
+        }
+    }
+
+    /// From now on this worker, which is warm, has the traffic.
+    pub(super) fn serve_with(&mut self, worker: WorkerId) {
+        self.becomes(worker, Role::Serving { since: self.now });
+        self.primary = Primary::Worker(worker);
+        self.serves_on(worker);
+        self.act(Action::Route(worker));
+    }
+
+    /// A fault that a reference worker finds in the model is final. Later a refusal may be temporary
+    /// (memory was short, say), so it counts as a death.
+    pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
+        let Some(Role::Starting { aim, .. }) = self.role(worker).cloned() else { return };
+        let why = refusal.to_string();
+        match aim {
+            Aim::Reference | Aim::Serve => self.primary_refused(worker, refusal, why),
+            Aim::Shadow => {
+                let share = self.slots.get(&worker).map(|slot| slot.share);
+                if let (BootRefusal::Proof { .. }, Some(share)) = (refusal, share) {
+                    self.answers_wrongly(share);
+                }
+                self.give_up_shadow(worker, Reason::BootFailed(why.clone()), &why);
+            }
+            Aim::Stand => {
+                let rest = self.next_pause();
+                self.ends(worker, Leaver::Standing { rest, failed: true });
+                self.standing.obstacle = Some(why);
+            }
+        }
+    }
+
+    fn primary_refused(&mut self, worker: WorkerId, refusal: &BootRefusal, why: String) {
+        match refusal {
+            // No death: another worker is started at once.
+            BootRefusal::NoPartitions(_) => {
+                self.ends(worker, Leaver::Unneeded);
+                self.leave_partitions(&why);
+                if !matches!(self.primary, Primary::Down { .. }) {
+                    self.boot();
+                }
+            }
+            BootRefusal::NoOperator(_)
+                if self.reference == Some(Purpose::Reference) && self.settings.on_gpu =>
+            {
+                self.ends(worker, Leaver::Unneeded);
+                self.reference = Some(Purpose::DeviceReference);
+                self.boot();
+            }
+            BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
+                self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
+            }
+            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why) }),
+            _ if self.reference.is_none() => self.ends(worker, Leaver::Primary { why: Some(why) }),
+            _ => self.down(why),
+        }
+    }
+
+    /// Counts a wrong answer at this share; true from the `WRONG_TWICE`th on. With the whole GPU
+    /// the share is not the cause, so nothing is counted.
+    fn answers_wrongly(&mut self, share: Percent) -> bool {
+        if share == Percent::WHOLE || self.partition.is_ok() {
+            return false;
+        }
+        let times = self.wrong_at.entry(self.settings.sms_of(share)).or_default();
+        *times += 1;
+        *times >= WRONG_TWICE
+    }
+
+    /// Whether workers with this share answer wrongly, as far as that is known.
+    pub(super) fn is_wrong_at(&self, share: Percent) -> bool {
+        self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= WRONG_TWICE)
+    }
+
+    /// Rare accidents must not add up because no client asks the model.
+    pub(super) fn note_idle(&mut self, since: Moment, idle: bool) {
+        if idle {
+            self.restarts.idled(self.now.since(since));
+        }
+    }
+
+    /// The worker that served since then is dead, or as good as dead.
+    pub(super) fn lost(&mut self, since: Moment, idle: bool, why: String) {
+        if self.way_back().is_some() {
+            let outcome = self.take_back(Reason::Died);
+            return self.finish(outcome);
+        }
+        self.note_idle(since, idle);
+        self.died(why);
+    }
+
+    /// Whether traffic could move if the worker that serves died: back to the incumbent, or to the
+    /// standing worker, at once or when it is warm.
+    pub(super) fn has_relief(&self) -> bool {
+        self.way_back().is_some() || self.ready().is_some() || self.starting_to_stand().is_some()
+    }
+
+    /// The model's worker is dead: the standing worker serves, or another one after a pause, unless
+    /// too many have died.
+    pub(super) fn died(&mut self, why: String) {
+        self.deaths += 1;
+        match self.restarts.died() {
+            AfterDeath::After(pause) => {
+                let back_off = self.now + pause;
+                if !self.fail_over(&why) && !self.await_standing(back_off, &why) && !self.go_back(&why) {
+                    self.restart_at(back_off);
+                }
+            }
+            AfterDeath::GiveUp { deaths } => self.down(format!(
+                "{deaths} workers in a row died before they served anything, the last with: {why}"
+            )),
+        }
+    }
+
+    /// Starts another worker in the place of the dead one, at `until`.
+    fn restart_at(&mut self, until: Moment) {
+        self.restarted += 1;
+        self.primary = Primary::BackingOff { until };
+    }
+
+    /// The standing worker serves in the place of the dead one, at whatever share. False if none
+    /// stands ready.
+    fn fail_over(&mut self, why: &str) -> bool {
+        let Some(worker) = self.take_standing() else { return false };
+        let from = self.share;
+        // Inside a worker the share is what it was.
+        if let (Some(slot), Err(_)) = (self.slots.get(&worker), &self.partition) {
+            self.share = slot.share;
+        }
+        self.act(Action::MeasureStall { outage: true });
+        self.act(Action::AwaitEffect(worker, None));
+        self.serve_with(worker);
+        let sms = (self.sms(from), self.sms(self.share));
+        let shares = (from, self.share);
+        self.act(Action::Report(Report::FailedOver(Failover { worker, why: why.to_owned(), shares, sms })));
+        self.restart_failed("its worker died, and the standing one serves in its place");
+        true
+    }
+
+    /// Waits for a standing worker that still starts, at whatever share: that is sooner than a new
+    /// one. False if none starts.
+    fn await_standing(&mut self, back_off: Moment, why: &str) -> bool {
+        let Some(worker) = self.starting_to_stand() else { return false };
+        // It is no spare any more, and is not called in for its memory.
+        self.act(Action::Hurry(worker));
+        self.act(Action::Stands(false));
+        self.primary = Primary::AwaitingStanding { back_off, why: why.to_owned() };
+        true
+    }
+
+    /// Has the awaited standing worker serve once it is ready. It may have become the shadow of a
+    /// hand-over, which then makes it serve.
+    pub(super) fn tend_awaited(&mut self) {
+        let Primary::AwaitingStanding { back_off, why } = &self.primary else { return };
+        let (back_off, why) = (*back_off, why.clone());
+        let comes = self.starting_to_stand().or(self.find(|role| role.starts_as(Aim::Shadow)));
+        if !self.fail_over(&why) && comes.is_none() {
+            self.restart_at(back_off);
+        }
+    }
+
+    /// The model does not serve until an operator or a client acts.
+    pub(super) fn down(&mut self, why: String) {
+        if let Some(worker) = self.primary.worker()
+            && let Some(role) = self.role(worker)
+        {
+            match role {
+                Role::Leaving { killed, until, .. } => {
+                    let (killed, until) = (*killed, *until);
+                    self.becomes(worker, Role::Leaving { leaver: Leaver::Unneeded, killed, until });
+                }
+                _ => self.dismiss(worker, Leaver::Unneeded),
+            }
+        }
+        self.dismiss_standing(Duration::ZERO);
+        self.act(Action::Shut(why.clone()));
+        self.primary = Primary::Down { why: why.clone() };
+        self.restart_failed(&why);
+        let refused = ResizeRefused::NotServing { model: self.settings.model.clone(), why };
+        self.repartition_failed(&refused);
+    }
+
+    /// `handover: restart`: the worker finishes what it has and leaves; requests wait meanwhile.
+    pub(super) fn begin_restart(&mut self, worker: WorkerId) {
+        let until = self.now + self.settings.timeouts.drain;
+        self.becomes(worker, Role::Draining { then: Drained::Restart, until });
+        self.act(Action::Unroute);
+        self.act(Action::Drain(worker));
+    }
+
+    pub(super) fn drained(&mut self, worker: WorkerId) {
+        let Some(&Role::Draining { then, .. }) = self.role(worker) else { return };
+        match then {
+            Drained::Park => {
+                let until = self.now + self.settings.timeouts.dwell;
+                self.becomes(worker, Role::Parked { until });
+                self.complete();
+            }
+            Drained::Restart => self.dismiss(worker, Leaver::Replaced),
+        }
+    }
+
+    /// The worker that made room is gone: the next one gets the share that was asked for.
+    pub(super) fn replace(&mut self) {
+        if let Some(change) = &self.change {
+            self.share = change.request().share;
+        }
+        self.boot();
+    }
+
+    /// No worker at the new share started: the model returns to the share at which one served.
+    /// False if none had served.
+    fn go_back(&mut self, why: &str) -> bool {
+        let Some(&Change::Restart { request, from, served: true }) = self.change.as_ref() else {
+            return false;
+        };
+        self.change = None;
+        let (model, why) = (self.settings.model.clone(), why.to_owned());
+        self.act(Action::Report(Report::Aborted(request, ResizeRefused::NoWorker { model, why })));
+        self.set_share(from);
+        self.restarts.reset();
+        self.boot();
+        true
+    }
+
+    /// No worker at the new share will serve.
+    fn restart_failed(&mut self, why: &str) {
+        if let Some(&Change::Restart { request, .. }) = self.change.as_ref() {
+            self.change = None;
+            let (model, why) = (self.settings.model.clone(), why.to_owned());
+            self.act(Action::Report(Report::Aborted(request, ResizeRefused::NotServing { model, why })));
+        }
+    }
+
+    /// The outcome of a hand-over whose shadow served and failed: the incumbent has the traffic
+    /// again.
+    pub(super) fn take_back(&mut self, reason: Reason) -> Outcome {
+        let Some(incumbent) = self.way_back() else { return Outcome::Aborted(reason) };
+        let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));
+        if let Some(&Change::Handover { from, .. }) = self.change.as_ref() {
+            self.set_share(from);
+        }
+        self.serve_with(incumbent);
+        if had_completed { Outcome::RolledBack(reason) } else { Outcome::Aborted(reason) }
+    }
+}

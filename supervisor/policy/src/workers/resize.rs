@@ -1,0 +1,158 @@
+//! Requests for another share: refused, or carried out by the means that is quickest.
+
+use shadowslice_shared::units::Percent;
+
+use super::Workers;
+use super::change::{Change, ChangeReport, Means, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::primary::Primary;
+use super::view::HandoverPhase;
+
+impl Workers {
+    pub(super) fn resize(&mut self, request: ResizeRequest, hold: bool) {
+        let refusal = self.refusal(&request);
+        let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
+        // A share that an operator set is held until its release.
+        self.held |= as_asked && hold && self.settings.policy_acts;
+        match refusal {
+            Some(refused) => self.refuse(request, refused),
+            None => self.change_share(request),
+        }
+    }
+
+    /// After a change has ended: carries out the request that came meanwhile.
+    pub(super) fn resize_next(&mut self) {
+        if self.change.is_some() {
+            return;
+        }
+        let Some(request) = self.next.take() else { return };
+        match self.refusal(&request) {
+            Some(refused) => self.refuse(request, refused),
+            None => self.change_share(request),
+        }
+    }
+
+    /// Whether no further change can wait behind this one.
+    fn is_busy(&self) -> bool {
+        let settled =
+            matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
+        let otherwise = matches!(self.change, Some(Change::Restart { .. } | Change::Inside { .. }));
+        !settled || otherwise || self.next.is_some()
+    }
+
+    /// Why this share cannot be had now, if it cannot.
+    fn refusal(&self, request: &ResizeRequest) -> Option<ResizeRefused> {
+        let share = request.share;
+        let model = || self.settings.model.clone();
+        if self.held && request.cause != Cause::Hand {
+            return Some(ResizeRefused::Held(model()));
+        }
+        let (min, max) = (self.settings.min, self.settings.max);
+        if !(min..=max).contains(&share) {
+            return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
+        }
+        let down = matches!(self.primary, Primary::Down { .. });
+        let (wanted, now) = (self.sms(share), self.sms(self.share));
+        // `handover: never` forbids only another share; a revival at the old share is none.
+        if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
+            return Some(ResizeRefused::Never(model()));
+        }
+        if self.is_busy() {
+            return Some(ResizeRefused::Busy(model()));
+        }
+        if self.reference.is_some() {
+            let why = match &self.primary {
+                Primary::Down { why } => why.clone(),
+                _ => "it is being loaded".to_owned(),
+            };
+            return Some(ResizeRefused::NotServing { model: model(), why });
+        }
+        if self.settings.handover == HandoverMode::Restart && self.serving().is_none() && !down {
+            let why = "its worker is being restarted; ask again when it serves".to_owned();
+            return Some(ResizeRefused::NotServing { model: model(), why });
+        }
+        if self.is_wrong_at(share) {
+            return Some(ResizeRefused::Wrong { model: model(), share });
+        }
+        (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0 })
+    }
+
+    /// By the first of these ways that there is: inside the worker; to a worker that stands ready; to
+    /// a standing worker that still starts; after the last hand-over has ended; by a restart; by a
+    /// new shadow.
+    fn change_share(&mut self, request: ResizeRequest) {
+        let down = matches!(self.primary, Primary::Down { .. });
+        if self.partition.is_ok() && !down && self.change.is_none() {
+            return self.repartition(request);
+        }
+        let fits = |worker: &_| self.fits(*worker, request.share);
+        let ready = self.ready().filter(fits).or(self.parked().filter(fits));
+        let ready = ready.filter(|_| self.serving().is_some());
+        let starting = self.starting_to_stand().filter(fits);
+        match (self.change.is_some(), ready, starting, self.serving()) {
+            (true, None, None, _) => {
+                self.next = Some(request);
+                self.reclaim();
+            }
+            (true, _, _, _) => {
+                self.next = Some(request);
+                self.cut_short(&request);
+            }
+            (false, Some(ready), _, _) => {
+                self.begin_handover(request, Some(ready));
+                self.take_standing();
+                self.cut_over(ready);
+            }
+            (false, None, Some(starting), _) => {
+                self.take_starting(starting);
+                self.begin_handover(request, Some(starting));
+            }
+            (false, None, None, Some(serving)) if self.settings.handover == HandoverMode::Restart => {
+                self.act(Action::MeasureStall { outage: false });
+                self.change = Some(Change::Restart { request, from: self.share, served: true });
+                self.begin_restart(serving);
+            }
+            (false, None, None, _) if down => self.revive(request),
+            (false, None, None, _) => self.begin_handover(request, None),
+        }
+    }
+
+    /// A model that was given up is tried again, at the share asked for.
+    fn revive(&mut self, request: ResizeRequest) {
+        self.restarts.reset();
+        let from = self.share;
+        self.set_share(request.share);
+        self.act(Action::MeasureStall { outage: false });
+        self.change = Some(Change::Restart { request, from, served: false });
+        self.boot();
+    }
+
+    /// A worker at the new share serves, after a restart.
+    pub(super) fn restarted(&mut self) {
+        if let Some(&Change::Restart { request, from, .. }) = self.change.as_ref() {
+            self.change = None;
+            self.report_completed(request, from, Means::Restart);
+        }
+    }
+
+    pub(super) fn report_completed(&mut self, request: ResizeRequest, from: Percent, means: Means) {
+        let sms = (self.sms(from), self.sms(request.share));
+        self.act(Action::Report(Report::Completed(ChangeReport { request, from, means, sms })));
+    }
+
+    pub(super) fn refuse(&mut self, request: ResizeRequest, refused: ResizeRefused) {
+        self.act(Action::Report(Report::Refused(request, refused)));
+    }
+
+    /// Answers all requests that wait for a share.
+    pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
+        if let Some(next) = self.next.take() {
+            self.refuse(next, refused.clone());
+        }
+        let in_force =
+            matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring));
+        if let Some(change) = self.change.take().filter(|_| !in_force) {
+            self.act(Action::Report(Report::Aborted(*change.request(), refused.clone())));
+        }
+    }
+}

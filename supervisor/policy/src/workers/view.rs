@@ -1,0 +1,194 @@
+//! What a report shows of the machine.
+
+use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::Workers;
+use super::change::{Change, Outcome};
+use super::messages::HandoverMode;
+use super::primary::Primary;
+use super::slot::{Aim, Drained, Leaver, Phase, Role};
+
+/// What a model does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State<'w> {
+    /// Its next worker starts.
+    Loading,
+    /// A worker serves.
+    Ready,
+    /// Its worker ends or has died; the next one follows.
+    Restarting,
+    /// No worker can serve for now, for this reason.
+    Waiting(&'w str),
+    /// No worker will be started, for this reason.
+    Down(&'w str),
+    /// All workers end.
+    Stopping,
+}
+
+/// How far a hand-over is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandoverPhase {
+    /// The shadow's process starts.
+    Spawning,
+    /// The shadow loads and proves itself.
+    Warming,
+    /// The shadow serves; the incumbent finishes what it has.
+    Draining,
+    /// The shadow serves; the incumbent is parked.
+    Probation,
+    /// The shadow serves; the incumbent leaves.
+    Retiring,
+    /// The incumbent serves; the shadow leaves.
+    Aborting,
+}
+
+impl Workers {
+    /// What the model does.
+    pub fn state(&self) -> State<'_> {
+        if self.stopping {
+            return State::Stopping;
+        }
+        match &self.primary {
+            Primary::Worker(worker) => match self.role(*worker) {
+                Some(Role::Starting { .. }) => State::Loading,
+                Some(Role::Serving { .. }) => State::Ready,
+                _ => State::Restarting,
+            },
+            Primary::BackingOff { .. } => State::Restarting,
+            Primary::AwaitingStanding { .. } => {
+                State::Waiting("the standing worker, which still starts, will serve")
+            }
+            Primary::Waiting { why, .. } => State::Waiting(why),
+            Primary::Down { why } => State::Down(why),
+        }
+    }
+
+    /// The share in force.
+    pub fn share(&self) -> Percent {
+        self.share
+    }
+
+    /// The SMs on which batches run. A partition may have more or fewer than its share comes to, as
+    /// the left-over group is smaller or larger than the others.
+    pub fn sms_in_force(&self) -> Sms {
+        match &self.partition {
+            Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
+            _ => self.sms(self.share),
+        }
+    }
+
+    /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
+    pub fn partition(&self) -> Option<(&Division, Groups)> {
+        self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
+    }
+
+    /// How the share is changed; and if not inside the worker, why.
+    pub fn means(&self) -> (&'static str, Option<&str>) {
+        match (&self.partition, self.settings.handover) {
+            (Ok(_), _) => ("in-process", None),
+            (Err(why), HandoverMode::Restart) => ("restart", Some(why)),
+            (Err(why), HandoverMode::Never) => ("never", Some(why)),
+            (Err(why), _) => ("shadow", Some(why)),
+        }
+    }
+
+    /// Whether a change of share has a shadow started.
+    pub fn needs_shadows(&self) -> bool {
+        let by_shadow = matches!(self.settings.handover, HandoverMode::Auto | HandoverMode::Shadow);
+        self.partition.is_err() && by_shadow
+    }
+
+    /// The share that is to come, if a change is under way or waits. A hand-over that aborts counts,
+    /// too: it blocks another one.
+    pub fn coming(&self) -> Option<Percent> {
+        let under_way = self.change.as_ref().filter(|_| {
+            !matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
+        });
+        self.next.or(under_way.map(|change| *change.request())).map(|request| request.share)
+    }
+
+    /// The share of the worker to which traffic could move at once; of two, that of the larger one.
+    pub fn ready_share(&self) -> Option<Percent> {
+        let ready = [self.ready(), self.parked()].into_iter().flatten();
+        ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
+    }
+
+    /// Why no worker stands ready though one should.
+    pub fn standing_obstacle(&self) -> Option<&str> {
+        self.standing_wanted().and(self.standing.obstacle.as_deref())
+    }
+
+    /// Whether an operator holds the share.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Deaths of workers that served or were to serve, in all; and starts in their place.
+    pub fn deaths_and_restarts(&self) -> (u64, u64) {
+        (self.deaths, self.restarted)
+    }
+
+    /// Deaths in a row.
+    pub fn deaths_in_a_row(&self) -> u32 {
+        self.restarts.deaths()
+    }
+
+    /// Whether a worker has been started and is not known to be gone.
+    pub fn has(&self, worker: WorkerId) -> bool {
+        self.slots.contains_key(&worker)
+    }
+
+    /// The share of a worker: of one with a partition, the model's.
+    pub fn share_of(&self, worker: WorkerId) -> Option<Percent> {
+        let slot = self.slots.get(&worker)?;
+        Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
+    }
+
+    /// Whether a hand-over is under way, from its beginning until the worker that leaves is gone.
+    pub(super) fn is_handing_over(&self) -> bool {
+        matches!(self.change, Some(Change::Handover { .. }))
+    }
+
+    /// How far the hand-over is, if one is under way.
+    pub fn handover_phase(&self) -> Option<HandoverPhase> {
+        if !self.is_handing_over() {
+            return None;
+        }
+        let phase = self.slots.values().find_map(|slot| match &slot.role {
+            Role::Starting { aim: Aim::Shadow, phase: Phase::Warming, .. } => Some(HandoverPhase::Warming),
+            Role::Draining { then: Drained::Park, .. } => Some(HandoverPhase::Draining),
+            Role::Parked { .. } => Some(HandoverPhase::Probation),
+            Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. } => Some(HandoverPhase::Retiring),
+            Role::Leaving { leaver: Leaver::Handover(_), .. } => Some(HandoverPhase::Aborting),
+            _ => None,
+        });
+        // Its process starts, or waits for memory.
+        Some(phase.unwrap_or(HandoverPhase::Spawning))
+    }
+
+    /// Role and phase of a worker, for display.
+    pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
+        let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
+        match self.role(worker) {
+            Some(Role::Starting { aim: Aim::Reference, .. }) => ("reference", "warming"),
+            Some(Role::Starting { aim: Aim::Serve, .. }) => ("incumbent", "warming"),
+            Some(&Role::Starting { aim: Aim::Shadow, phase, .. }) => ("shadow", starting(phase)),
+            Some(&Role::Starting { aim: Aim::Stand, phase, .. }) => ("standby", starting(phase)),
+            Some(Role::Serving { .. }) if self.handover_phase() == Some(HandoverPhase::Draining) => {
+                ("shadow", "serving")
+            }
+            Some(Role::Serving { .. }) => ("incumbent", "serving"),
+            Some(Role::Draining { then: Drained::Park, .. }) => ("incumbent", "draining"),
+            Some(Role::Parked { .. }) => ("parked", "standing"),
+            Some(Role::Standing { .. }) => ("standby", "standing"),
+            Some(Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. }) => ("parked", "stopping"),
+            Some(Role::Leaving { leaver: Leaver::Handover(_), .. }) => ("shadow", "stopping"),
+            Some(Role::Leaving { leaver: Leaver::Standing { .. }, .. }) => ("standby", "stopping"),
+            Some(Role::Leaving { .. } | Role::Draining { then: Drained::Restart, .. }) | None => {
+                ("leaving", "stopping")
+            }
+        }
+    }
+}
