@@ -27,6 +27,11 @@ impl Percent {
         }
     }
 
+    /// All shares, from 1 % on.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..=100).map(Self)
+    }
+
     /// The number of percent, 1 to 100.
     pub const fn get(self) -> u32 {
         self.0

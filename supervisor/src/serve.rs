@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -125,7 +124,6 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         memory: ledgers(config),
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
-        worker_ids: Arc::new(AtomicU64::new(1)),
     };
     let code = runtime.block_on(serve(file, config, &run_dir, context, &gpus));
     // The workers have ended by now, or the supervisor must end at once.

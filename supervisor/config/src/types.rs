@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use shadowslice_policy::handover::Timeouts;
 pub use shadowslice_policy::sharing::Choice;
 use shadowslice_policy::sharing::PolicyName;
+pub use shadowslice_policy::workers::{HandoverMode, Timeouts};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
@@ -275,28 +275,6 @@ pub enum OnLate {
     Reject,
     /// It is answered late.
     Serve,
-}
-
-/// How a model's share is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandoverMode {
-    /// Inside the worker where that can be, else by a shadow.
-    Auto,
-    /// Inside the worker, which has a partition of the GPU's SMs; the model does not serve where that cannot be.
-    InProcess,
-    /// A second worker warms up beside the first, and takes over.
-    Shadow,
-    /// The worker stops, and starts again at the new share; requests wait.
-    Restart,
-    /// It is not.
-    Never,
-}
-
-impl HandoverMode {
-    /// Whether a share may be a partition inside the worker.
-    pub fn may_be_in_process(self) -> bool {
-        matches!(self, Self::Auto | Self::InProcess)
-    }
 }
 
 /// Whether a second worker is kept warm.

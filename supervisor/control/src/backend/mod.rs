@@ -201,7 +201,7 @@ pub fn gib(bytes: u64) -> String {
 }
 
 /// How a child ended, in words.
-fn shown(status: &std::io::Result<std::process::ExitStatus>) -> String {
+pub(crate) fn shown(status: &std::io::Result<std::process::ExitStatus>) -> String {
     match status {
         Ok(status) => status.to_string(),
         Err(error) => format!("unknown: {error}"),

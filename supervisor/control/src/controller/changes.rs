@@ -1,31 +1,10 @@
-//! Changes of a share: their causes, and what became of them.
+//! Changes of a share: what became of them, by their causes.
 
 use std::time::Duration;
 
 use super::reports::HandoverReport;
 use shadowslice_datapath::pipeline::LatencyHistogram;
-
-/// The cause of a change of share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// An operator, or a changed configuration.
-    Hand,
-    /// The policy, as it decides once an interval.
-    Policy,
-    /// The worker that serves cannot have the share any more, and another worker can.
-    Worker,
-}
-
-impl Cause {
-    /// Its name, for reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hand => "hand",
-            Self::Policy => "policy",
-            Self::Worker => "worker",
-        }
-    }
-}
+use shadowslice_policy::workers::Cause;
 
 /// What became of the orders of one cause, since the start, and how long they took.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,33 +1,27 @@
-//! The controller of one model: hears what happens, and performs what follows from it.
+//! The controller of one model: hears what happens, tells it to the machine that decides, and has
+//! performed what follows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
-use shadowslice_policy::restart::Restarts;
-use shadowslice_shared::boot::Purpose;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, watch};
 
-use super::changes::Changes;
-use super::groups::GroupLedger;
-use super::in_process::{InProcess, Mechanism};
+use super::groups::{GroupLedger, Tenancy};
 use super::memory::{MemoryLedger, Place};
-use super::outcome::{Effect, Settling};
-use super::primary::Primary;
-use super::reports::{Handovers, ModelReport, ModelState};
-use super::resize::{Replacing, ResizeRequest};
-use super::standby::Standby;
-use super::swap::Swap;
-use super::{Order, ResizeRefused};
-use crate::backend::GpuBackend;
+use super::outcome::Records;
+use super::reports::ModelReport;
+use super::{Order, loaded};
+use crate::backend::{GpuBackend, shown};
 use crate::nvml::Readings;
 use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{Model, Standby, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
 /// What all controllers share.
@@ -57,8 +51,6 @@ pub struct Context {
     pub groups: Vec<Arc<GroupLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
-    /// Where the next worker's name comes from.
-    pub worker_ids: Arc<AtomicU64>,
 }
 
 /// What a controller receives from.
@@ -94,52 +86,19 @@ pub struct Controller {
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
+    /// What decides.
+    pub(super) workers: Workers,
     /// All processes that live.
-    pub(super) workers: BTreeMap<WorkerId, Worker>,
-    /// Workers that were told to end outside of a hand-over, with their deadlines.
-    pub(super) leaving: BTreeMap<WorkerId, Moment>,
-    /// The share in force, and the one that a restart gets.
-    pub(super) share: Percent,
-    /// How it is changed.
-    pub(super) mechanism: Mechanism,
-    /// Why it cannot be changed as the configuration demands, if so; the model does not serve then.
-    pub(super) no_mechanism: Option<String>,
-    pub(super) primary: Primary,
-    /// Since when the worker that serves does so.
-    pub(super) serves_since: Moment,
-    /// The worker that writes the reference answers: on the host's processor, or else on the
-    /// device.
-    pub(super) reference_by: Purpose,
-    /// Whether the reference answers have been written.
-    pub(super) reference_written: bool,
-    /// How often workers with so many SMs answered wrongly.
-    pub(super) wrong_at: BTreeMap<Sms, u32>,
-    pub(super) swap: Option<Swap>,
-    pub(super) standby: Standby,
-    /// The wait for the first answer at the new share, which tells the last change's effect.
-    pub(super) effect: Option<Effect>,
-    pub(super) settling: Option<Settling>,
-    /// The share asked for while the last hand-over was in its probation.
-    pub(super) next: Option<ResizeRequest>,
-    /// The share that a worker without a shadow is being restarted for.
-    pub(super) replacing: Option<Replacing>,
-    pub(super) restarts: Restarts,
+    pub(super) processes: BTreeMap<WorkerId, Worker>,
+    /// Where shares are partitions inside the worker: the model's groups of SMs.
+    pub(super) tenancy: Option<Tenancy>,
+    /// Why the model cannot be served as its configuration demands, if so.
+    fault: Option<String>,
     /// The memory of its GPU.
     pub(super) ledger: Arc<MemoryLedger>,
     /// Its own place there.
     pub(super) place: Place,
-    /// Deaths since the start.
-    pub(super) all_deaths: u64,
-    /// Workers started in the place of dead ones since the start.
-    pub(super) all_restarts: u64,
-    /// What the last worker that died said, or died of.
-    pub(super) last_words: String,
-    pub(super) handovers: Handovers,
-    pub(super) changes: Changes,
-    /// Whether an operator holds the share.
-    pub(super) held: bool,
-    /// Set when the controller is to end: when workers that are left then are killed.
-    pub(super) stopping: Option<Moment>,
+    pub(super) records: Records,
     pub(super) events: mpsc::Sender<WorkerEvent>,
     pub(super) standing: watch::Sender<ModelReport>,
 }
@@ -168,71 +127,32 @@ pub struct Parts {
 impl Controller {
     /// A controller that has started nothing yet, and how it stands.
     pub fn new(parts: Parts) -> (Self, watch::Receiver<ModelReport>) {
-        let share = parts.share;
-        let groups = &parts.context.groups[parts.model.gpu];
-        let (mechanism, no_mechanism) = match Mechanism::of(&parts.model, &*parts.gpu, groups, share) {
-            Ok(mechanism) => (mechanism, None),
-            Err(why) => (Mechanism::Process { why: why.clone() }, Some(why)),
-        };
-        let sms = match &mechanism {
-            Mechanism::InProcess(inside) => inside.sms_of(share).0,
-            Mechanism::Process { .. } => parts.gpu.sms(share).0,
-        };
-        let (standing, seen) = watch::channel(ModelReport {
-            state: ModelState::Loading,
-            share,
-            sms,
-            since: Moment::default(),
-            partition: None,
-            mechanism: "shadow",
-            no_partition: None,
-            coming: None,
-            ready: None,
-            memory_need: None,
-            no_standby: None,
-            held: parts.held,
-            workers: Vec::new(),
-            worker_deaths: 0,
-            worker_restarts: 0,
-            handovers: Handovers::default(),
-            changes: Changes::default(),
+        let Parts { context, model, share, held, gpu, pipeline, reference, events } = parts;
+        let division = division_for(&model, &*gpu);
+        let required = model.handover == HandoverMode::InProcess;
+        let fault = model.broken.clone().or(division.clone().err().filter(|_| required));
+        let tenancy = division.as_ref().ok().map(|division| {
+            let groups = division.groups_of(share);
+            Tenancy::of(&context.groups[model.gpu], groups, model.priority)
         });
-        let ledger = Arc::clone(&parts.context.memory[parts.model.gpu]);
-        let has_shadows = mechanism.makes_shadows(parts.model.handover);
-        let place = ledger.enter(&parts.model, has_shadows);
+        let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
+        let ledger = Arc::clone(&context.memory[model.gpu]);
+        let place = ledger.enter(&model, workers.needs_shadows());
+        let (standing, seen) = watch::channel(ModelReport::loading(&workers));
         let controller = Self {
-            context: parts.context,
-            model: parts.model,
-            gpu: parts.gpu,
-            pipeline: parts.pipeline,
-            reference: parts.reference,
-            workers: BTreeMap::new(),
-            leaving: BTreeMap::new(),
-            share,
-            mechanism,
-            no_mechanism,
-            primary: Primary::Down { why: "not started".to_owned() },
-            serves_since: Moment::default(),
-            reference_by: Purpose::Reference,
-            reference_written: false,
-            wrong_at: BTreeMap::new(),
-            swap: None,
-            standby: Standby::new(),
-            effect: None,
-            settling: None,
-            next: None,
-            replacing: None,
-            restarts: Restarts::new(),
+            context,
+            model,
+            gpu,
+            pipeline,
+            reference,
+            workers,
+            processes: BTreeMap::new(),
+            tenancy,
+            fault,
             ledger,
             place,
-            all_deaths: 0,
-            all_restarts: 0,
-            last_words: String::new(),
-            handovers: Handovers::default(),
-            changes: Changes::default(),
-            held: parts.held,
-            stopping: None,
-            events: parts.events,
+            records: Records::default(),
+            events,
             standing,
         };
         (controller, seen)
@@ -240,14 +160,13 @@ impl Controller {
 
     /// Starts the model's workers and keeps them until it is told to stop.
     pub async fn run(mut self, mut inbox: Inbox) {
-        self.begin();
+        let first = self.workers.begin(self.fault.take(), self.now());
+        self.perform_all(first);
+        self.tell_groups();
         self.publish();
-        while !(self.stopping.is_some() && self.workers.is_empty()) {
+        while !self.workers.have_ended() {
             let heard = self.listen(&mut inbox).await;
-            self.on(heard);
-            self.tend_standby();
-            self.tend_awaited();
-            self.tend_partition();
+            self.hear(heard);
             self.publish();
         }
         self.leave_ledger();
@@ -255,7 +174,8 @@ impl Controller {
 
     /// The next thing that happens. Every receiver is cancel-safe.
     async fn listen(&self, inbox: &mut Inbox) -> Heard {
-        let due = self.due().map(|due| self.context.clock.instant(due));
+        let due = [self.workers.due(), self.records.due()].into_iter().flatten().min();
+        let due = due.map(|due| self.context.clock.instant(due));
         let alarm = async {
             match due {
                 Some(due) => tokio::time::sleep_until(due).await,
@@ -274,160 +194,167 @@ impl Controller {
         }
     }
 
-    fn on(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: Heard) {
         match heard {
-            Heard::Order(Order::Stop) => self.stop(),
-            Heard::Order(Order::Resize { share, cause, hold, onset, reply }) => {
-                let decided = self.now();
-                self.resize(ResizeRequest { share, cause, onset, decided, reply: Some(reply) }, hold);
+            Heard::Order(order) => self.ordered(order),
+            Heard::Lane(fact) => self.lane_told(fact),
+            Heard::Worker(WorkerEvent { worker, said }) => self.worker_said(worker, said),
+            Heard::CalledIn => {
+                if self.is_called_in() {
+                    self.tell(Fact::MustNotStand(
+                        "others need its memory (a hand-over, a worker that is to serve, or a higher priority); \
+                         asked for again in a moment"
+                            .to_owned(),
+                    ));
+                }
             }
-            Heard::Order(Order::Configure { model }) => {
+            Heard::GroupsMoved => self.tell_groups(),
+            Heard::Due => {
+                let now = self.now();
+                let actions = self.workers.on_time(now);
+                self.perform_all(actions);
+                self.records.on_time(&self.pipeline, now);
+            }
+        }
+    }
+
+    fn ordered(&mut self, order: Order) {
+        match order {
+            Order::Stop => self.tell(Fact::Stop),
+            Order::Resize { share, cause, hold, onset, reply } => {
+                let number = Some(self.records.expect(reply));
+                let request = ResizeRequest { number, share, cause, onset, decided: self.now() };
+                self.tell(Fact::Resize { request, hold });
+            }
+            Order::Configure { model } => {
                 self.model = model;
-                self.ledger.tell(&self.model, self.makes_shadows());
-                self.share_is(self.share);
+                self.tell(Fact::Configured(settings(&self.model, &self.context, &*self.gpu)));
+                self.ledger.tell(&self.model, self.workers.needs_shadows());
             }
-            Heard::Order(Order::Hold { held, reply }) => {
-                let news = std::mem::replace(&mut self.held, held) != held;
+            Order::Hold { held, reply } => {
                 // The receiver may be gone.
-                reply.send(news).ok();
+                reply.send(self.workers.hold(held)).ok();
             }
-            Heard::Lane(fact) => self.on_lane(fact),
-            Heard::Worker(WorkerEvent { worker, said }) => self.on_worker(worker, said),
-            Heard::CalledIn => self.on_call(),
-            // `tend_partition`, which runs after each event, does what follows.
-            Heard::GroupsMoved => {}
-            Heard::Due => self.on_time(),
         }
     }
 
-    fn due(&self) -> Option<Moment> {
-        let swap = self.swap.as_ref().and_then(Swap::due);
-        if self.stopping.is_some() {
-            return self.stopping;
-        }
-        let leavers = self.leaving.values().copied().min();
-        let settling = self.settling.as_ref().map(Settling::due);
-        let moving = self.in_process().and_then(InProcess::due);
-        let all = [self.primary.due(), swap, self.standby_due(), settling, leavers, moving];
-        all.into_iter().flatten().min()
-    }
-
-    fn on_time(&mut self) {
-        let now = self.now();
-        if self.stopping.is_some_and(|due| due <= now) {
-            tracing::warn!(model = self.model.name, "workers ignored the stop and are killed");
-            self.workers.values().for_each(Worker::kill);
-            self.stopping = Some(now + self.context.timeouts.stop);
-            return;
-        }
-        self.leavers_on_time(now);
-        self.primary_on_time(now);
-        self.swap_on_time(now);
-        self.partition_on_time(now);
-        self.settling_on_time(now);
-    }
-
-    fn on_lane(&mut self, fact: LaneFact) {
-        match fact {
-            LaneFact::Drained(worker) => {
-                self.leaver_drained(worker);
-                self.swap_drained(worker);
-            }
-            LaneFact::PoisonConfirmed => self.restarts.poisonous(),
+    fn lane_told(&mut self, fact: LaneFact) {
+        let fact = match fact {
+            LaneFact::Drained(worker) => Fact::Drained(worker),
+            LaneFact::PoisonConfirmed => Fact::PoisonConfirmed,
             LaneFact::FirstAnswer(worker, at) => {
-                self.restarts.served();
-                self.note_effect(worker, at);
+                self.records.note_effect(worker, at);
+                Fact::FirstAnswer(worker)
             }
-            LaneFact::Prepared(worker, prepared) => self.prepared(worker, prepared),
-            LaneFact::Gone(worker) => self.lane_gone(worker),
-            LaneFact::Hung(worker) => self.misbehaved(worker, "it hangs: a batch executes for far too long"),
-            LaneFact::Broken(worker, why) => self.misbehaved(worker, &why),
-        }
+            LaneFact::Prepared(worker, prepared) => Fact::Prepared { worker, prepared },
+            LaneFact::Gone(worker) => Fact::LaneEnded { worker, idle: self.pipeline.is_idle(worker) },
+            LaneFact::Hung(worker) => {
+                Fact::Misbehaved { worker, why: "it hangs: a batch executes for far too long".to_owned() }
+            }
+            LaneFact::Broken(worker, why) => Fact::Misbehaved { worker, why },
+        };
+        self.tell(fact);
     }
 
-    /// Kills a worker that hangs or sends nonsense, and treats it as dead at once.
-    pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
-        tracing::error!(
-            model = self.model.name,
-            pid = self.pid(worker),
-            why,
-            "a worker misbehaves and is killed"
-        );
-        self.swap_misbehaved(worker);
-        self.standby_fails(worker);
-        if self.primary.worker() == Some(worker) {
-            self.last_words = why.to_owned();
-        }
-        if let Some(worker) = self.workers.get(&worker) {
-            worker.kill();
-        }
-        if self.stopping.is_none() {
-            self.expect_end(worker);
-            self.relieve(worker, why);
-        }
-    }
-
-    fn on_worker(&mut self, worker: WorkerId, said: WorkerSaid) {
-        tracing::debug!(model = self.model.name, pid = self.pid(worker), ?said, "worker");
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.note(&said);
-        }
-        let in_swap = self.swap.as_ref().is_some_and(|swap| swap.shadow == Some(worker));
+    fn worker_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+        let (model, pid) = (&self.model.name, self.pid(worker));
+        tracing::debug!(model, pid, ?said, "worker");
+        let Some(process) = self.processes.get_mut(&worker) else { return };
+        process.note(&said);
+        let (asked, writes_reference) = (process.groups, process.purpose.is_reference());
         match said {
-            WorkerSaid::Exited(status) => self.exited(worker, &status),
-            // While stopping, only exits matter.
-            _ if self.stopping.is_some() => {}
-            WorkerSaid::Lost(why) => {
-                tracing::debug!(model = self.model.name, why, "a boot channel broke; the exit follows");
+            WorkerSaid::Connected => self.tell(Fact::Connected(worker)),
+            WorkerSaid::Loaded(found) => {
+                // A worker that finds another model than its predecessors is refused.
+                let described = loaded::describe(&self.model, &found).map_err(|refusal| refusal.to_string());
+                if let Err(why) = described.and_then(|metadata| self.pipeline.describe(metadata)) {
+                    self.tell(Fact::Misbehaved { worker, why });
+                }
             }
-            WorkerSaid::Loaded(found) => self.loaded(worker, &found),
-            said if in_swap => self.shadow_said(worker, said),
-            said if self.standby.is(worker) => self.standby_said(worker, said),
-            said => self.primary_said(worker, said),
+            WorkerSaid::Warmed(_) if writes_reference => {
+                let result = self.reference.seal().map_err(|error| errors::chain(&error));
+                self.tell(Fact::ReferenceWritten { worker, result });
+            }
+            WorkerSaid::Warmed(warmed) => {
+                self.note_warm();
+                self.tell(Fact::Warmed { worker, warmed, asked });
+            }
+            WorkerSaid::Refused(refusal) => {
+                tracing::error!(model, pid, %refusal, "a worker refused");
+                self.tell(Fact::Refused { worker, refusal });
+            }
+            WorkerSaid::Lost(why) => {
+                tracing::debug!(model, why, "a boot channel broke; the exit follows");
+            }
+            WorkerSaid::Exited(status) => {
+                let status = shown(&status);
+                tracing::info!(model, pid, status, "worker ended");
+                self.processes.remove(&worker);
+                let idle = self.pipeline.is_idle(worker);
+                self.tell(Fact::Exited { worker, status, idle });
+            }
         }
     }
 
-    fn exited(&mut self, worker: WorkerId, status: &std::io::Result<std::process::ExitStatus>) {
-        let Some(gone) = self.workers.remove(&worker) else { return };
-        self.leaving.remove(&worker);
-        let status = describe_exit(status);
-        tracing::info!(model = self.model.name, pid = gone.pid, status, "worker ended");
-        if self.stopping.is_some() {
-            return;
+    fn tell_groups(&mut self) {
+        if let Some(tenancy) = &self.tenancy {
+            self.tell(Fact::Groups(tenancy.groups()));
         }
-        self.standby_exited(worker);
-        self.swap_exited(worker);
-        self.primary_exited(worker, status);
     }
 
-    fn stop(&mut self) {
-        let now = self.now();
-        self.pipeline.shut("the server is stopping");
-        self.refuse_all(&ResizeRefused::Stopping);
-        self.workers.values_mut().for_each(Worker::stop);
-        self.stopping = Some(now + self.context.timeouts.stop);
+    /// Tells the machine a fact, and performs what follows from it.
+    fn tell(&mut self, fact: Fact) {
+        let actions = self.workers.on(fact, self.now());
+        self.perform_all(actions);
+    }
+
+    /// Performs actions in order; facts that arise on the way are told afterwards.
+    fn perform_all(&mut self, mut actions: Vec<Action>) {
+        let mut facts = VecDeque::new();
+        loop {
+            facts.extend(actions.into_iter().filter_map(|action| self.perform(action)));
+            let Some(fact) = facts.pop_front() else { return };
+            actions = self.workers.on(fact, self.now());
+        }
     }
 
     pub(super) fn now(&self) -> Moment {
         self.context.clock.now()
     }
 
-    pub(super) fn after(&self, span: Duration) -> Moment {
-        self.now() + span
-    }
-
-    pub(super) fn sms(&self, share: Percent) -> Sms {
-        self.in_process().map_or_else(|| self.gpu.sms(share), |inside| inside.sms_of(share))
-    }
-
     pub(super) fn pid(&self, worker: WorkerId) -> Option<i32> {
-        self.workers.get(&worker).map(|worker| worker.pid)
+        self.processes.get(&worker).map(|process| process.pid)
     }
 }
 
-fn describe_exit(status: &std::io::Result<std::process::ExitStatus>) -> String {
-    match status {
-        Ok(status) => status.to_string(),
-        Err(error) => format!("unknown: {error}"),
+/// How the GPU divides, where the model's share may be a partition inside its worker, as far as that
+/// is known before its load; else why it may not.
+fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String> {
+    let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
+    match model.handover {
+        HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
+            Ok(_) if model.engine.has_tensorrt() => {
+                Err("TensorRT's engines are built for a share".to_owned())
+            }
+            Ok(division) => Ok((**division).clone()),
+            Err(why) => Err(why.to_owned()),
+        },
+        HandoverMode::Shadow => by_configuration("shadow"),
+        HandoverMode::Restart => by_configuration("restart"),
+        HandoverMode::Never => by_configuration("never"),
+    }
+}
+
+fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings {
+    Settings {
+        model: model.name.clone(),
+        min: model.share.min,
+        max: model.share.max,
+        handover: model.handover,
+        standby: model.standby == Standby::Always,
+        timeouts: context.timeouts,
+        policy_acts: context.policy_acts,
+        on_gpu: gpu.standing().uuid.is_some(),
+        sms: Percent::all().map(|share| gpu.sms(share)).collect(),
     }
 }

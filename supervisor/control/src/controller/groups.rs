@@ -71,28 +71,15 @@ impl Tenancy {
         Self { id, ledger: Arc::clone(ledger) }
     }
 
-    /// It is to have so many groups.
-    pub(super) fn ask(&self, count: usize) {
-        if self.ledger.tenants.lock().by_id.get(&self.id).is_some_and(|tenant| tenant.count == count) {
-            return;
-        }
+    /// It is to have so many groups, and cannot have `cannot`. Returns the groups that it is to have.
+    pub(super) fn ask(&self, count: usize, cannot: Option<Groups>) -> Groups {
         self.ledger.change(|tenants| {
-            if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
-                tenant.count = count;
-            }
+            let Some(tenant) = tenants.by_id.get_mut(&self.id) else { return };
+            tenant.count = count;
+            let news = |groups: &Groups| tenant.cannot.len() < CANNOT && !tenant.cannot.contains(groups);
+            tenant.cannot.extend(cannot.filter(news));
         });
-    }
-
-    /// It cannot have these groups.
-    pub(super) fn cannot_have(&self, groups: Groups) {
-        self.ledger.change(|tenants| {
-            let tenant = tenants.by_id.get_mut(&self.id);
-            let news =
-                |tenant: &&mut Tenant| tenant.cannot.len() < CANNOT && !tenant.cannot.contains(&groups);
-            if let Some(tenant) = tenant.filter(news) {
-                tenant.cannot.push(groups);
-            }
-        });
+        self.groups()
     }
 
     /// The groups that it is to have.
@@ -122,9 +109,9 @@ mod tests {
         assert_eq!(first.groups().common(second.groups()), Groups::NONE);
         assert!(moves.has_changed().unwrap());
         let at_first = first.groups();
-        first.ask(16);
+        first.ask(16, None);
         assert_eq!(first.groups(), Groups::WHOLE);
-        first.ask(10);
+        first.ask(10, None);
         assert_eq!(first.groups(), at_first);
         drop(second);
         let third = Tenancy::of(&ledger, 6, 1);

@@ -326,9 +326,7 @@ impl Controller {
 
     /// The last thing that a controller does.
     pub(super) fn leave_ledger(&self) {
-        if self.standby.worker().is_some() {
-            self.note_standing(false);
-        }
+        self.note_standing(false);
         self.ledger.leave(&self.model.name);
     }
 
@@ -349,11 +347,9 @@ impl Controller {
         self.ledger.warmed(self.now());
     }
 
-    /// Lets the standing worker go if it is called in, because another worker needs memory.
-    pub(super) fn on_call(&mut self) {
-        if self.stopping.is_none() && self.ledger.is_called_in(self.entry()) {
-            self.rest_standby();
-        }
+    /// Whether the standing worker must go, as another worker needs its memory.
+    pub(super) fn is_called_in(&self) -> bool {
+        self.ledger.is_called_in(self.entry())
     }
 
     /// A worker found no memory: calls in what stands ready. True if some will be free before long.

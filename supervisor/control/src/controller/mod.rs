@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! orders (resize, stop) ──┐
-//! facts of the pipeline ──┼─▶ Controller ─▶ policy's hand-over machine ─▶ actions ─▶ pipeline, workers
-//! events of the workers ──┘        └─▶ standing (for status)
+//! facts of the pipeline ──┼─▶ Controller ─▶ policy's machine ─▶ actions ─▶ pipeline, processes
+//! events of the workers ──┘        └─▶ report (for status)
 //! ```
 //!
 //! The controllers have a thread of their own: starting a process takes milliseconds, in which the
@@ -13,22 +13,17 @@ mod changes;
 mod engine;
 mod events;
 mod groups;
-mod in_process;
 mod launch;
 mod loaded;
 mod memory;
 mod outcome;
+mod perform;
 mod planner;
-mod primary;
 mod publish;
 mod reports;
-mod resize;
-mod standby;
-mod swap;
-mod takeover;
 mod thread;
 
-pub use changes::{Cause, Changes, Outcomes};
+pub use changes::{Changes, Outcomes};
 pub use engine::spec as engine_spec;
 pub use events::{Context, Controller, Inbox, Parts};
 pub use groups::GroupLedger;
@@ -45,8 +40,8 @@ use std::sync::Arc;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::oneshot;
 
-use primary::WRONG_AT_A_SHARE;
 use shadowslice_config::Model;
+pub use shadowslice_policy::workers::{Cause, ResizeRefused};
 
 /// Orders that may wait for a controller.
 pub const ORDERS: usize = 16;
@@ -85,75 +80,4 @@ pub enum Order {
     },
     /// End all workers, and then the controller. The pipeline is shut first.
     Stop,
-}
-
-/// Why a share is not changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ResizeRefused {
-    /// It is in force.
-    #[error("{share} ({sms} SMs) is in force already; nothing was done")]
-    InForce {
-        /// The share asked for.
-        share: Percent,
-        /// Its SMs.
-        sms: u32,
-    },
-    /// The configuration forbids it.
-    #[error("{share} is outside of share.min {min} and share.max {max} of model '{model}'")]
-    OutOfBounds {
-        /// The model.
-        model: String,
-        /// The share asked for.
-        share: Percent,
-        /// The least.
-        min: Percent,
-        /// The most.
-        max: Percent,
-    },
-    /// The configuration forbids any.
-    #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
-    Never(String),
-    /// An operator holds it.
-    #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
-    Held(String),
-    /// Something else is under way.
-    #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
-    Busy(String),
-    /// Its worker cannot have it as a partition.
-    #[error("model '{model}' cannot have a partition of that size: {why}; it has the share before")]
-    NoPartition {
-        /// The model.
-        model: String,
-        /// Why it cannot.
-        why: String,
-    },
-    /// Workers with that share answered wrongly.
-    #[error("model '{model}' does not answer rightly at {share}. {WRONG_AT_A_SHARE}")]
-    Wrong {
-        /// The model.
-        model: String,
-        /// The share asked for.
-        share: Percent,
-    },
-    /// It has `handover: restart`, and its worker did not start at that share.
-    #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]
-    NoWorker {
-        /// The model.
-        model: String,
-        /// What the worker died of.
-        why: String,
-    },
-    /// There is nothing to hand over from.
-    #[error("model '{model}' does not serve: {why}")]
-    NotServing {
-        /// The model.
-        model: String,
-        /// Why it does not.
-        why: String,
-    },
-    /// The supervisor ends, or the model's workers do.
-    #[error(
-        "the workers of this model are told to end: the server is stopping, or the model is unloaded or replaced"
-    )]
-    Stopping,
 }

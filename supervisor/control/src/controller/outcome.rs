@@ -1,19 +1,43 @@
-//! What became of a change of share: in force or not, how soon, and whether it helped the model.
+//! What became of changes of a share: counted, timed, and answered to those that asked.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shadowslice_policy::handover::{Outcome, Reason};
-use shadowslice_shared::units::{Moment, Percent};
-
-use super::changes::Cause;
-use super::events::Controller;
-use super::reports::{HandoverReport, ms, us};
-use super::resize::{Reply, ResizeRequest};
+use shadowslice_policy::workers::{
+    Cause, ChangeReport, Failover, Means, Report, ResizeRefused, ResizeRequest,
+};
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Moment, Percent, Sms};
+use tokio::sync::oneshot;
+
+use super::changes::Changes;
+use super::events::Controller;
+use super::reports::{HandoverReport, Handovers, ms, us};
+use shadowslice_datapath::pipeline::Pipeline;
+
+/// Where the answer to an order goes.
+pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
+
+/// How often, and for how long after a change, to look whether a model keeps its SLO again.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_FOR: Duration = Duration::from_secs(60);
+
+/// What is known of a model's changes.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    pub(super) handovers: Handovers,
+    pub(super) changes: Changes,
+    effect: Option<Effect>,
+    settling: Option<Settling>,
+    /// Orders that are not answered yet, by their numbers.
+    replies: BTreeMap<u64, Reply>,
+    /// Orders so far.
+    orders: u64,
+}
 
 /// The wait for the first batch at a new share.
 #[derive(Debug)]
-pub(super) struct Effect {
+struct Effect {
     worker: WorkerId,
     /// The cause of the change; `None` after a death.
     cause: Option<Cause>,
@@ -23,151 +47,40 @@ pub(super) struct Effect {
     reported: bool,
 }
 
-/// How often, and for how long after a change, to look whether a model keeps its SLO again.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const LOOK_FOR: Duration = Duration::from_secs(60);
-
 /// The wait until the objective is kept again after the last change.
 #[derive(Debug)]
-pub(super) struct Settling {
+struct Settling {
     cause: Cause,
     look: Moment,
     until: Moment,
 }
 
-impl Settling {
-    pub(super) fn due(&self) -> Moment {
-        self.look
-    }
-}
-
-impl Effect {
-    /// Not there yet.
-    pub(super) fn awaited(worker: WorkerId, wanted: &ResizeRequest) -> Self {
-        let (cause, decided) = (Some(wanted.cause), wanted.decided);
-        Self { worker, cause, decided, took: None, reported: false }
+impl Records {
+    /// An order is to be answered; returns its number.
+    pub(super) fn expect(&mut self, reply: Reply) -> u64 {
+        self.orders += 1;
+        self.replies.insert(self.orders, reply);
+        self.orders
     }
 
-    /// After a death.
-    pub(super) fn of_relief(worker: WorkerId, now: Moment) -> Self {
-        Self { worker, cause: None, decided: now, took: None, reported: false }
-    }
-}
-
-impl Controller {
-    pub(super) fn complete(&mut self) {
-        let Some(swap) = &mut self.swap else { return };
-        let ResizeRequest { share: to, cause, .. } = swap.wanted;
-        let (onset, reply) = (swap.wanted.onset, swap.wanted.reply.take());
-        self.handovers.flips += u64::from(swap.at_once);
-        let report = self.report("completed", None);
-        self.share_is(to);
-        self.changes.completed(cause, &report);
-        self.handovers.completed += 1;
-        tracing::info!(model = self.model.name, share = %to, stall_us = report.stall_us, "hand-over completed");
-        self.reported(report.clone());
-        self.begin_settling(cause, onset);
-        answer(reply, report);
-    }
-
-    /// A worker at a new share serves, and this is how that went.
-    pub(super) fn reported(&mut self, report: HandoverReport) {
-        if let Some(effect) = &mut self.effect {
-            effect.reported = true;
-        }
-        self.settling = None;
-        self.handovers.last = Some(report);
-    }
-
-    pub(super) fn finish(&mut self, outcome: Outcome) {
-        let cause = self.swap.as_ref().map(|swap| swap.wanted.cause);
-        let outcomes = cause.map(|cause| self.changes.of(cause));
-        match outcome {
-            Outcome::Kept => {}
-            Outcome::RolledBack(reason) => {
-                self.handovers.rolled_back += 1;
-                // The shadow that failed had served, so its end counts as a death.
-                self.all_deaths += 1;
-                if let Some(outcomes) = outcomes {
-                    outcomes.rolled_back += 1;
-                }
-                self.not_kept("rolled back", &reason);
-            }
-            Outcome::Aborted(reason) => {
-                self.handovers.aborted += 1;
-                if let Some(outcomes) = outcomes {
-                    outcomes.aborted += 1;
-                }
-                self.not_kept("aborted", &reason);
-                self.share_is(self.share);
-            }
-        }
-        self.swap = None;
-    }
-
-    fn not_kept(&mut self, outcome: &str, reason: &Reason) {
-        let report = self.report(outcome, Some(reason.to_string()));
-        tracing::warn!(model = self.model.name, outcome, cause = report.cause, %reason, "hand-over failed");
-        self.settling = None;
-        self.handovers.last = Some(report.clone());
-        let reply = self.swap.as_mut().and_then(|swap| swap.wanted.reply.take());
-        answer(reply, report);
-    }
-
-    fn report(&self, outcome: &str, why: Option<String>) -> HandoverReport {
-        let Some(swap) = &self.swap else { return self.report_of(outcome, why, (self.share, self.share)) };
-        // A model with partitions also gets another process, for a fault or a new version.
-        let mechanism = if self.in_process().is_some() { "shadow" } else { self.mechanism_name().0 };
-        HandoverReport {
-            mechanism: mechanism.to_owned(),
-            cause: swap.wanted.cause.name().to_owned(),
-            at_once: swap.at_once,
-            ..self.report_of(outcome, why, (swap.from, swap.wanted.share))
+    fn answer(&mut self, request: &ResizeRequest, answer: Result<HandoverReport, ResizeRefused>) {
+        if let Some(reply) = request.number.and_then(|number| self.replies.remove(&number)) {
+            // The receiver may be gone.
+            reply.send(answer).ok();
         }
     }
 
-    /// How a change to a share went that is in force.
-    pub(super) fn report_of_change(&self, wanted: &ResizeRequest, from: Percent) -> HandoverReport {
-        HandoverReport {
-            cause: wanted.cause.name().to_owned(),
-            effect_ms: None,
-            ..self.report_of("completed", None, (from, wanted.share))
-        }
+    /// The first batch of this worker will show that a change is in effect.
+    pub(super) fn await_effect(&mut self, worker: WorkerId, request: Option<ResizeRequest>, now: Moment) {
+        let decided = request.map_or(now, |request| request.decided);
+        let cause = request.map(|request| request.cause);
+        self.effect = Some(Effect { worker, cause, decided, took: None, reported: false });
     }
 
-    /// How a change went, with the stall measured since it began. The cause is a death unless the
-    /// caller sets another.
-    pub(super) fn report_of(
-        &self,
-        outcome: &str,
-        why: Option<String>,
-        (from, to): (Percent, Percent),
-    ) -> HandoverReport {
-        let stall = self.pipeline.stall();
-        HandoverReport {
-            outcome: outcome.to_owned(),
-            mechanism: self.mechanism_name().0.to_owned(),
-            cause: "death".to_owned(),
-            at_once: true,
-            why,
-            from_percent: from.get(),
-            to_percent: to.get(),
-            from_sms: self.sms(from).0,
-            to_sms: self.sms(to).0,
-            settle_ms: None,
-            effect_ms: self.effect.as_ref().and_then(|effect| effect.took).map(ms),
-            stall_us: us(stall.longest),
-            stall_total_us: us(stall.total),
-        }
-    }
-
-    /// The first batch at the new share is done.
+    /// The first batch of a worker since it was routed to is done.
     pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
-        let Some(effect) =
-            self.effect.as_mut().filter(|effect| effect.worker == worker && effect.took.is_none())
-        else {
-            return;
-        };
+        let awaited = |effect: &&mut Effect| effect.worker == worker && effect.took.is_none();
+        let Some(effect) = self.effect.as_mut().filter(awaited) else { return };
         let took = at.since(effect.decided);
         effect.took = Some(took);
         if let Some(cause) = effect.cause {
@@ -178,19 +91,25 @@ impl Controller {
         }
     }
 
-    /// A share came into force. If a change of the load was the reason, watches whether it is
-    /// enough.
-    pub(super) fn begin_settling(&mut self, cause: Cause, onset: Option<Moment>) {
-        let Some(onset) = onset else { return };
-        self.pipeline.begin_settling(onset);
-        self.settling = Some(Settling { cause, look: self.after(LOOK_EVERY), until: self.after(LOOK_FOR) });
+    /// A worker at a new share serves, and this is how that went.
+    fn reported(&mut self, report: HandoverReport) {
+        if let Some(effect) = &mut self.effect {
+            effect.reported = true;
+        }
+        self.settling = None;
+        self.handovers.last = Some(report);
     }
 
-    pub(super) fn settling_on_time(&mut self, now: Moment) {
+    /// When something is to be looked at.
+    pub(super) fn due(&self) -> Option<Moment> {
+        self.settling.as_ref().map(|settling| settling.look)
+    }
+
+    pub(super) fn on_time(&mut self, pipeline: &Pipeline, now: Moment) {
         let Some(settling) = self.settling.as_mut().filter(|settling| settling.look <= now) else { return };
         settling.look = now + LOOK_EVERY;
         let (cause, over) = (settling.cause, now >= settling.until);
-        let took = self.pipeline.settled();
+        let took = pipeline.settled();
         if let Some(took) = took {
             self.changes.of(cause).settle.record(took);
             if let Some(last) = &mut self.handovers.last {
@@ -203,9 +122,131 @@ impl Controller {
     }
 }
 
-/// Answers an order, if its receiver is still there.
-fn answer(reply: Option<Reply>, report: HandoverReport) {
-    if let Some(reply) = reply {
-        reply.send(Ok(report)).ok();
+impl Controller {
+    pub(super) fn report(&mut self, report: Report) {
+        match report {
+            Report::Begun(request, shadow) => tracing::info!(
+                model = self.model.name,
+                from = %self.workers.share(),
+                to = %request.share,
+                pid = shadow.and_then(|shadow| self.pid(shadow)),
+                "hand-over begins"
+            ),
+            Report::Completed(change) => self.completed(change),
+            Report::NotKept { change, rolled_back, reason } => {
+                let outcomes = self.records.changes.of(change.request.cause);
+                let (outcome, counts) = match rolled_back {
+                    true => {
+                        ("rolled back", [&mut outcomes.rolled_back, &mut self.records.handovers.rolled_back])
+                    }
+                    false => ("aborted", [&mut outcomes.aborted, &mut self.records.handovers.aborted]),
+                };
+                counts.into_iter().for_each(|count| *count += 1);
+                let cause = change.request.cause.name();
+                tracing::warn!(model = self.model.name, outcome, cause, %reason, "hand-over failed");
+                let report = HandoverReport {
+                    outcome: outcome.to_owned(),
+                    why: Some(reason.to_string()),
+                    ..self.change_report(&change)
+                };
+                self.records.settling = None;
+                self.records.handovers.last = Some(report.clone());
+                self.records.answer(&change.request, Ok(report));
+            }
+            Report::Aborted(request, refused) => {
+                tracing::warn!(model = self.model.name, to = %request.share, why = %refused, "a change of share failed");
+                self.records.handovers.aborted += 1;
+                self.records.changes.of(request.cause).aborted += 1;
+                self.records.answer(&request, Err(refused));
+            }
+            Report::Refused(request, refused) => {
+                if !matches!(refused, ResizeRefused::InForce { .. }) {
+                    self.records.changes.of(request.cause).refused += 1;
+                }
+                self.records.answer(&request, Err(refused));
+            }
+            Report::FailedOver(failover) => self.failed_over(failover),
+        }
+    }
+
+    fn completed(&mut self, change: ChangeReport) {
+        let ChangeReport { request, means, .. } = change;
+        let mut report = self.change_report(&change);
+        let handovers = &mut self.records.handovers;
+        handovers.completed += 1;
+        match means {
+            Means::InProcess => handovers.in_process += 1,
+            Means::Shadow { at_once } => handovers.flips += u64::from(at_once),
+            Means::Restart => {
+                let effect = self.now().since(request.decided);
+                report.effect_ms = Some(ms(effect));
+                self.records.changes.of(request.cause).effect.record(effect);
+            }
+        }
+        tracing::info!(
+            model = self.model.name,
+            share = %request.share,
+            mechanism = report.mechanism,
+            stall_us = report.stall_us,
+            "the share is in force"
+        );
+        self.records.changes.completed(request.cause, &report);
+        self.records.reported(report.clone());
+        if let Some(onset) = request.onset {
+            // If a change of the load was the reason: whether it is enough.
+            self.pipeline.begin_settling(onset);
+            let (cause, now) = (request.cause, self.now());
+            self.records.settling = Some(Settling { cause, look: now + LOOK_EVERY, until: now + LOOK_FOR });
+        }
+        self.records.answer(&request, Ok(report));
+    }
+
+    fn failed_over(&mut self, Failover { worker, why, shares: (from, to), sms }: Failover) {
+        let pid = self.pid(worker);
+        tracing::warn!(model = self.model.name, why, %from, %to, pid, "the worker died; the standing one serves");
+        self.records.handovers.failovers += 1;
+        let report = HandoverReport { why: Some(why), ..self.report_of("taken over", (from, to), sms) };
+        self.records.reported(report);
+    }
+
+    /// How a change went that is in force.
+    fn change_report(&self, ChangeReport { request, from, means, sms }: &ChangeReport) -> HandoverReport {
+        let (mechanism, at_once) = match *means {
+            Means::InProcess => ("in-process", true),
+            Means::Shadow { at_once } => ("shadow", at_once),
+            Means::Restart => ("restart", false),
+        };
+        let effect = match (means, &self.records.effect) {
+            (Means::Shadow { .. }, Some(effect)) => effect.took.map(ms),
+            _ => None,
+        };
+        HandoverReport {
+            mechanism: mechanism.to_owned(),
+            cause: request.cause.name().to_owned(),
+            at_once,
+            effect_ms: effect,
+            ..self.report_of("completed", (*from, request.share), *sms)
+        }
+    }
+
+    /// How a change went, with the stall measured since it began; after a death, unless the caller
+    /// sets another cause.
+    fn report_of(&self, outcome: &str, (from, to): (Percent, Percent), sms: (Sms, Sms)) -> HandoverReport {
+        let stall = self.pipeline.stall();
+        HandoverReport {
+            outcome: outcome.to_owned(),
+            mechanism: self.workers.means().0.to_owned(),
+            cause: "death".to_owned(),
+            at_once: true,
+            why: None,
+            from_percent: from.get(),
+            to_percent: to.get(),
+            from_sms: sms.0.0,
+            to_sms: sms.1.0,
+            settle_ms: None,
+            effect_ms: None,
+            stall_us: us(stall.longest),
+            stall_total_us: us(stall.total),
+        }
     }
 }

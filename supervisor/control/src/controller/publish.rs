@@ -2,40 +2,70 @@
 
 use std::sync::Arc;
 
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_policy::workers::{State, Workers};
+use shadowslice_shared::units::Moment;
 
 use super::events::Controller;
-use super::primary::Primary;
 use super::reports::{BootMs, ModelReport, ModelState, WorkerReport};
 use crate::process::Worker;
 
+impl ModelReport {
+    /// Of a model that has started nothing yet.
+    pub(super) fn loading(workers: &Workers) -> Self {
+        Self {
+            state: ModelState::Loading,
+            share: workers.share(),
+            sms: workers.sms_in_force().0,
+            partition: None,
+            mechanism: workers.means().0,
+            no_partition: workers.means().1.map(str::to_owned),
+            since: Moment::default(),
+            coming: None,
+            ready: None,
+            no_standby: None,
+            memory_need: None,
+            held: workers.is_held(),
+            workers: Vec::new(),
+            worker_deaths: 0,
+            worker_restarts: 0,
+            handovers: Default::default(),
+            changes: Default::default(),
+        }
+    }
+}
+
 impl Controller {
     pub(super) fn publish(&self) {
-        let (share, since) = {
+        let workers = &self.workers;
+        let share = workers.share();
+        let since = {
             let seen = self.standing.borrow();
-            (self.share, if seen.share == self.share { seen.since } else { self.now() })
+            if seen.share == share { seen.since } else { self.now() }
         };
-        let (mechanism, no_partition) = self.mechanism_name();
-        let partition = self.in_process().map(|inside| (Arc::clone(inside.division()), inside.current()));
+        let (mechanism, no_partition) = workers.means();
+        let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
+        let division = self.gpu.division().ok();
+        let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
         let standing = ModelReport {
             state: self.state(),
             share,
-            sms: self.sms_in_force().0,
+            sms: workers.sms_in_force().0,
             partition,
             mechanism,
-            no_partition,
+            no_partition: no_partition.map(str::to_owned),
             since,
-            coming: self.coming(),
-            ready: self.ready_share(),
+            coming: workers.coming(),
+            ready: workers.ready_share(),
             memory_need: self.ledger.need(&self.model.name),
-            no_standby: self.standby_obstacle(),
-            held: self.held,
+            no_standby: workers.standing_obstacle().map(str::to_owned),
+            held: workers.is_held(),
             workers: self.worker_standings(),
-            worker_deaths: self.all_deaths,
-            worker_restarts: self.all_restarts,
-            handovers: self.handovers.clone(),
-            changes: self.changes.clone(),
+            worker_deaths,
+            worker_restarts,
+            handovers: self.records.handovers.clone(),
+            changes: self.records.changes.clone(),
         };
+        self.log_changes(&standing);
         self.standing.send_if_modified(|seen| {
             let changed = *seen != standing;
             *seen = standing;
@@ -43,50 +73,69 @@ impl Controller {
         });
     }
 
-    /// The SMs on which batches run. A partition may have more or fewer than its share comes to,
-    /// as the left-over group is smaller or larger than the others.
-    fn sms_in_force(&self) -> Sms {
-        let serves = matches!(self.primary, Primary::Serving { .. });
-        let inside = self.in_process().filter(|_| serves);
-        inside.map_or_else(|| self.sms(self.share), |inside| inside.division().sms(inside.current()))
-    }
-
-    /// The share that a worker has.
-    fn share_of(&self, worker: &Worker) -> Percent {
-        if worker.groups.is_some() { self.share } else { worker.share }
+    /// Says what an operator will want to find in the log.
+    fn log_changes(&self, new: &ModelReport) {
+        let old = self.standing.borrow();
+        let model = &self.model.name;
+        if old.state != new.state {
+            match &new.state {
+                ModelState::Ready => tracing::info!(model, share = %new.share, "model ready"),
+                ModelState::Restarting => {
+                    tracing::warn!(model, deaths = self.workers.deaths_in_a_row(), "restarting the worker");
+                }
+                ModelState::Waiting(why) => tracing::warn!(model, why, "no worker for now"),
+                ModelState::Unready(why) => tracing::error!(model, why, "the model is unready"),
+                ModelState::Loading | ModelState::Stopping => {}
+            }
+        }
+        if old.no_partition != new.no_partition
+            && let Some(why) = &new.no_partition
+        {
+            tracing::info!(
+                model,
+                why,
+                mechanism = new.mechanism,
+                "the share is not changed inside the worker"
+            );
+        }
+        if old.no_standby != new.no_standby
+            && let Some(why) = &new.no_standby
+        {
+            tracing::warn!(model, why, "no standing worker for now");
+        }
     }
 
     /// While the next worker boots, requests wait for it if there was one before.
     fn state(&self) -> ModelState {
-        match self.primary.state() {
-            _ if self.stopping.is_some() => ModelState::Stopping,
-            ModelState::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
-            state => state,
+        match self.workers.state() {
+            State::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
+            State::Loading => ModelState::Loading,
+            State::Ready => ModelState::Ready,
+            State::Restarting => ModelState::Restarting,
+            State::Waiting(why) => ModelState::Waiting(why.to_owned()),
+            State::Down(why) => ModelState::Unready(why.to_owned()),
+            State::Stopping => ModelState::Stopping,
         }
     }
 
     /// All workers, the one that serves first.
     fn worker_standings(&self) -> Vec<WorkerReport> {
-        let mut all: Vec<_> = self.workers.values().map(|worker| self.worker_standing(worker)).collect();
+        let mut all: Vec<_> = self.processes.values().map(|process| self.worker_standing(process)).collect();
         all.sort_by_key(|worker| worker.role != "incumbent");
         all
     }
 
-    fn worker_standing(&self, worker: &Worker) -> WorkerReport {
-        let (role, phase) = match &self.swap {
-            Some(swap) if swap.has(worker.id) => swap.standing(worker.id, &self.primary),
-            _ if self.standby.is(worker.id) => self.standby.standing(),
-            _ => self.primary.standing(worker.id),
-        };
+    fn worker_standing(&self, process: &Worker) -> WorkerReport {
+        let (role, phase) = self.workers.role_and_phase(process.id);
         WorkerReport {
             role: role.to_owned(),
-            pid: worker.pid,
-            share_percent: self.share_of(worker).get(),
-            sms: self.sms_of(worker.id).unwrap_or(worker.sms).0,
+            pid: process.pid,
+            share_percent: self.workers.share_of(process.id).unwrap_or(process.share).get(),
+            sms: process.sms.0,
             phase: phase.to_owned(),
-            restarts: self.restarts.deaths(),
-            boot_ms: BootMs::of(worker.times()),
-            answer_error: worker.answer_error(),
+            restarts: self.workers.deaths_in_a_row(),
+            boot_ms: BootMs::of(process.times()),
+            answer_error: process.answer_error(),
         }
     }
 }

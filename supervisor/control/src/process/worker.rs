@@ -14,7 +14,9 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
-use shadowslice_shared::boot::{Assignment, BootRefusal, LoadTimes, Loaded, WarmUp, Warmed, descriptors};
+use shadowslice_shared::boot::{
+    Assignment, BootRefusal, LoadTimes, Loaded, Purpose, WarmUp, Warmed, descriptors,
+};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms};
@@ -136,6 +138,8 @@ pub struct Worker {
     pub id: WorkerId,
     /// Its process.
     pub pid: i32,
+    /// What it is for.
+    pub purpose: Purpose,
     /// Its share.
     pub share: Percent,
     /// The SMs that come with that.
@@ -213,6 +217,7 @@ impl Worker {
         Ok(Self {
             id: launch.id,
             pid,
+            purpose: launch.assignment.purpose,
             share: launch.share,
             sms,
             groups,

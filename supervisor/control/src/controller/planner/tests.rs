@@ -102,7 +102,7 @@ impl Rig {
     }
 
     /// The share that was ordered of a model since the last time, with where its answer goes.
-    fn ordered(&mut self, model: usize) -> Option<(u32, super::super::resize::Reply)> {
+    fn ordered(&mut self, model: usize) -> Option<(u32, super::super::outcome::Reply)> {
         match self.ordered[model].try_recv().ok()? {
             Order::Resize { share, cause, onset, reply, .. } => {
                 assert_eq!((cause, onset.is_some()), (Cause::Policy, true));

@@ -1,0 +1,69 @@
+//! What the machine decides is done here, and nothing else decides.
+
+use shadowslice_policy::workers::{Action, Fact};
+use shadowslice_shared::ids::WorkerId;
+
+use super::events::Controller;
+use crate::process::Worker;
+
+impl Controller {
+    /// Performs an action; returns what it brings about at once.
+    pub(super) fn perform(&mut self, action: Action) -> Option<Fact> {
+        tracing::debug!(model = self.model.name, ?action, "decided");
+        match action {
+            Action::Start(launch) => return self.start(launch),
+            Action::Load(worker) => self.with(worker, Worker::warm),
+            Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
+            Action::Route(worker) => {
+                self.with(worker, Worker::serve);
+                self.note_serving(self.pid(worker));
+                self.pipeline.route(Some(worker));
+                self.pipeline.open();
+            }
+            Action::Unroute => self.pipeline.route(None),
+            Action::Shut(why) => self.pipeline.shut(&why),
+            Action::Drain(worker) => self.pipeline.drain(worker),
+            Action::Requeue(worker) => self.pipeline.requeue(worker),
+            Action::Condemn(worker) => self.pipeline.condemn(worker),
+            Action::Hurry(worker) => self.with(worker, Worker::serve),
+            Action::Stop(worker) => self.with(worker, Worker::stop),
+            Action::Kill(worker, why) => {
+                tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
+                self.with(worker, |process| process.kill());
+            }
+            Action::AskGroups { count, cannot } => {
+                let tenancy = self.tenancy.as_ref()?;
+                return Some(Fact::Groups(tenancy.ask(count, cannot)));
+            }
+            Action::Prepare(worker, groups) => self.pipeline.prepare(worker, groups),
+            Action::Forget(worker, groups) => self.pipeline.forget(worker, groups),
+            Action::Move { worker, share, slice } => self.pipeline.move_to(worker, share, &slice),
+            Action::Stands(stands) => self.note_standing(stands),
+            Action::Keep(worker) => return self.keep(worker),
+            Action::NeedsShadows => {
+                self.tenancy = None;
+                self.ledger.tell(&self.model, self.workers.needs_shadows());
+            }
+            Action::MeasureStall { outage: false } => self.pipeline.begin_stall(),
+            Action::MeasureStall { outage: true } => self.pipeline.begin_stall_with_outage(),
+            Action::AwaitEffect(worker, request) => self.records.await_effect(worker, request, self.now()),
+            Action::Report(report) => self.report(report),
+        }
+        None
+    }
+
+    fn with(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker)) {
+        if let Some(process) = self.processes.get_mut(&worker) {
+            change(process);
+        }
+    }
+
+    /// A worker that has served stands ready from now on, if there is memory for it.
+    fn keep(&mut self, worker: WorkerId) -> Option<Fact> {
+        tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
+        // Removes a call for the memory of the standing worker before this one.
+        self.note_standing(false);
+        self.note_standing(true);
+        self.room_to_stand(true).err().map(|no_room| Fact::MustNotStand(no_room.to_string()))
+    }
+}
