@@ -217,7 +217,6 @@ impl<'a> Value<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The value of a key.
     pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
         debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;

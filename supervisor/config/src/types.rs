@@ -265,11 +265,11 @@ pub struct Queue {
     pub max_requests: usize,
     /// The bytes of the model's request slab; at least one request fits.
     pub memory: u64,
-    /// The treatment of a request whose time is up before it ran.
+    /// The treatment of a request that does not run in time.
     pub on_late: OnLate,
 }
 
-/// The treatment of a request whose time is up before it ran.
+/// The treatment of a request that does not run in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLate {
     /// It is refused.

@@ -35,8 +35,10 @@ pub(super) struct Node {
 #[derive(Debug)]
 pub(super) enum Content {
     /// Text; `plain` if it stood without quotes.
-    Scalar { text: String, plain: bool },
-    /// A list.
+    Scalar {
+        text: String,
+        plain: bool,
+    },
     List(Vec<Rc<Node>>),
     /// A map, in the order of the document.
     Map(Vec<Entry>),

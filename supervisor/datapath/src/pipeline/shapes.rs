@@ -1,4 +1,4 @@
-//! How long batches of a shape execute, for a model whose inputs have axes of any size: a large
+//! How long batches of a shape execute, for a model with inputs that have axes of any size: a large
 //! shape may take a thousand times as long as the shapes that were warmed up, and the first batch
 //! of each shape may build kernels for it.
 

@@ -89,7 +89,6 @@ pub(super) struct Control {
     pub(super) knows_partitions: bool,
 }
 
-/// A process of MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MpsProcess {
     pub(super) kind: MpsKind,

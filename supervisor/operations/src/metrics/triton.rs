@@ -15,7 +15,6 @@ use shadowslice_datapath::pipeline::Durations;
 /// The version that every model has.
 const VERSION: &str = "1";
 
-/// Metrics of models.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "nv_inference_request_success",
@@ -119,7 +118,6 @@ pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     },
 ];
 
-/// Metrics of the machine.
 pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
     Metric {
         name: "nv_cpu_utilization",

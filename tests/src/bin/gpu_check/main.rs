@@ -42,7 +42,7 @@ use crate::tools::Setting;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
-/// A stage whose figures are there, taken with the same binaries, is skipped. A stage that fails is recorded with
+/// A stage with figures from the same binaries is skipped. A stage that fails is recorded with
 /// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -61,7 +61,7 @@ struct Arguments {
     /// Fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Run stages again whose figures are there.
+    /// Run stages again that have figures.
     #[arg(long)]
     again: bool,
     /// The GPU's index, or `emulated` to rehearse without one.

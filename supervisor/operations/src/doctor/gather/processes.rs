@@ -8,7 +8,6 @@ const SUPERVISOR: &str = "shadowslice";
 /// How many ancestors of a process are looked at.
 const MAX_ANCESTORS: usize = 16;
 
-/// One process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
     /// The file name of its program, as it was called.
