@@ -471,8 +471,8 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // Twelve leaking reloads would leave a dozen open files at least; the last model to go may still
-    // be closing its files.
+    // Twelve leaking reloads would leave a dozen open files at least; the last model to go may
+    // still be closing its files.
     let closed = async {
         let mut look = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {

@@ -41,8 +41,8 @@ const UNDER_WAY: usize = 16;
 /// Parts of the load that the twin run repeats.
 const TWIN_PARTS: u64 = 15;
 
-/// The longest time of the twin run, which loads the same models for as long as the run with changes,
-/// and then ends.
+/// The longest time of the twin run, which loads the same models for as long as the run with
+/// changes, and then ends.
 const TWIN: Duration = Duration::from_secs(45);
 
 /// The models under load, and how much of it.

@@ -99,7 +99,8 @@ async fn settle(serving: &Serving, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
-/// How the workers started, and which groups they have; returns the models with shares that change inside the worker.
+/// How the workers started, and which groups they have; returns the models with shares that change
+/// inside the worker.
 async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>, Error> {
     let models = serving.server.status().await?.models;
     for model in &models {
