@@ -1,4 +1,4 @@
-//! What a decision of the adaptive policy costs: a hundred models on ten GPUs, ten on each.
+//! The cost of a decision of the adaptive policy: a hundred models on ten GPUs, ten models on each.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -45,7 +45,7 @@ fn terms(model: usize) -> Terms {
     }
 }
 
-/// What was seen of a model in an interval in which `arrived` requests came.
+/// The facts of a model in an interval in which `arrived` requests came.
 fn live(share: Sms, arrived: u64) -> Live {
     let executed = vec![Executed { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
     let seen = Seen {
@@ -62,7 +62,7 @@ fn live(share: Sms, arrived: u64) -> Live {
     Live { share, since: Moment::default(), coming: None, standing: None, held: false, seen }
 }
 
-/// What was seen in this round: some miss, so that something is tried all the time.
+/// The facts of this round: some models miss, so that the policy tries steps all the time.
 fn facts(round: u64, shares: &[Sms]) -> Facts {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
     Facts {

@@ -1,4 +1,4 @@
-//! What an echo request costs from end to end.
+//! The cost of an echo request from end to end.
 
 use std::process::ExitCode;
 

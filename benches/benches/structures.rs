@@ -1,4 +1,4 @@
-//! What the structures on every request's way cost by themselves.
+//! The cost of each structure on every request's way.
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,7 +47,7 @@ fn queue_of(depth: u64) -> Queue<Arc<[Vec<i64>]>, [u64; 8]> {
     queue
 }
 
-/// One request in, one out, with others waiting; and a batch of 32 in and out.
+/// One request in and one out, with other requests waiting; and a batch of 32 in and out.
 fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue+batcher");
     for depth in [1, 100, 1000] {

@@ -23,10 +23,10 @@ const LAST_ANSWERS: Duration = Duration::from_secs(10);
 /// The longest latency told apart, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// When others take more of the machine than this, a round is disturbed.
+/// If other programs take more of the machine than this, in percent, a round is disturbed.
 const DISTURBED_PERCENT: f64 = 10.0;
 
-/// What one round showed.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Round {
     /// Requests that were answered.
@@ -35,7 +35,7 @@ pub struct Round {
     pub requests_per_second: f64,
     /// Median latency.
     pub p50_us: f64,
-    /// Latency that one in a hundred exceeds.
+    /// The latency that one request in a hundred exceeds.
     pub p99_us: f64,
     /// CPU time per request: of the supervisor, or of the bare server.
     pub supervisor_cpu_us: f64,
@@ -43,7 +43,7 @@ pub struct Round {
     pub worker_cpu_us: f64,
     /// CPU time per request of this program.
     pub client_cpu_us: f64,
-    /// What other programs and hosts took of the machine, in percent of all cores.
+    /// The CPU time that other programs and hosts took of the machine, in percent of all cores.
     pub others_percent: f64,
 }
 
@@ -59,7 +59,7 @@ impl Round {
     }
 }
 
-/// What the clients share.
+/// The state that the clients share.
 struct Shared {
     latency_ns: Mutex<Histogram<u64>>,
     over: AtomicBool,
@@ -116,7 +116,7 @@ pub(crate) async fn send(clients: Vec<Client>, requests: u64) -> Result<Vec<Clie
     Ok(clients)
 }
 
-/// Lets the clients run. None of them ends but by a fault.
+/// Lets the clients run. A client ends only by a fault.
 async fn go_on(asking: &mut JoinSet<Result<(), Fault>>, span: Duration) -> Result<(), Failure> {
     tokio::select! {
         () = sleep(span) => Ok(()),

@@ -38,7 +38,7 @@ pub enum Fault {
     Refused {
         /// HTTP's status.
         status: u16,
-        /// What it said.
+        /// The answer's body.
         body: String,
     },
     /// The server refused a call.
@@ -59,7 +59,8 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// A connection to the socket at that path. Where too many wait to be accepted, it tries until there is room.
+    /// A connection to the socket at that path. If too many connections wait to be accepted, it
+    /// tries until there is room.
     pub async fn unix(path: &Path) -> Result<Self, Fault> {
         loop {
             match UnixStream::connect(path).await {
@@ -118,7 +119,7 @@ pub fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 
-/// What connection `connection` sends in its turns; no two tensors are equal.
+/// The tensors that connection `connection` sends in its turns; no two tensors are equal.
 pub(crate) fn tensors(bytes: usize, connection: u16) -> [Bytes; TURNS] {
     std::array::from_fn(|turn| {
         let first = u32::from(connection) * TURNS as u32 + turn as u32;

@@ -1,4 +1,4 @@
-//! A gRPC client: the generated one, straight on an HTTP/2 connection.
+//! A gRPC client: the generated client, straight on an HTTP/2 connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -55,7 +55,7 @@ where
 {
     let (sender, connected) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(Fault::Http2)?;
-    // What fails about it, the calls say.
+    // The calls report a failure of the connection.
     tokio::spawn(async move { drop(connected.await) });
     Ok(Sender(sender))
 }

@@ -1,5 +1,5 @@
-//! An HTTP/1.1 client that costs little: requests are made beforehand, and what is fixed in an answer
-//! is understood once and compared from then on.
+//! An HTTP/1.1 client that costs little: requests are made beforehand, and the fixed part of an
+//! answer is understood once and compared from then on.
 
 use std::io;
 
@@ -22,7 +22,7 @@ pub struct HttpClient {
     stream: Stream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
-    /// What the JSON before an answer's tensor must mean.
+    /// The expected meaning of the JSON before an answer's tensor.
     meaning: Value,
     /// That JSON as the server writes it, once it was found to mean that.
     json: Option<Bytes>,
@@ -35,7 +35,7 @@ impl HttpClient {
         Self::expecting(answered(bytes), stream, bytes, connection)
     }
 
-    /// The same for a server that sends back what it got.
+    /// The same for a server that sends the request's body back.
     pub(crate) fn bare(stream: Stream, bytes: usize, connection: u16) -> Self {
         Self::expecting(asked(bytes), stream, bytes, connection)
     }
@@ -76,14 +76,14 @@ impl HttpClient {
         }
     }
 
-    /// Compares a body with what it must be; returns its JSON.
+    /// Compares a body with the expected body; returns its JSON.
     fn check(&self, body: &[u8], turn: usize) -> Result<Bytes, String> {
         let tensor = &self.tensors[turn];
         let Some((json, data)) = body.len().checked_sub(tensor.len()).map(|json| body.split_at(json)) else {
             return Err(format!("{} bytes cannot hold a tensor of {}", body.len(), tensor.len()));
         };
         if data != tensor {
-            return Err("its tensor is not the one that was sent".into());
+            return Err("its tensor is not the tensor that was sent".into());
         }
         match &self.json {
             Some(known) if known == json => Ok(known.clone()),

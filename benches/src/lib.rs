@@ -1,7 +1,8 @@
-//! What one echo request costs from end to end: requests per second, latency and CPU time, over each
-//! protocol at several numbers of connections, beside a bare server that does nothing else. [`costs`] counts what it takes,
-//! [`growth`] looks for cliffs as models, connections and tensors grow.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
+//! The cost of one echo request from end to end: requests per second, latency and CPU time, over
+//! each protocol at several numbers of connections, beside a bare server that does nothing else.
+//! [`costs`] counts a request's system calls and instructions, [`growth`] looks for cliffs as
+//! models, connections and tensors grow.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
 pub mod closed_loop;
@@ -33,7 +34,7 @@ use crate::servers::Servers;
 pub use crate::costs::costs;
 pub use crate::growth::growth;
 
-/// What ends the program.
+/// A failure that ends the program.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
 /// Measures an echo request through the whole system: requests per second, latency, and CPU time per
@@ -75,7 +76,7 @@ struct Options {
     #[arg(long, env = "SHADOWSLICE_BENCH_CONNECTIONS", default_value = "1,8,32,128", value_name = "N", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Vec<u16>,
-    /// Only the settings whose names hold this text, such as `grpc unix 64 B`
+    /// Only the settings that have this text in their names, such as `grpc unix 64 B`
     #[arg(long, env = "SHADOWSLICE_BENCH_ONLY", default_value = "")]
     only: String,
     /// Where the figures go as JSON [default: target/bench/echo.json]
@@ -119,7 +120,7 @@ pub fn echo() -> ExitCode {
     })
 }
 
-/// Runs a program, and says what went wrong.
+/// Runs a program, and reports its failure.
 fn finish(program: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
@@ -144,11 +145,11 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
     line(&heads) + &line(&rule) + &body
 }
 
-/// One thread sends all the load.
+/// All load is sent by one thread.
 fn run(options: &Options) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // The servers stop with what owns them here; a signal alone would leave them behind.
+        // The servers' owner stops them here; a signal alone would leave them behind.
         tokio::select! {
             measured = measure(options) => measured,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -177,8 +178,8 @@ async fn measure(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rounds of each setting. Every other time the settings come in reverse. At the end those that
-/// others disturbed have further rounds, while there is patience.
+/// The rounds of each setting. Every other time the settings come in reverse. At the end, settings
+/// with disturbed rounds have further rounds, while there is patience.
 async fn all_rounds(
     options: &Options,
     settings: &[Setting],

@@ -8,7 +8,7 @@ use nix::time::ClockId;
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use serde::Serialize;
 
-/// What the figures were taken on.
+/// The machine on which the figures were taken.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     /// The processor's name.
@@ -21,12 +21,12 @@ pub struct Machine {
     pub device: &'static str,
     /// Now, in UTC.
     pub date: String,
-    /// What is checked out, and whether anything was changed since.
+    /// The commit that is checked out, and whether any file was changed since.
     pub commit: String,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -72,13 +72,13 @@ impl CpuClock {
 /// The clocks of a server's processes.
 #[derive(Debug)]
 pub struct Clocks {
-    /// The one that clients talk to.
+    /// The process that clients talk to.
     pub server: CpuClock,
-    /// Those that it started.
+    /// The processes that the server started.
     pub workers: Vec<CpuClock>,
 }
 
-/// What all clocks showed at one moment.
+/// The readings of all clocks at one moment.
 #[derive(Debug)]
 pub(crate) struct Reading {
     at: Instant,
@@ -113,7 +113,7 @@ impl Reading {
     }
 }
 
-/// Time between two readings, and who used it.
+/// The time between two readings, and the CPU time that each process used in it.
 #[derive(Debug)]
 pub(crate) struct Used {
     pub(crate) wall: Duration,
@@ -124,14 +124,15 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// What nobody of us used and was not idle, in percent of all cores.
+    /// The busy time that neither the server, its workers nor the clients used, in percent of all
+    /// cores.
     pub(crate) fn others_percent(&self) -> f64 {
         let others = self.busy.saturating_sub(self.server + self.workers + self.client);
         others.as_secs_f64() / self.wall.as_secs_f64() / cores() as f64 * 100.0
     }
 }
 
-/// The time for which the machine's cores were not idle; what the hypervisor took counts. Zero where it
+/// The time for which the machine's cores were not idle; the hypervisor's time counts. Zero if it
 /// cannot be told.
 pub fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The settings that are measured.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) const LARGE: usize = 600_000;
 /// The large tensor goes over at most this many connections, to bound the memory for it.
 const LARGE_CONNECTIONS: u16 = 32;
 
-/// Who answers.
+/// The server that answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Server {
@@ -23,7 +23,6 @@ pub(crate) enum Server {
     Bare,
 }
 
-/// What is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
@@ -31,7 +30,7 @@ pub(crate) enum Protocol {
     Http,
 }
 
-/// What it is carried by.
+/// The transport of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
@@ -39,7 +38,7 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-/// One thing to measure.
+/// A setting to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Setting {
     pub(crate) server: Server,
@@ -51,7 +50,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// The bare server's setting that this one is held against.
+    /// The bare server's setting that this setting is compared with.
     pub(crate) fn bare(self) -> Self {
         Self { server: Server::Bare, transport: Transport::Unix, ..self }
     }
@@ -75,7 +74,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// All settings, those next to each other that are compared.
+/// All settings; settings that are compared stand next to each other.
 pub(crate) fn settings(connections: &[u16]) -> Vec<Setting> {
     let small = [
         (Server::Bare, Protocol::Http, Transport::Unix),

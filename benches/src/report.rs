@@ -35,7 +35,8 @@ struct Row {
     times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
-    /// Rounds that others did not disturb. If there are any, the figures above are theirs.
+    /// Rounds that other programs did not disturb. If there are any, the figures above come from
+    /// these rounds.
     quiet: usize,
     rounds: Vec<Round>,
 }
@@ -65,7 +66,7 @@ impl Row {
 }
 
 impl Report {
-    /// Of the rounds of each setting, in their order; there is at least one.
+    /// A report of the rounds of each setting, in their order; there is at least one round.
     pub(crate) fn new(
         machine: Machine,
         options: &Options,
@@ -131,7 +132,7 @@ impl fmt::Display for Report {
         writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
-            "rounds of {} s; median (min .. max) of the quiet ones, of all where none was quiet; \
+            "rounds of {} s; median (min .. max) of the quiet rounds, of all rounds where none was quiet; \
              SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON change it",
             self.seconds_per_round
         )?;

@@ -7,7 +7,7 @@ use crate::closed_loop::Round;
 /// A figure over all rounds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Spread {
-    /// The one in the middle.
+    /// The value in the middle.
     pub median: f64,
     /// The smallest.
     pub min: f64,
@@ -16,7 +16,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of at least one value.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);

@@ -19,7 +19,8 @@ const LIMITS_MIB: [usize; 3] = [64, 64, 256];
 const LARGE_LIMITS_MIB: [usize; 3] = [128, 128, 512];
 const LARGE_TENSOR: usize = 1 << 20;
 
-/// The default of a batch's requests, and the bytes in a batch for which it is lowered: workers warm up with full ones.
+/// The default of a batch's requests, and the bytes in a batch for which it is lowered: workers
+/// warm up with full batches.
 const BATCH: usize = 32;
 const BATCH_BYTES: usize = 64_000_000;
 
@@ -93,7 +94,8 @@ impl System {
     }
 }
 
-/// A folder for a supervisor of these binaries with one model for each tensor size, whose shares stay as they are.
+/// A folder for a supervisor of these binaries with one model for each tensor size, with shares
+/// that stay as they are.
 pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, Failure> {
     home_under("static", binaries, sizes, connections)
 }
@@ -113,7 +115,8 @@ pub(crate) fn home_under(
     Ok(home)
 }
 
-/// Emulated models without a profile, which answer at once. Limits rise above their defaults only where tensors need it.
+/// Emulated models without a profile, which answer at once. Limits rise above their defaults only
+/// where tensors need it.
 fn config(policy: &str, sizes: &[usize], connections: u16) -> String {
     let large = sizes.iter().any(|bytes| *bytes > LARGE_TENSOR);
     let [request_mib, response_mib, queue_mib] = if large { LARGE_LIMITS_MIB } else { LIMITS_MIB };

@@ -24,7 +24,7 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     assert!(drawn > 50, "{drawn} arrivals");
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains(&format!("| poisson | half+doors | shadow | {drawn} |")), "{page}");
-    // Nothing that was sent is forgotten: each request has one end.
+    // Each request that was sent is counted, with one outcome.
     let figures: serde_json::Value =
         serde_json::from_slice(&fs::read(keep.join("beside.json")).unwrap()).unwrap();
     let sent = &figures[0]["rounds"][0]["figures"]["all"]["offered"];

@@ -1,4 +1,5 @@
-//! That the programs which count what requests cost, and look for what grows, run and write their pages; no figure is asserted.
+//! That the programs which count what requests cost, and look for what grows, run and write their
+//! pages; no figure is asserted.
 
 use std::fs;
 use std::path::Path;

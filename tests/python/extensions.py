@@ -171,7 +171,7 @@ class Compression(unittest.TestCase):
             answer = client.infer("quick", tensor(grpcclient, array), compression_algorithm=algorithm)
             np.testing.assert_array_equal(answer.as_numpy("y"), array)
             with self.assertRaises(InferenceServerException) as raised:
-                client.infer("nobody", tensor(grpcclient, array), compression_algorithm=algorithm)
+                client.infer("absent", tensor(grpcclient, array), compression_algorithm=algorithm)
             self.assertEqual(raised.exception.status(), "StatusCode.NOT_FOUND")
 
     def test_a_bomb_over_grpc(self):

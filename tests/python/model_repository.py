@@ -50,7 +50,7 @@ class Repository:
         with self.assertRaises(InferenceServerException):
             self.infer()
         self.assertFalse(self.connection.is_model_ready("dynamic"))
-        self.assertFalse(self.connection.is_model_ready("nobody"))
+        self.assertFalse(self.connection.is_model_ready("absent"))
         wait_until(lambda: self.states()["dynamic"] == "UNAVAILABLE")
         self.assertEqual(self.states()["unbatched"], "READY")
         self.connection.load_model("dynamic")
@@ -84,13 +84,13 @@ class Repository:
         self.assertEqual(failed, [])
 
     def test_what_cannot_be_is_refused(self):
-        for model, options in (("nobody", {}), ("dynamic", {"config": '{"path": "/etc/passwd"}'}),
+        for model, options in (("absent", {}), ("dynamic", {"config": '{"path": "/etc/passwd"}'}),
                                ("dynamic", {"config": "garbage"}),
                                ("dynamic", {"config": "{}", "files": {"file:1/model.onnx": b"bytes"}})):
             with self.assertRaises(InferenceServerException, msg=str((model, options))):
                 self.connection.load_model(model, **options)
         with self.assertRaises(InferenceServerException):
-            self.connection.unload_model("nobody")
+            self.connection.unload_model("absent")
         self.infer()
 
 

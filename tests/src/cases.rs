@@ -34,14 +34,14 @@ impl Tensor {
     }
 }
 
-/// One request, the answer it must get, and the true label where there is one.
+/// One request, the answer that it must get, and the true label if it is known.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// The request's tensors.
     pub inputs: Vec<Tensor>,
-    /// What ONNX Runtime answers when called directly.
+    /// The answer of ONNX Runtime when it is called directly.
     pub outputs: Vec<Tensor>,
-    /// What the input really shows.
+    /// The true label of the input.
     pub truth: Option<i64>,
 }
 
@@ -128,8 +128,8 @@ impl From<RawTensor> for Tensor {
     }
 }
 
-/// Compares an answer with what it must be: FP32 within `tolerance` where that is above zero, anything
-/// else byte for byte. The error says what differs.
+/// Compares an answer with the expected answer: FP32 within `tolerance` if that is above zero, all
+/// other types byte for byte. The error names the difference.
 pub fn compare(expected: &[Tensor], got: &[Tensor], tolerance: f32) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!("{} outputs instead of {}", got.len(), expected.len()));

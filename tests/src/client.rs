@@ -61,7 +61,7 @@ impl Client {
         Ok(self.grpc.model_ready(request).await?.into_inner().ready)
     }
 
-    /// Name, state and reason of every model, or of those that are ready.
+    /// Name, state and reason of every model, or of the ready models.
     pub async fn repository_index(&mut self, ready: bool) -> Result<Vec<(String, String, String)>, Status> {
         let request = RepositoryIndexRequest { repository_name: String::new(), ready };
         let listed = self.grpc.repository_index(request).await?.into_inner().models;
@@ -117,7 +117,8 @@ impl Client {
         tensors(self.grpc.model_infer(asked).await?.into_inner())
     }
 
-    /// The same, of a request whose head is sent at once and whose message once this is over.
+    /// Like [`Self::infer`], but the head of the request is sent at once, and its message once
+    /// `over` has ended.
     pub async fn infer_after(
         &self,
         model: &str,

@@ -20,13 +20,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How much of the supervisor's log an error shows, in lines.
 const LOG_LINES: usize = 30;
 
-/// What went wrong with a supervisor under test.
+/// The failure of a supervisor under test.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or process of the harness itself.
     #[error("cannot {what}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         what: String,
         /// The cause.
         source: io::Error,
@@ -39,7 +39,7 @@ pub enum Error {
     TooLate {
         /// How long it was waited for.
         within: Duration,
-        /// What was waited for.
+        /// The condition that was waited for.
         what: String,
         /// The end of the supervisor's log.
         log: String,
@@ -59,17 +59,17 @@ pub enum Error {
         command: String,
         /// Its exit status.
         status: ExitStatus,
-        /// What it said.
+        /// The command's stderr.
         stderr: String,
     },
-    /// A command printed something that is not what was agreed on.
+    /// A command printed a text that is not as agreed.
     #[error("`shadowslice {command}` printed {printed}")]
     Printed {
         /// Its arguments.
         command: String,
-        /// What it printed.
+        /// The printed text.
         printed: String,
-        /// What is wrong with it.
+        /// The fault of the text.
         source: serde_json::Error,
     },
     /// The model is not known to the supervisor.
@@ -80,8 +80,8 @@ pub enum Error {
     Left(Vec<String>),
 }
 
-/// A folder for one supervisor: its configuration, run directory and temporary files. Short, since
-/// a Unix socket's path may not be long.
+/// A folder for one supervisor: its configuration, run directory and temporary files. Its path is
+/// short, since a Unix socket's path may not be long.
 #[derive(Debug)]
 pub struct Home {
     folder: TempDir,
@@ -143,7 +143,7 @@ impl Home {
         self.environment.push((name.into(), value.into()));
     }
 
-    /// Runs this `shadowslice` instead of the one that is found.
+    /// Runs this `shadowslice` instead of the binary that is found.
     pub fn set_binary(&mut self, path: PathBuf) {
         self.binary = Some(path);
     }
@@ -171,7 +171,7 @@ impl Home {
         &self.log
     }
 
-    /// Waits for so long for what the supervisor does by itself.
+    /// Sets how long to wait for actions that the supervisor takes by itself.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -181,9 +181,10 @@ impl Home {
         self.patience
     }
 
-    /// The `shadowslice` command in this folder's environment. Whatever it writes to the temporary or
-    /// the home directory is found by [`left_behind`]: ONNX Runtime's library writes its telemetry
-    /// there if the supervisor does not keep it from doing so, for which nobody helps it here.
+    /// The `shadowslice` command in this folder's environment. [`left_behind`] finds all files that
+    /// it writes to the temporary or the home directory. ONNX Runtime's library writes its
+    /// telemetry there unless the supervisor prevents it, and this environment does nothing to
+    /// prevent it.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command
@@ -218,7 +219,7 @@ fn binary() -> Result<PathBuf, Error> {
     }
 }
 
-/// A binary of this workspace, built beside this one.
+/// A binary of this workspace, built beside the running program.
 pub fn beside(name: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe()
         .map_err(|source| Error::Io { what: "find the running program".into(), source })?;
@@ -228,7 +229,7 @@ pub fn beside(name: &str) -> Result<PathBuf, Error> {
     if path.is_file() { Ok(path) } else { Err(Error::NoBinary(path)) }
 }
 
-/// What is still there of a supervisor that ended: processes, sockets, temporary and memory files.
+/// The remains of a supervisor that ended: processes, sockets, temporary and memory files.
 pub fn left_behind(home: &Home, children: &[Process]) -> Vec<String> {
     let processes = children.iter().filter(|child| child.alive());
     let mut left: Vec<String> = processes.map(|child| format!("process {}", child.pid)).collect();

@@ -1,5 +1,5 @@
-//! What the whole-system tests and the demo share: a supervisor to be tested from outside, with its
-//! clients, an open-loop load, and requests whose answers are known.
+//! The shared parts of the whole-system tests and the demo: a supervisor to be tested from outside,
+//! with its clients, an open-loop load, and requests with known answers.
 
 pub mod cases;
 pub mod client;

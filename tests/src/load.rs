@@ -1,7 +1,7 @@
-//! Loads. Open-loop: requests leave when their time has come, whether or not earlier ones were
-//! answered, and latency counts from the scheduled arrival. So a server that stalls is charged for
-//! everything that came while it did. Closed-loop: clients that each send a request as soon as the one before is answered, so
-//! that the server has as much to do as it can carry.
+//! Loads. Open-loop: requests leave at their planned times, whether or not earlier requests were
+//! answered, and latency counts from the planned arrival. So a server that stalls is charged for
+//! every request that came during the stall. Closed-loop: each client sends a request as soon as
+//! its last request is answered, so the server has as much to do as it can carry.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::random::SplitMix64;
 /// How long a request may take before it counts as unfinished.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// Requests in flight beyond which further ones count as failed: the client's own memory is bounded.
+/// Beyond so many requests in flight, further requests count as failed: this bounds the client's
+/// own memory.
 const MAX_IN_FLIGHT: usize = 16_384;
 
 /// Descriptions of wrong answers that are kept.
@@ -73,21 +74,21 @@ impl Plan {
     }
 }
 
-/// What became of one request.
+/// The outcome of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Answered rightly.
     Right,
-    /// Answered, but not as it must be; says what differs.
+    /// Answered wrongly; holds the difference.
     Wrong(String),
     /// Not answered; says why, in few different words.
     Failed(String),
 }
 
-/// What became of a load.
+/// The outcome of a load.
 #[derive(Debug, Clone)]
 pub struct Tally {
-    /// Requests whose time has come.
+    /// Requests that were due so far.
     pub offered: u64,
     /// Right answers.
     pub right: u64,
@@ -142,7 +143,7 @@ impl Tally {
         if self.offered == 0 { 1.0 } else { within as f64 / self.offered as f64 }
     }
 
-    /// Adds what became of another load.
+    /// Adds the outcome of another load.
     pub fn add(&mut self, other: &Self) {
         self.offered += other.offered;
         self.right += other.right;
@@ -174,8 +175,8 @@ impl Tally {
     }
 }
 
-/// Sends the planned requests, `request(n)` being the n-th one with the check of its answer, and
-/// returns when all of them have ended. `tally` may be read meanwhile.
+/// Sends the planned requests, `request(n)` being the n-th request with the check of its answer,
+/// and returns when all of them have ended. `tally` may be read meanwhile.
 pub async fn run<F, R>(plan: &Plan, tally: &Arc<Mutex<Tally>>, request: F)
 where
     F: Fn(usize) -> R,
@@ -201,8 +202,8 @@ where
     while in_flight.join_next().await.is_some() {}
 }
 
-/// Tells of each arrival as its time comes, counted from now. A thread does, since the reactor knows only milliseconds; it
-/// ends after the last arrival, or once nobody listens.
+/// Tells of each arrival at its time, counted from now. A thread does it, since the reactor knows
+/// only milliseconds; the thread ends after the last arrival, or once the receiver is gone.
 fn paced(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
     let (tell, told) = mpsc::channel(MAX_IN_FLIGHT);
     let start = Instant::now();
@@ -221,8 +222,8 @@ fn paced(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
     told
 }
 
-/// So many clients send one request after the other, `request(n)` being the n-th one of all, until `work` is done; returns
-/// what that yielded.
+/// So many clients send requests one after the other, `request(n)` being the n-th request of all,
+/// until `work` is done; returns the result of `work`.
 pub async fn closed<F, R, W>(clients: usize, tally: &Arc<Mutex<Tally>>, request: F, work: W) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! What the metrics' listeners say, as a scraper reads it.
+//! The text of the metrics' listeners, as a scraper reads it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +38,7 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> 
 pub struct Metrics(BTreeMap<String, f64>);
 
 impl Metrics {
-    /// Reads the text format; an error says which line is none of it. Stricter than the format: each
+    /// Reads the text format; an error names the malformed line. Stricter than the format: each
     /// metric is introduced by HELP and TYPE, in this order, right before its values.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut metrics = Self::default();
@@ -97,7 +97,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     Some((name, value.parse().ok()?))
 }
 
-/// What follows the quote that ends a label's value.
+/// The text after the quote that ends a label's value.
 fn after_quote(text: &str) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: who descends from whom, and who is still there.
+//! Processes as `/proc` shows them: which process descends from which, and which are still there.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// One process; its number alone may come to mean another one, its start time tells them apart.
+/// A process. Its number may be given to another process later; the start time tells the two apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Process {
     /// Its number.
@@ -27,7 +27,7 @@ impl Process {
         stat(pid).filter(|stat| !stat.gone).map(|stat| stat.process)
     }
 
-    /// Whether it still runs. One that only waits to be reaped does not.
+    /// Whether it still runs. A process that only waits to be reaped does not.
     pub fn alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }

@@ -29,7 +29,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `shadowslice serve` on a configuration, `config.yaml` of the folder if none is named.
+    /// Starts `shadowslice serve` on a configuration; `None` stands for the folder's `config.yaml`.
     pub fn start(home: Home, config: Option<&Path>) -> Result<Self, Error> {
         let log = home.log_path();
         let stderr = File::create(log)
@@ -66,7 +66,7 @@ impl Server {
         self.process
     }
 
-    /// Its workers, and whatever else it started.
+    /// Its workers, and all other processes that it started.
     pub fn children(&self) -> Vec<Process> {
         descendants(self.process.pid)
     }
@@ -116,7 +116,7 @@ impl Server {
         }
     }
 
-    /// Waits until it has so many workers, and whatever else it starts.
+    /// Waits until it has so many child processes, workers and others.
     pub async fn wait_children(&self, wanted: usize) -> Result<(), Error> {
         let mut look = interval(LOOK_EVERY);
         let happening = async {
@@ -149,12 +149,12 @@ impl Server {
         Error::TooLate { within: self.home.patience(), what: what.into(), log: self.log() }
     }
 
-    /// What `shadowslice status --json` says.
+    /// The output of `shadowslice status --json`.
     pub async fn status(&self) -> Result<Status, Error> {
         self.json(&["status", "--json"]).await
     }
 
-    /// What it says of one model.
+    /// The status of one model.
     pub async fn model(&self, name: &str) -> Result<Model, Error> {
         let status = self.status().await?;
         status.model(name).cloned().ok_or_else(|| Error::NoModel(name.into()))
@@ -165,7 +165,8 @@ impl Server {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
     }
 
-    /// The same over the control socket, as the command asks for it: without the processor time that a command takes.
+    /// Like the command, but over the control socket: without the processor time that a command
+    /// takes.
     pub async fn resize_by_socket(&self, model: &str, percent: u32) -> Result<Handover, Error> {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
@@ -193,17 +194,17 @@ impl Server {
         Ok(answer)
     }
 
-    /// What `shadowslice reload --json` says.
+    /// The output of `shadowslice reload --json`.
     pub async fn reload(&self) -> Result<Reloaded, Error> {
         self.json(&["reload", "--json"]).await
     }
 
-    /// What `shadowslice plan --json` says.
+    /// The output of `shadowslice plan --json`.
     pub async fn plan(&self) -> Result<serde_json::Value, Error> {
         self.json(&["plan", "--json"]).await
     }
 
-    /// What a command of `shadowslice` prints when it succeeds.
+    /// The output of a `shadowslice` command that succeeds.
     pub async fn said(&self, arguments: &[&str]) -> Result<String, Error> {
         let Output { status, stdout, stderr } = self.home.run(arguments).await?;
         if !status.success() {
@@ -248,7 +249,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let children = self.children();
-        // Both fail only for processes that are gone, which is what is wanted.
+        // Both fail only for processes that are gone, which need no signal.
         let _ = self.child.start_kill();
         for child in children {
             let _ = child.signal(Signal::SIGKILL);

@@ -1,4 +1,5 @@
-//! What `shadowslice status --json` and `shadowslice resize --json` print, as outsiders read it.
+//! The output of `shadowslice status --json` and `shadowslice resize --json`, as other programs
+//! read it.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -19,7 +20,7 @@ pub struct Gpu {
     pub index: usize,
     /// `emulated`, an index or a UUID.
     pub device: String,
-    /// What NVML says of it, if anything.
+    /// NVML's facts about the GPU, if it gives any.
     pub nvml: Option<Value>,
     /// `emulated`, `mps` or `none`.
     pub backend: String,
@@ -36,7 +37,7 @@ pub struct Gpu {
 pub struct Model {
     /// Its name.
     pub name: String,
-    /// `ready`, or what else it is.
+    /// `ready`, or another state.
     pub state: String,
     /// The share in force.
     pub share_percent: u32,
@@ -49,13 +50,13 @@ pub struct Model {
     pub groups: Option<String>,
     /// Its worker processes.
     pub workers: Vec<Worker>,
-    /// What became of its requests.
+    /// The outcomes of its requests.
     pub requests: Requests,
-    /// What it promises.
+    /// Its promise to clients.
     pub slo: Slo,
     /// Its hand-overs.
     pub handovers: Handovers,
-    /// Whatever else is said of it.
+    /// All further keys of the model.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -63,7 +64,7 @@ pub struct Model {
 /// One worker process.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Worker {
-    /// `incumbent`, `shadow`, or what else it is.
+    /// `incumbent`, `shadow`, or another role.
     pub role: String,
     /// Its process.
     pub pid: i32,
@@ -71,12 +72,12 @@ pub struct Worker {
     pub sms: u32,
     /// The memory that it has on a real GPU.
     pub memory_mib: Option<u64>,
-    /// Whatever else is said of it.
+    /// All further keys of the worker.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// Requests by what became of them.
+/// Requests by their outcome.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Requests {
     /// Taken into the queue.
@@ -101,17 +102,17 @@ pub struct Slo {
 /// Hand-overs so far.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Handovers {
-    /// Those after which the new worker serves.
+    /// Hand-overs after which the new worker serves.
     pub completed: u64,
-    /// Those given up.
+    /// Hand-overs that were given up.
     pub aborted: u64,
-    /// Those taken back soon after they were completed.
+    /// Hand-overs that were taken back soon after they were completed.
     #[serde(default)]
     pub rolled_back: u64,
     /// Deaths after which a standing worker served.
     #[serde(default)]
     pub failovers: u64,
-    /// The last one.
+    /// The last hand-over.
     pub last: Option<Handover>,
 }
 
@@ -125,13 +126,14 @@ pub struct Handover {
     /// How it was done.
     #[serde(default)]
     pub mechanism: String,
-    /// From the decision to the first batch completed at the new share; none before that batch.
+    /// From the decision to the first batch completed at the new share, in ms; `None` before that
+    /// batch.
     pub effect_ms: Option<f64>,
     /// How long a batch was ready, a slot free, and no lane took it.
     pub stall_us: Option<f64>,
     /// How it went.
     pub outcome: Option<String>,
-    /// Who wanted it.
+    /// The origin of the hand-over's order.
     pub cause: Option<String>,
     /// Whether a worker stood ready.
     pub at_once: Option<bool>,
@@ -139,7 +141,7 @@ pub struct Handover {
     pub settle_ms: Option<f64>,
 }
 
-/// What became of a configuration that was read again.
+/// The outcome of a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Reloaded {
     /// Every model that it changed.
@@ -148,7 +150,7 @@ pub struct Reloaded {
     pub unchanged: usize,
 }
 
-/// What became of one model.
+/// The outcome for one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Change {
     /// Its name.

@@ -1,4 +1,4 @@
-//! What a request costs, counted.
+//! The cost of a request, counted.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Whether anything grows faster than what is asked of it.
+//! Whether a cost grows faster than the load.
 
 use std::process::ExitCode;
 

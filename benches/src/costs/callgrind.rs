@@ -1,4 +1,4 @@
-//! What Callgrind wrote: instructions of each function, and who called whom how often.
+//! Callgrind's output: instructions of each function, and how often each function called which.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub(crate) struct Profile {
     pub(crate) contended: u64,
 }
 
-/// What a function took.
+/// The costs of a function.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct Function {
     pub(crate) calls: u64,
@@ -52,8 +52,9 @@ pub(crate) struct Function {
 }
 
 impl Profile {
-    /// Reads Callgrind's format: `fn=` begins a function, lines of position and cost follow; after `cfn=` and `calls=`, one
-    /// such line is the cost of that call. A name is written out once, and is a number from then on.
+    /// Reads Callgrind's format: `fn=` begins a function, lines of position and cost follow; after
+    /// `cfn=` and `calls=`, one such line is the cost of that call. A name is written out once, and
+    /// is a number from then on.
     pub(crate) fn parse(text: &str) -> Self {
         let mut profile = Self::default();
         let mut names: BTreeMap<&str, String> = BTreeMap::new();
@@ -115,7 +116,7 @@ impl Profile {
         all
     }
 
-    /// Who took memory most often.
+    /// The functions that allocated memory most often.
     pub(crate) fn top_allocating(&self, many: usize) -> Vec<(&str, u64)> {
         let mut all: Vec<(&str, u64)> =
             self.allocating.iter().map(|(name, calls)| (name.as_str(), *calls)).collect();
@@ -160,6 +161,9 @@ mod tests {
         );
         let malloc = profile.top(1, |function| function.inclusive)[0];
         assert_eq!((malloc.0, malloc.1.calls, malloc.1.inclusive, malloc.1.itself), ("malloc", 4, 66, 60));
-        assert_eq!(profile.functions["serve"].inclusive, 0, "a recursion is counted once, by who began it");
+        assert_eq!(
+            profile.functions["serve"].inclusive, 0,
+            "a recursion is counted once, by the call that began it"
+        );
     }
 }

@@ -14,7 +14,7 @@ use crate::Failure;
 /// Where the kernel lists the tracepoints that there are.
 const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
 
-/// The system calls that are told apart; the rest is shown as one number.
+/// The system calls that are counted by name; all others are one number.
 const NAMES: [&str; 38] = [
     "accept4",
     "brk",
@@ -60,14 +60,14 @@ const ALL: &str = "raw_syscalls:sys_enter";
 const WAKE_UPS: &str = "sched:sched_wakeup";
 const FAULTS: &str = "page-faults";
 
-/// What was counted.
+/// The counts.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Calls {
     /// System calls in all.
     pub(crate) all: u64,
-    /// Those that are told apart and were made.
+    /// The calls that are counted by name and were made.
     pub(crate) by_name: BTreeMap<String, u64>,
-    /// Sleeping threads that these processes woke, of their own and of others.
+    /// Sleeping threads that these processes woke, in these and in other processes.
     pub(crate) wake_ups: u64,
     /// Page faults.
     pub(crate) faults: u64,
@@ -91,8 +91,9 @@ pub(crate) async fn missing() -> Option<String> {
 }
 
 impl Counting {
-    /// Begins to count for a process; when it returns, all threads are counted. Under perf, a command of ours runs as
-    /// long as is counted: it says when it begins, and ends with its input.
+    /// Begins to count for a process; when it returns, all threads are counted. Under perf, a
+    /// command of this program runs as long as the counting: it says when it begins, and ends with
+    /// its input.
     pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, Failure> {
         let known = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
         let named = NAMES.iter().filter(known).map(|name| format!("syscalls:sys_enter_{name}"));
@@ -122,7 +123,7 @@ impl Counting {
 }
 
 impl Calls {
-    /// Reads lines of `count,unit,event,...`. What was never seen is `<not counted>`.
+    /// Reads lines of `count,unit,event,...`. An event that never happened is `<not counted>`.
     fn parse(text: &str) -> Self {
         let mut calls = Self::default();
         for line in text.lines() {

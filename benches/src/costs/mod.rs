@@ -1,5 +1,5 @@
-//! What a request costs, counted rather than timed: system calls, context switches, page faults, instructions, allocations and
-//! copies per request, for one or several builds side by side.
+//! The cost of a request, counted rather than timed: system calls, context switches, page faults,
+//! instructions, allocations and copies per request, for one or several builds side by side.
 
 mod callgrind;
 mod calls;
@@ -34,19 +34,20 @@ const PROFILED_RATIO: u64 = 5;
 
 /// Counts what an echo request costs, and writes a page.
 ///
-/// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`, instructions, allocations and
-/// copies from Valgrind's Callgrind. What is not installed is said, and left out.
+/// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
+/// instructions, allocations and copies from Valgrind's Callgrind. What is not installed is said,
+/// and left out.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-costs")]
 struct Options {
-    /// Binaries to count, and what the page calls them, such as `before=target/before`; once for each build [default: those
-    /// beside this program]
+    /// Binaries to count, and what the page calls them, such as `before=target/before`; once for
+    /// each build [default: those beside this program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Binaries>,
     /// Small requests of one count; of large ones a tenth, and of those profiled a fifth
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
-    /// Only the settings whose names hold this text, such as `http unix 64 B`
+    /// Only the settings that have this text in their names, such as `http unix 64 B`
     #[arg(long, default_value = "")]
     only: String,
     /// Leaves Callgrind out, which takes most of the time
@@ -87,7 +88,7 @@ struct Missing {
     profile: Option<String>,
 }
 
-/// What was counted of one setting of one build.
+/// The counts of one setting of one build.
 struct Count {
     build: String,
     setting: Setting,

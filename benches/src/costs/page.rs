@@ -10,7 +10,7 @@ use crate::table;
 /// How many functions a list shows.
 const FUNCTIONS: usize = 30;
 
-/// The settings whose functions are listed.
+/// The settings with a list of functions.
 const LISTED: [&str; 2] = ["http unix 64 B x8", "http unix 600000 B x8"];
 
 /// The whole page.
@@ -41,7 +41,7 @@ an idle server does meanwhile does.
 * **system calls**, **wake-ups** (sleeping threads that the process woke, its own and others') and **page faults** are counted in the kernel by `perf stat` at tracepoints, attached \
 to the warm process. Unlike `strace`, which stops a thread twice at every call, that leaves batches and wake-ups about as they are. It takes root.
 * **voluntary** and **involuntary** context switches are those of `/proc/PID/task/*/status`, over as many requests without perf. Voluntary: the thread slept. Involuntary: it was preempted, \
-which depends on who else wants the cores, and is to be compared within one run at most.
+which depends on which other programs want the cores, and is to be compared within one run at most.
 * **instructions**, **allocations**, **releases** and **copies** come from Valgrind's Callgrind, switched on once all is warm, over fewer requests. It runs threads in turns and some 40 times slower, so it sees \
 no contention, and batches differ from those at full speed. It sees user space only, and only the supervisor: the worker does not start under Valgrind 3.19 \
 (rustix asks the kernel for the vDSO, which Valgrind hides). Allocations are calls of the allocator's functions (the C library's or jemalloc's) from outside the allocator; a `realloc` \
@@ -147,7 +147,7 @@ fn by_name(counts: &[Count]) -> String {
                 calls.by_name.iter().map(|(name, number)| (name.as_str(), *number)).collect();
             names.push(("others", calls.others()));
             names.sort_by_key(|(_, number)| std::cmp::Reverse(*number));
-            // What happens less than once in two hundred requests is shown as nothing.
+            // An event that happens less than once in two hundred requests is shown as nothing.
             let names = names.into_iter().filter(|(_, number)| number * 200 >= count.requests);
             let text: Vec<String> = names
                 .map(|(name, number)| format!("{name} {}", hundredths(number, count.requests)))
@@ -160,7 +160,7 @@ fn by_name(counts: &[Count]) -> String {
     table(&["setting", "process", "build", "system calls"], rows.into_iter())
 }
 
-/// Where a profile's instructions went, and who takes memory.
+/// The functions with a profile's instructions, and the functions that allocate memory.
 fn functions(count: &Count, requests: u64, profile: &Profile) -> String {
     let rows = |key: fn(&Function) -> u64| {
         let of = move |(name, function): (&str, Function)| {
@@ -181,7 +181,7 @@ fn functions(count: &Count, requests: u64, profile: &Profile) -> String {
     let setting = count.setting.to_string();
     format!(
         "\n## {}, {}: where the supervisor's instructions go\n\nPer request.\n\n{}\nBy their own instructions:\n\n{}\n\
-         Who asks for memory (what the compiler put into its caller shows as the caller):\n\n{}",
+         Functions that ask for memory (what the compiler put into its caller shows as the caller):\n\n{}",
         setting.trim_start_matches("shadowslice "),
         count.build,
         table(&heads, rows(|function| function.inclusive)),

@@ -1,5 +1,6 @@
-//! A supervisor under Callgrind, profiled while it serves a known number of requests. Its worker runs without: the library by
-//! which it reads the clock does not find its way under Valgrind (it looks for the vDSO, which Valgrind hides).
+//! A supervisor under Callgrind, profiled while it serves a known number of requests. Its worker
+//! runs without: the library by which it reads the clock does not find its way under Valgrind (it
+//! looks for the vDSO, which Valgrind hides).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +19,7 @@ use crate::system::{System, home};
 /// Requests before anything is profiled.
 const WARM_UP: u64 = 200;
 
-/// Where Callgrind writes, in the supervisor's folder; it numbers what it dumps.
+/// Where Callgrind writes, in the supervisor's folder; it numbers its dumps.
 const OUTPUT: &str = "callgrind";
 
 /// Why it cannot profile here, if it cannot.
@@ -46,7 +47,7 @@ pub(crate) async fn profile(binaries: &Path, setting: &Setting, requests: u64) -
     Ok(Profile::parse(&String::from_utf8_lossy(&profile)))
 }
 
-/// What runs the binary under Callgrind. Threads take turns there, fairly.
+/// A script that runs the binary under Callgrind. Threads take turns there, fairly.
 fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, Failure> {
     let folder = home.path().display();
     let script = home.write(

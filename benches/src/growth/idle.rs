@@ -1,4 +1,4 @@
-//! What a supervisor takes whom nobody asks anything.
+//! The cost of a supervisor without requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::system::{System, home_under};
 
 const MODELS: usize = 10;
 
-/// One that lets shares be, and the default, which looks at the models at each interval.
+/// A policy that leaves shares alone, and the default, which looks at the models at each interval.
 pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
-/// What is left of the start is over after this.
+/// The time after which the rest of the start is over.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// CPU time and wake-ups of an idle supervisor and its workers.

@@ -14,7 +14,7 @@ use crate::system::{System, home};
 const SMALL_CONNECTIONS: u16 = 28;
 const LARGE_CONNECTIONS: u16 = 4;
 
-/// Where clients come and go, all of them leave after so many requests, and others come.
+/// Where clients come and go, all of them leave after so many requests, and new clients come.
 const STAY: u64 = 1000;
 
 /// A process's memory, in KiB.
@@ -22,7 +22,7 @@ const STAY: u64 = 1000;
 pub(super) struct Memory {
     /// Resident.
     pub(super) rss: u64,
-    /// Resident, what is shared divided by those who share it.
+    /// Resident; a shared page counts in part for each process that shares it.
     pub(super) pss: u64,
     /// Resident and its own: heap and stacks, not the slabs that it shares with workers.
     pub(super) anonymous: u64,
@@ -47,14 +47,14 @@ impl Memory {
 /// A row of the page.
 pub(super) struct Row {
     pub(super) load: &'static str,
-    /// What was sent before.
+    /// The requests that were sent before.
     pub(super) after: String,
     pub(super) memory: Memory,
     /// Open files of the supervisor.
     pub(super) files: usize,
 }
 
-/// Who sends.
+/// The load of the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// Small tensors over connections that stay.

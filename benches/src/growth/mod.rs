@@ -1,5 +1,5 @@
-//! Whether costs grow faster than what is asked: more models, more connections, larger tensors, more requests; and what an idle
-//! supervisor takes.
+//! Whether costs grow faster than the load: more models, more connections, larger tensors, more
+//! requests; and the costs of an idle supervisor.
 
 mod idle;
 mod memory;
@@ -43,7 +43,7 @@ struct Options {
     /// Only these parts
     #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
     parts: Vec<Part>,
-    /// Only rows of the sweep whose setting has this in its name, such as `64000000 B`
+    /// Only rows of the sweep with this text in their setting's name, such as `64000000 B`
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
     /// Where the page goes; without it the tables are only shown
@@ -51,7 +51,7 @@ struct Options {
     page: Option<PathBuf>,
 }
 
-/// What is measured.
+/// The parts of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     Sweep,

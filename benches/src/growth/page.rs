@@ -118,10 +118,7 @@ fn idle(found: &[Idle]) -> String {
     });
     let heads = ["policy", "process", "CPU ms/s", "% of a core", "voluntary context switches/s", "others %"];
     let (models, seconds) = found.first().map_or((0, 0.0), |idle| (idle.models, idle.span.as_secs_f64()));
-    format!(
-        "\n## Idle\n\n{models} models and nobody who asks, over {seconds:.0} s.\n\n{}",
-        table(&heads, rows)
-    )
+    format!("\n## Idle\n\n{models} models without requests, over {seconds:.0} s.\n\n{}", table(&heads, rows))
 }
 
 fn mib(kib: u64) -> String {

@@ -1,4 +1,4 @@
-//! One thing grows at a time: models, connections, tensors.
+//! Sweeps in which one quantity grows at a time: models, connections, tensors.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,8 @@ const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
 const BYTES: [usize; 6] = [SMALL, 4096, 65_536, 600_000, 4_000_000, 64_000_000];
 
-/// The connections over which models are asked in turns, each connection always for the same one.
+/// The connections over which models are asked in turns; each connection always asks the same
+/// model.
 const OVER_MODELS: u16 = 100;
 /// The connections that carry tensors of all sizes.
 const OVER_BYTES: u16 = 2;
@@ -32,7 +33,7 @@ pub(super) struct Row {
     pub(super) memory: Memory,
 }
 
-/// All rows whose setting's name has `only` in it.
+/// All rows with `only` in their setting's name.
 pub(super) async fn all(
     binaries: &Path,
     span: Duration,

@@ -56,7 +56,7 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     }
 }
 
-/// How a model's requests wait. At least one of the largest requests fits into its memory.
+/// How a model's requests wait. At least one request of the largest size fits into its memory.
 pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);

@@ -1,4 +1,5 @@
-//! One model's configuration, changed by who may set some of its keys and writes them as JSON.
+//! A model's configuration, changed by a client that may set some of its keys and writes them as
+//! JSON.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -10,15 +11,15 @@ use super::types::{Config, Model, Share};
 use super::yaml::{self, Node};
 use super::{Context, EXAMPLE, document, render};
 
-/// The keys that can be set. None of them says what is run or where from.
+/// The keys that can be set. No key among them decides which program or file is run.
 const KEYS: [&str; 9] =
     ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
 
 /// The longest JSON, in bytes.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The model of that name as `json`, a map of its keys, changes it; its files are looked at again. Everything else is
-/// as in `config`, beside which it is checked. An error says all that is wrong.
+/// The model of that name as `json`, a map of its keys, changes it; its files are looked at again.
+/// The rest is as in `config`, and the model is checked beside it. An error lists every fault.
 pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
@@ -34,7 +35,7 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     let log = FaultLog::new(Path::new("config"));
     check_keys(&Value::root(&changes, &log));
     let changed = whole.with("models", |models| models.with_item(place, |model| merged(model, &changes)));
-    // What is rendered has absolute paths, so that neither folder nor environment matters.
+    // A rendered configuration has absolute paths, so that neither folder nor environment matters.
     let context = Context {
         dir: Path::new(""),
         env: &|_| None,
@@ -49,7 +50,8 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     }
     let mut model = read.models.swap_remove(place);
     if !names_initial(&changes) {
-        // Else it would have an equal part of what others leave, which they may have changed meanwhile.
+        // Without this, the model would get an equal part of the SMs that other models leave, and
+        // their shares may have changed meanwhile.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
         model.share = Share { initial, given: old.given, ..share };
@@ -69,7 +71,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// A share alone is the initial one, an SLO alone its latency, and sizes of batches go by a largest one that is no more.
+/// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
+/// without `sizes` drops the old sizes.
 fn merged(model: &Rc<Node>, changes: &Rc<Node>) -> Rc<Node> {
     let alone = |changes: &Rc<Node>, key, within| match changes.get(key) {
         Some(value) if value.is_scalar() => changes.with(key, |value| Node::map_of(within, value)),
@@ -83,7 +86,7 @@ fn merged(model: &Rc<Node>, changes: &Rc<Node>) -> Rc<Node> {
     model.merged(changes)
 }
 
-/// Where in a rendered text a fault stands says nothing to who has not seen that.
+/// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.
 fn listed(faults: Vec<Fault>) -> String {
     let line = |Fault { path, message, .. }: &Fault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }

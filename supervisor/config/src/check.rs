@@ -15,8 +15,8 @@ pub const FINE: u8 = 0;
 pub const BAD_CONFIGURATION: u8 = 78;
 
 /// Checks a configuration, files of the models included, and returns the exit status. Faults go to
-/// `err`, as far as somebody reads that; a summary, or the whole configuration if `print` says so, goes to `out`. An
-/// error of that is returned where there are no faults.
+/// `err`; an error of writing there is ignored. A summary, or the whole configuration if `print`
+/// says so, goes to `out`. If there are no faults, an error of writing to `out` is returned.
 pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
     match load_here(path) {
         Ok(config) => report(path, &config, print, out, err),

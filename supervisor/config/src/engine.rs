@@ -1,4 +1,4 @@
-//! What runs a model: the engine, its file or its tensors, and the shapes to warm it up with.
+//! The engine that runs a model, its file or its tensors, and the shapes to warm it up with.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ enum EngineName {
     Emulated,
 }
 
-/// What runs the model, on this GPU. Keys that the other engine reads are faults.
+/// The engine that runs the model, on this GPU. Keys that only the other engine reads are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&Gpu>,
@@ -47,7 +47,7 @@ pub(super) fn engine(
     }
 }
 
-/// The engine: the one that is given, else the one for the file's kind.
+/// The engine: the given engine, else the engine for the file's kind.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[("onnxruntime", EngineName::OnnxRuntime), ("emulated", EngineName::Emulated)]);
@@ -86,7 +86,8 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
     Engine::OnnxRuntime { path: path.unwrap_or_default(), threads, providers: providers(model, gpu) }
 }
 
-/// What computes on a real GPU. An emulated one computes nothing: its models run on the CPU.
+/// The providers that compute on a real GPU. An emulated GPU computes nothing: its models run on
+/// the CPU.
 fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     if let Some(Gpu::Emulated { .. }) = gpu {
         if let Some(value) = model.get("providers") {
@@ -212,8 +213,8 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     Some(axis)
 }
 
-/// A row that no request may bring is none to warm up with either: it would only take a worker's memory. A type that is
-/// not known has the smallest elements.
+/// A row that is too large for a request is too large to warm up with, too: it would only take a
+/// worker's memory. A type that is not known has the smallest elements.
 fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
     let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
@@ -226,7 +227,8 @@ fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limi
     }
 }
 
-/// Per input: the shape to warm up with. What an emulated engine's inputs contradict is a fault, and what no request can have.
+/// Per input: the shape to warm up with. A shape that contradicts an emulated engine's inputs is a
+/// fault, and so is a shape that no request can have.
 pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BTreeMap<String, Vec<i64>> {
     let mut warmup = BTreeMap::new();
     let Some(value) = model.get("warmup") else { return warmup };

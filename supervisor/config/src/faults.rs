@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The most faults that are shown; the others are counted.
+/// The most faults that are shown; further faults are counted.
 const MAX_SHOWN: usize = 50;
 
 /// A place in a file; both count from 1.
@@ -18,11 +18,11 @@ pub struct Position {
 }
 
 impl Position {
-    /// The file's first character, for what concerns the whole file.
+    /// The file's first character, for faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
-/// One thing that is wrong, and what to do about it.
+/// A fault, and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The file, as the user named it.
@@ -31,7 +31,7 @@ pub struct Fault {
     pub at: Position,
     /// The path in the document, such as `models[0].slo`; empty for the whole document.
     pub path: String,
-    /// What is wrong and what to do.
+    /// The fault and how to mend it.
     pub message: String,
 }
 
@@ -57,7 +57,7 @@ pub enum ConfigError {
         /// The cause.
         source: io::Error,
     },
-    /// It says what cannot be done. Every fault is in the list, and every line of the text is one.
+    /// The file has faults. Every fault is in the list, and every line of the text is a fault.
     #[error("{}", Listing(.0))]
     Faults(Vec<Fault>),
 }

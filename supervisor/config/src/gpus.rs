@@ -8,13 +8,13 @@ use super::types::{CudaDevice, Gpu, Partitioning};
 /// The most GPUs of one supervisor.
 const MAX_GPUS: usize = 64;
 
-/// SMs of an emulated GPU where none are given: an H100's or H200's.
+/// SMs of an emulated GPU whose configuration gives no number: an H100's or H200's.
 const DEFAULT_SMS: u32 = 132;
 
 /// The most SMs of an emulated GPU.
 const MAX_SMS: u32 = 1024;
 
-/// The GPUs; GPU 0 where none are given.
+/// The GPUs; GPU 0 where the configuration gives none.
 pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
     let Some(list) = root.get("gpus") else {
         return vec![Gpu::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
@@ -29,7 +29,7 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
     }
     let mut gpus: Vec<Gpu> = Vec::new();
     for item in &items {
-        // A faulty one keeps its place, so that models refer to those that were meant.
+        // A faulty GPU keeps its place, so that models refer to the GPUs that were meant.
         let gpu = gpu(item).unwrap_or(Gpu::Emulated { sms: Sms(DEFAULT_SMS) });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
             item.fault("this GPU is in the list already; name each once and let models share it");

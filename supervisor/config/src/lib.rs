@@ -39,7 +39,8 @@ use reader::Value;
 /// How variables of the environment are looked up.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Where a configuration is read, and what is found beside its faults.
+/// The surroundings of a configuration that is read, and the notes that are found beside its
+/// faults.
 struct Context<'a> {
     /// The file's folder, as the user named it.
     dir: &'a Path,
@@ -47,7 +48,7 @@ struct Context<'a> {
     is_root: bool,
     /// Faults of models' own files.
     file_faults: RefCell<Vec<Fault>>,
-    /// What has no effect, or cannot be right, and is no fault.
+    /// Settings that have no effect, or cannot be right, and are no faults.
     notes: RefCell<Vec<Fault>>,
 }
 
@@ -57,7 +58,8 @@ impl Context<'_> {
         self.dir.join(path)
     }
 
-    /// Notes that something has no effect, or cannot be right. What two models' profile says is noted once.
+    /// Notes that a setting has no effect, or cannot be right. A note on a profile that two models
+    /// have is kept once.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
         let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
         if !notes.contains(&note) {
@@ -68,11 +70,11 @@ impl Context<'_> {
 
 /// The same path, absolute.
 fn absolute(path: &Path) -> PathBuf {
-    // Fails only where there is no working directory; what is opened then fails by itself.
+    // Fails only where there is no working directory; opening the path fails by itself then.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Fails for what is no file with something in it that this user may read.
+/// Fails for a path that is not a regular file, is empty, or cannot be read by this user.
 fn usable(path: &Path) -> Result<(), io::Error> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
@@ -117,7 +119,8 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
 /// The shortest configuration.
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
-/// The run directory of a configuration that names none, in the environment of this process.
+/// The run directory of a configuration that names no run directory, in the environment of this
+/// process.
 pub fn default_run_dir() -> Option<PathBuf> {
     settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }

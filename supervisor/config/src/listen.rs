@@ -13,11 +13,11 @@ pub(super) const MAX_SOCKET_PATH: usize = 107;
 /// The most listeners of one kind.
 const MAX_LISTENERS: usize = 64;
 
-/// A socket that somebody listens on, and who.
+/// A socket that is in use, and the setting that uses it.
 struct Taken<'a> {
     address: Address,
     /// How messages call it.
-    who: String,
+    by: String,
     /// Where it is written; `None` for a default.
     value: Option<Value<'a>>,
 }
@@ -27,9 +27,9 @@ pub(super) fn listen(root: &Fields<'_>, run_dir: &Path) -> Listen {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
         [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
-    let ours = ours.map(|(name, who)| (Address::Unix(run_dir.join(name)), who.to_owned()));
+    let ours = ours.map(|(name, by)| (Address::Unix(run_dir.join(name)), by.to_owned()));
     let mut taken: Vec<_> =
-        ours.into_iter().map(|(address, who)| Taken { address, who, value: None }).collect();
+        ours.into_iter().map(|(address, by)| Taken { address, by, value: None }).collect();
     let http = listeners(&fields, "http", &["unix:http.sock", "127.0.0.1:8000"], run_dir, &mut taken);
     let grpc = listeners(&fields, "grpc", &["unix:grpc.sock", "127.0.0.1:8001"], run_dir, &mut taken);
     let metrics = listeners(&fields, "metrics", &["127.0.0.1:8002"], run_dir, &mut taken);
@@ -51,10 +51,10 @@ fn listeners<'a>(
     let Some(list) = fields.get(key) else {
         let parsed = default.iter().filter_map(|text| address(text, run_dir).ok());
         let addresses: Vec<_> = parsed.collect();
-        let who = format!("listen.{key}, by default");
+        let by = format!("listen.{key}, by default");
         taken.extend(addresses.iter().map(|address| Taken {
             address: address.clone(),
-            who: who.clone(),
+            by: by.clone(),
             value: None,
         }));
         return addresses.into_iter().map(|address| Listener { address, mode: None, group: None }).collect();
@@ -67,8 +67,8 @@ fn listeners<'a>(
     let mut listeners = Vec::new();
     for item in items {
         if let Some(listener) = listener(&item, run_dir) {
-            let who = format!("{} in line {}", item.path(), item.line());
-            taken.push(Taken { address: listener.address.clone(), who, value: Some(item) });
+            let by = format!("{} in line {}", item.path(), item.line());
+            taken.push(Taken { address: listener.address.clone(), by, value: Some(item) });
             listeners.push(listener);
         }
     }
@@ -161,7 +161,7 @@ fn report_clashes(taken: &[Taken<'_>]) {
 }
 
 fn clash_text(other: &Taken<'_>) -> String {
-    format!("the address is taken by {}; give each its own", other.who)
+    format!("the address is taken by {}; give each its own", other.by)
 }
 
 fn clash(first: &Address, second: &Address) -> bool {

@@ -37,7 +37,7 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// What models are read beside.
+/// The parts of the configuration that models are checked against.
 pub(super) struct Beside<'a> {
     pub(super) gpus: &'a [Gpu],
     pub(super) limits: &'a Limits,
@@ -81,7 +81,7 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
     models
 }
 
-/// One model; its share is settled later, with the others'.
+/// Reads a model; its share is settled later, together with the other models' shares.
 fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
     let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
@@ -117,7 +117,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     }
 }
 
-/// What is wrong with this model's files, in one line.
+/// The faults of this model's files, in one line.
 fn broken(context: &Context<'_>, first: usize) -> Option<String> {
     let faults = context.file_faults.borrow();
     let (fault, others) = faults[first..].split_first()?;
@@ -128,7 +128,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 /// The longest name of a model.
 const MAX_NAME: usize = 128;
 
-/// The model's name; empty where there is none, which is a fault.
+/// The model's name; empty if it is missing, which is a fault.
 fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -195,7 +195,8 @@ fn slo(fields: &Fields<'_>) -> Slo {
     }
 }
 
-/// Says so where even the whole GPU is too slow for the objective. The profile may be wrong, so it is no fault.
+/// Notes that even the whole GPU is too slow for the objective. The profile may be wrong, so it is
+/// no fault.
 fn note_hopeless(
     fields: &Fields<'_>,
     slo: &Slo,

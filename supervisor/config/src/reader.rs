@@ -1,4 +1,4 @@
-//! Reads typed values out of a tree, records what is wrong with them, and goes on.
+//! Reads typed values out of a tree, records their faults, and goes on.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ pub(super) struct Value<'a> {
 /// The keys of a map.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// Where the map stands. `None` for what should have been one: of such, nothing is missing.
+    /// Where the map stands. `None` if the value is no map: then no missing key is reported.
     at: Option<Position>,
     path: String,
     entries: &'a [Entry],
@@ -68,7 +68,8 @@ impl<'a> Value<'a> {
         matches!(self.node.content, Content::Scalar { .. })
     }
 
-    /// A map with these keys, others are faults. What is no map is a fault too, and has no keys then.
+    /// A map with these keys; other keys are faults. A value that is no map is a fault too, and has
+    /// no keys then.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
         let entries = self.entries(&format!("a map with keys such as {example}"));
@@ -79,7 +80,7 @@ impl<'a> Value<'a> {
         Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
-    /// A map with keys of any name. What is no map is a fault.
+    /// A map with keys of any name. A value that is no map is a fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
@@ -98,7 +99,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The items of a list. What is no list is a fault, and has no items.
+    /// The items of a list. A value that is no list is a fault, and has no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
             Content::List(items) => {
@@ -126,7 +127,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    /// The text, if that is what stands there. Nothing is recorded.
+    /// The text, if the value is a text. No fault is recorded.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
             Content::Scalar { text, .. } if !self.node.is_null() => Some(text),
@@ -216,14 +217,13 @@ impl<'a> Value<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The value of a key.
     pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
         debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
     }
 
-    /// What `read` makes of a key; the default where it is missing, or faulty.
+    /// The value of a key as `read` reads it; the default if the key is missing or faulty.
     pub(super) fn or<T>(
         &self,
         key: &'static str,
@@ -233,7 +233,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// A map within this one; without any keys where it is missing.
+    /// A map within this map; without any keys if it is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),
@@ -276,7 +276,8 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "YAML's merge keys are not known here; write the keys out".to_owned();
     }
-    // The distance of a long key would take long to compute, and it is far from every one.
+    // The distance of a long key would take long to compute, and such a key is far from every known
+    // key.
     let nearest =
         known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
     match nearest {

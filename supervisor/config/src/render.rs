@@ -112,7 +112,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let Share { initial, given, min, max } = model.share;
-    // What is written becomes what the model keeps; a policy may choose otherwise where nothing is.
+    // A written share is kept by the model; if no share is written, a policy may choose another.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
@@ -222,7 +222,7 @@ fn path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// Text as YAML reads it back. What could be taken for something else stands in quotes.
+/// Text as YAML reads it back. A text that YAML could take for another type is quoted.
 fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');

@@ -1,4 +1,4 @@
-//! What concerns the whole supervisor: its folder, controller, limits, timeouts.
+//! The settings of the whole supervisor: its folder, controller, limits, timeouts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::{Context, Environment, absolute, units};
 /// The socket that `status` and `resize` talk to, in the run directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
 
-/// The folder in the run directory that is closed to others.
+/// The folder in the run directory that other users may not open.
 pub const PRIVATE: &str = "private";
 
-/// The most bytes of a request or an answer: what protobuf allows.
+/// The most bytes of a request or an answer: protobuf's limit.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
 /// The run directory, absolute; a fault if its sockets would not have addresses.
@@ -76,7 +76,7 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
-/// Bounds on what clients may ask for.
+/// Bounds on clients' requests.
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
     let fields = root
         .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
@@ -105,7 +105,7 @@ pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
     }
 }
 
-/// What to do about models that cannot be started.
+/// How to start when some models cannot be started.
 pub(super) fn start(root: &Fields<'_>) -> Start {
     let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
     root.or("start", Start::Lenient, |value| value.one_of(&words))

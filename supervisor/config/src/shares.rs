@@ -9,7 +9,7 @@ use super::units;
 /// The SMs of a GPU that is not asked: an H100's or H200's.
 const USUAL_SMS: u32 = 132;
 
-/// What a model asks for.
+/// The share that a model asks for.
 pub(super) struct ShareSpec<'a> {
     /// The GPU's index.
     pub(super) gpu: usize,
@@ -56,8 +56,8 @@ fn default_min(gpu: Option<&Gpu>) -> Percent {
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }
 
-/// The shares of all models, in their order. Models without an initial share divide equally what the
-/// others on their GPU leave, each within its own `min` and `max`.
+/// The shares of all models, in their order. Models without an initial share divide equally the
+/// part that the other models on their GPU leave, each within its own `min` and `max`.
 pub(super) fn settle(all: &[ShareSpec<'_>]) -> Vec<Share> {
     let share = |wanted: &ShareSpec<'_>| {
         let ShareSpec { min, max, initial, .. } = *wanted;

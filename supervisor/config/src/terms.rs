@@ -1,4 +1,4 @@
-//! What a policy is told of a configured model.
+//! The terms that a policy gets of a configured model.
 
 use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::units::{Percent, Sms};
@@ -6,7 +6,8 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::types::{HandoverMode, Model};
 
 impl Model {
-    /// Its terms on a GPU on which shares come to so many SMs. A share that never changes is the only one.
+    /// Its terms on a GPU on which shares come to so many SMs. A model whose share never changes
+    /// has no other share.
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {

@@ -9,7 +9,7 @@ use super::units;
 /// The port of OTLP over gRPC.
 const PORT: u16 = 4317;
 
-/// Where traces go, and of which requests; `None` where the document does not say.
+/// Where traces go, and of which requests; `None` where the document does not have the key.
 pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
     root.get("tracing")?;
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
@@ -33,7 +33,7 @@ enum BadCollector {
     )]
     Unknown(String),
     #[error(
-        "`{0}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that one speak TLS"
+        "`{0}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that collector speak TLS"
     )]
     Tls(String),
     #[error(

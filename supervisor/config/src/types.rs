@@ -20,7 +20,7 @@ const DESCRIPTORS_OF_ALL: u64 = 100;
 /// Descriptors that a model takes.
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
-/// What the supervisor is told to do.
+/// The supervisor's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Where the sockets lie; absolute.
@@ -35,19 +35,19 @@ pub struct Config {
     pub model_control: ModelControl,
     /// How shares are decided.
     pub controller: Controller,
-    /// Bounds on what clients may ask for.
+    /// Bounds on clients' requests.
     pub limits: Limits,
     /// How long the phases of a hand-over may take.
     pub timeouts: Timeouts,
-    /// What to do about models that cannot be started.
+    /// How to start when some models cannot be started.
     pub start: Start,
     /// ONNX Runtime.
     pub onnxruntime: OnnxRuntime,
-    /// Where traces of requests go; `None` where nothing is traced.
+    /// Where traces of requests go; `None` if no request is traced.
     pub tracing: Option<Tracing>,
-    /// What is wrong with the models' own files. `check` refuses it; `serve` starts the other models.
+    /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
-    /// What was written and has no effect in this configuration, or cannot be right.
+    /// Settings that have no effect in this configuration, or cannot be right.
     pub notes: Vec<Fault>,
 }
 
@@ -97,16 +97,16 @@ pub enum Gpu {
         /// Its SMs.
         sms: Sms,
     },
-    /// A real one.
+    /// A real GPU.
     Cuda {
         /// Which.
         device: CudaDevice,
-        /// What enforces shares there.
+        /// The mechanism that enforces shares there.
         partition: Partitioning,
     },
 }
 
-/// What enforces shares on a real GPU.
+/// The mechanism that enforces shares on a real GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partitioning {
     /// NVIDIA MPS.
@@ -138,17 +138,17 @@ impl fmt::Display for CudaDevice {
 pub struct Model {
     /// Its name in the protocol.
     pub name: String,
-    /// What runs it.
+    /// The engine that runs it.
     pub engine: Engine,
     /// The index of its GPU in [`Config::gpus`].
     pub gpu: usize,
-    /// What it costs; `None` where no profile was given, or the one given is broken.
+    /// Its times and memory; `None` if no profile was given, or the given profile is broken.
     pub profile: Option<Profile>,
     /// Where the profile was read from; absolute.
     pub profile_path: Option<PathBuf>,
     /// Its share of the GPU.
     pub share: Share,
-    /// What it promises.
+    /// Its promise to clients.
     pub slo: Slo,
     /// How its requests are batched.
     pub batch: Batch,
@@ -162,15 +162,15 @@ pub struct Model {
     pub standby: Standby,
     /// The cores its workers are pinned to; empty where they are not.
     pub cpus: Vec<usize>,
-    /// The most GPU memory one of its workers may take, in bytes; real GPUs only.
+    /// The most GPU memory that a worker of it may take, in bytes; real GPUs only.
     pub memory_limit: Option<u64>,
     /// Per input: the shape to warm up with, without the batch axis.
     pub warmup: BTreeMap<String, Vec<i64>>,
-    /// What is wrong with its own files. Such a model stays unready.
+    /// A fault of its own files. Such a model stays unready.
     pub broken: Option<String>,
 }
 
-/// What runs a model.
+/// The engine that runs a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Engine {
     /// ONNX Runtime.
@@ -179,7 +179,8 @@ pub enum Engine {
         path: PathBuf,
         /// Threads within one operator, on the CPU.
         threads: u32,
-        /// What computes on a real GPU, the preferred one first; empty on an emulated one.
+        /// The providers that compute on a real GPU, the preferred provider first; empty on an
+        /// emulated GPU.
         providers: Vec<Provider>,
     },
     /// Answers with its input, after the time its profile says.
@@ -208,13 +209,13 @@ pub enum Provider {
 /// A model's share: `min <= initial <= max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// What it starts with.
+    /// The share that it starts with.
     pub initial: Percent,
     /// Whether the configuration says so, so that no policy starts it with something else.
     pub given: bool,
-    /// What it never goes below.
+    /// Its least share.
     pub min: Percent,
-    /// What it never goes above.
+    /// Its largest share.
     pub max: Percent,
 }
 
@@ -230,8 +231,8 @@ pub struct Slo {
 /// How requests are batched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The largest batch, 0 for a model without a batch axis. `None` until the model says whether it
-    /// has one: see [`Batch::resolve`].
+    /// The largest batch, 0 for a model without a batch axis. `None` until the model says whether
+    /// it has a batch axis: see [`Batch::resolve`].
     pub max: Option<u32>,
     /// The sizes to warm up, ascending to `max`; `None` for powers of two.
     pub sizes: Option<Vec<u32>>,
@@ -264,11 +265,11 @@ pub struct Queue {
     pub max_requests: usize,
     /// The bytes of the model's request slab; at least one request fits.
     pub memory: u64,
-    /// What happens to a request whose time is up before it ran.
+    /// The treatment of a request that does not run in time.
     pub on_late: OnLate,
 }
 
-/// What happens to a request whose time is up before it ran.
+/// The treatment of a request that does not run in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLate {
     /// It is refused.
@@ -282,40 +283,41 @@ pub enum OnLate {
 pub enum Standby {
     /// Never.
     Off,
-    /// At the share in force, so that it serves at once where the other one dies.
+    /// At the share in force, so that it serves at once if the other worker dies.
     Always,
 }
 
 /// How shares are decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
-    /// By which policy. Under `static` nothing is decided: shares stay until somebody resizes by hand.
+    /// The policy that decides. Under `static` nothing is decided: shares stay until an operator
+    /// resizes them.
     pub policy: Choice,
     /// How often.
     pub interval: Duration,
     /// Whether decisions are carried out, or only reported.
     pub act: bool,
-    /// The most memory that the standing workers of a GPU may take together, in bytes; `None`: half of what a real
-    /// GPU has, and any of an emulated one.
+    /// The most memory that the standing workers of a GPU may take together, in bytes. `None`: half
+    /// of the memory of a real GPU, and no bound on an emulated GPU.
     pub standby_memory: Option<u64>,
 }
 
 impl Controller {
-    /// What nothing decides under.
+    /// The policy under which no share is decided.
     pub const STATIC: Choice = Choice::of(PolicyName::Static);
 
-    /// The policy, if one decides.
+    /// The policy, if it decides shares.
     pub fn decides(&self) -> Option<Choice> {
         (self.policy != Self::STATIC).then_some(self.policy)
     }
 
-    /// The policy, if one decides and is acted upon.
+    /// The policy, if it decides shares and its decisions are carried out.
     pub fn acts(&self) -> Option<Choice> {
         self.decides().filter(|_| self.act)
     }
 }
 
-/// Bounds on what clients may ask for.
+/// Bounds on clients' requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one request.
@@ -339,10 +341,10 @@ pub enum ModelControl {
     Explicit,
 }
 
-/// What to do about models that cannot be started.
+/// How to start when some models cannot be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// They are unready, the others serve.
+    /// The models that cannot be started are unready, the other models serve.
     Lenient,
     /// Nothing is served.
     Strict,
@@ -351,7 +353,7 @@ pub enum Start {
 /// ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OnnxRuntime {
-    /// Its shared library; absolute. `None`: where it is usually found.
+    /// Its shared library, as an absolute path. `None`: the library in its usual place.
     pub library: Option<PathBuf>,
 }
 
@@ -360,7 +362,7 @@ pub struct OnnxRuntime {
 pub struct Tracing {
     /// The collector, which speaks OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// Of the requests that belong to no trace yet, those that begin one.
+    /// How many of the requests that belong to no trace yet begin a trace.
     pub sample: Sample,
     /// The name that the traces are found under.
     pub service: String,
@@ -374,10 +376,10 @@ impl Sample {
     /// All requests.
     pub const ALL: u32 = 1_000_000;
 
-    /// One in a hundred.
+    /// One request in a hundred.
     pub const DEFAULT: Self = Self(Self::ALL / 100);
 
-    /// So many of [`Sample::ALL`]; `None` for more than all.
+    /// So many of [`Sample::ALL`]; `None` if that is more than all.
     pub fn new(parts: u32) -> Option<Self> {
         (parts <= Self::ALL).then_some(Self(parts))
     }

@@ -1,4 +1,5 @@
-//! Profiles that say that a batch takes longer with more SMs, or with fewer rows: by mistake, or by bad luck in measuring.
+//! Profiles in which a batch takes longer with more SMs, or with fewer rows: by mistake, or by bad
+//! luck in measuring.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,10 +7,10 @@ use std::fmt;
 use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::Sms;
 
-/// Times that differ by less, as a factor, are as good as one.
+/// Times that differ by less than this factor count as equal.
 const NOISE: f64 = 1.05;
 
-/// One time of a table.
+/// A time of a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Point {
     pub(super) batch: u32,
@@ -17,7 +18,7 @@ pub(super) struct Point {
     ms: f64,
 }
 
-/// A time that is longer than one that it should not be longer than.
+/// A time that is longer than a time that should be at least as long.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rise {
     pub(super) longer: Point,
@@ -62,7 +63,7 @@ fn lines(table: &Execution) -> Vec<Vec<Point>> {
     table.rows().iter().map(of_row).chain(columns().map(of_column)).collect()
 }
 
-/// The points that are above the least one before them.
+/// The points that are above the least point before them.
 fn rises(line: &[Point]) -> Vec<Rise> {
     let Some(mut least) = line.first().copied() else { return Vec::new() };
     let mut rises = Vec::new();

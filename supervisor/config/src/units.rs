@@ -1,4 +1,4 @@
-//! Durations, sizes and percentages as people write them.
+//! Durations, sizes and percentages as operators write them.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const DURATIONS: [(&str, u64); 6] = [
 /// The units of sizes, in bytes, largest first. The last is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
-/// A text that is not what it should be.
+/// A text that is not in the expected form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadUnit {
     #[error("`{0}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h")]
@@ -92,7 +92,7 @@ pub(super) fn percent(text: &str) -> Result<Percent, BadUnit> {
     share.ok_or_else(|| BadUnit::Percent(text.to_owned()))
 }
 
-/// What one percent has of [`Sample::ALL`].
+/// The number of parts of [`Sample::ALL`] in one percent.
 const PARTS: u32 = Sample::ALL / 100;
 
 /// Reads a part of the requests, such as `1%` or `0.05%`.
@@ -124,7 +124,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// `number` times `scale`, where that is whole. Numbers of more than 18 digits are none.
+/// `number` times `scale`, if the product is whole. `None` for a number of more than 18 digits.
 fn scaled(number: &str, scale: u64) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if whole.is_empty() || fraction.is_empty() || number.len() > 19 {

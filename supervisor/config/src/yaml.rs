@@ -1,7 +1,7 @@
 //! YAML into a tree of nodes that know where they stand.
 //!
-//! What a file can cost is bounded before anything is made of it: its bytes, its nesting, and the
-//! values it stands for when every alias is written out.
+//! The cost of a file is bounded before anything is made of it: its bytes, its nesting, and the
+//! number of its values when every alias is written out.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -31,12 +31,14 @@ pub(super) struct Node {
     values: usize,
 }
 
-/// What a value is.
+/// The content of a value.
 #[derive(Debug)]
 pub(super) enum Content {
     /// Text; `plain` if it stood without quotes.
-    Scalar { text: String, plain: bool },
-    /// A list.
+    Scalar {
+        text: String,
+        plain: bool,
+    },
     List(Vec<Rc<Node>>),
     /// A map, in the order of the document.
     Map(Vec<Entry>),
@@ -51,26 +53,26 @@ pub(super) struct Entry {
 }
 
 impl Node {
-    /// Whether it is YAML's null, which is also what a key without a value has.
+    /// Whether it is YAML's null, which is also the value of a key without a value.
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 }
 
-/// Trees made of others. What they stand for is bounded by what those do.
+/// Trees made of other trees. Their size is bounded by the bound on those trees.
 impl Node {
     /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.content, Content::Scalar { .. })
     }
 
-    /// What a map has under `key`.
+    /// The value that a map has under `key`.
     pub(super) fn get(&self, key: &str) -> Option<&Rc<Self>> {
         let Content::Map(entries) = &self.content else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
     }
 
-    /// A map of one key.
+    /// A map with a single key.
     pub(super) fn map_of(key: &str, node: &Rc<Self>) -> Rc<Self> {
         let entry = Entry { key: key.to_owned(), at: node.at, node: Rc::clone(node) };
         Rc::new(Self { at: node.at, content: Content::Map(vec![entry]), values: node.values + 1 })
@@ -105,7 +107,8 @@ impl Node {
         Rc::new(Self { at: self.at, content: Content::List(items.collect()), values: self.values })
     }
 
-    /// What `over` says, and beside it what it does not: maps are merged, everything else is replaced.
+    /// The values of `over`, and the values of `self` that `over` does not give: maps are merged,
+    /// everything else is replaced.
     pub(super) fn merged(&self, over: &Rc<Self>) -> Rc<Self> {
         let (Content::Map(entries), Content::Map(changes)) = (&self.content, &over.content) else {
             return Rc::clone(over);
@@ -132,7 +135,8 @@ impl Node {
     }
 }
 
-/// Reads the text of a configuration file; one that is too large or no text is a fault, and `None`.
+/// Reads the text of a configuration file. A file that is too large or not text is a fault, and
+/// gives `None`.
 pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
@@ -165,8 +169,8 @@ fn end_of(text: &str) -> Position {
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Parses a document. Faults go to the log; without a tree, there is at least one. What an empty file
-/// might say is shown by `example`.
+/// Parses a document. Faults go to the log; without a tree, there is at least one fault. For an
+/// empty file, the fault shows `example`.
 pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
@@ -335,7 +339,7 @@ impl<'a> Composer<'a> {
         Ok(None)
     }
 
-    /// The path in the document of what is read now.
+    /// The path in the document of the value that is being read.
     fn path(&self) -> String {
         let mut path = String::new();
         for open in &self.open {

@@ -1,7 +1,7 @@
 //! Configurations as operators write them, with the faults that they get to read.
 //!
-//! Each `config/NAME.yaml` has the text it must lead to in `config/NAME.expected`. `UPDATE_GOLDEN=1`
-//! writes those files anew; read the difference before committing it.
+//! Each `config/NAME.yaml` has its expected text in `config/NAME.expected`. `UPDATE_GOLDEN=1`
+//! writes these files anew; read the difference before committing it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -31,7 +31,7 @@ fn load_text(text: &str) -> Result<Config, String> {
     load_bytes(text.as_bytes())
 }
 
-/// What an operator reads about a file.
+/// The text that an operator reads about a file.
 fn told(path: &Path) -> String {
     match load(path) {
         Ok(config) => {
@@ -100,7 +100,7 @@ fn every_configuration_in_the_tree_is_understood() {
     assert!(files.len() >= 2);
     for file in files {
         let config = load(&file).unwrap_or_else(|error| panic!("{error}"));
-        // Models' files are made by whoever uses the configuration.
+        // Models' files are not in the tree: users make them.
         let faults: Vec<_> =
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");

@@ -1,4 +1,4 @@
-//! The one clock of the process.
+//! The clock that the whole process uses.
 
 use std::time::{Duration, Instant};
 

@@ -1,37 +1,37 @@
-//! What clients may know of the models and want of them: the protocol's model repository.
+//! The protocol's model repository: clients list, load and unload models.
 //!
-//! Ingress speaks to it and knows nobody behind it.
+//! Ingress uses this module only, and does not know the registry behind it.
 
 use std::fmt;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-/// How long a command may wait for its turn: another one may start models.
+/// How long a command may wait for its turn: another command may be starting models.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a client wants of one model.
+/// A client's command for one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// That it serves, with its files read anew; in `config` are keys of its configuration that are to differ, as
-    /// JSON.
+    /// The model is to serve, with its files read anew; `config` has the keys of its configuration
+    /// that are to differ, as JSON.
     Load {
         /// The model.
         model: String,
-        /// What is to differ.
+        /// The keys that are to differ.
         config: Option<String>,
     },
-    /// That it answers what it accepted, and ends.
+    /// The model is to answer the requests that it accepted, and end.
     Unload {
         /// The model.
         model: String,
     },
 }
 
-/// A wish, and who hears what became of it.
+/// A command, and the way for its reply.
 #[derive(Debug)]
 pub struct Asked {
-    /// What is wanted.
+    /// The command.
     pub wish: Wish,
     /// Hears when it is so.
     pub reply: oneshot::Sender<Result<(), WishRefused>>,
@@ -48,13 +48,13 @@ pub enum WishRefused {
     /// There is no such model.
     #[error("failed to {0} '{1}': the configuration names no such model")]
     Unknown(&'static str, String),
-    /// What the client sent is wrong.
+    /// The client's command is malformed.
     #[error("{0}")]
     Invalid(String),
-    /// It was tried and did not come about. What was before is still so.
+    /// The command was tried and failed. The earlier state is still in force.
     #[error("failed to load '{0}': {1}")]
     Failed(String, String),
-    /// Others are before it, or all ends.
+    /// Other commands are before it, or the server is stopping.
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
 }
@@ -86,7 +86,8 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// A repository whose models `list` tells. Wishes go to `wishes`; without it, none is heard.
+    /// A repository whose models `list` tells. Commands go to `wishes`; without it, every command
+    /// is refused.
     pub fn new(
         list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
         wishes: Option<mpsc::Sender<Asked>>,
@@ -105,7 +106,7 @@ impl Repository {
         let (reply, outcome) = oneshot::channel();
         let sent = tokio::time::timeout(TURN_WITHIN, wishes.send(Asked { wish, reply })).await;
         sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
-        // The registry bounds what it does; without a word it has ended.
+        // The registry bounds the time of a command; if it sends no reply, it has ended.
         outcome.await.unwrap_or(Err(WishRefused::Busy))
     }
 }

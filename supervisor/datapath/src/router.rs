@@ -25,17 +25,17 @@ pub struct Route {
     _guests: mpsc::Sender<Infallible>,
 }
 
-/// Says when nobody is on a model's way any more.
+/// Says when no request is on its way to a model any more.
 #[derive(Debug)]
 pub struct Guests(mpsc::Receiver<Infallible>);
 
-/// A request's hold on a model, from before it is checked until it is answered: a model that has been
-/// taken off the router serves on for as long as somebody has one.
+/// A request's hold on a model, from before the request is checked until it is answered. A model
+/// that was taken off the router goes on serving while a request has a hold on it.
 #[derive(Debug)]
 pub struct RouteGuard(Route);
 
 impl Route {
-    /// The way to this pipeline, and what tells when the last copy of it has gone.
+    /// The way to this pipeline, and the receiver that says when its last copy has gone.
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
         let (guests, gone) = mpsc::channel(1);
         (Self { pipeline, _guests: guests }, Guests(gone))

@@ -21,7 +21,7 @@ use super::{Frontend, grpc, http};
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
-/// What is served at an address.
+/// The service at an address.
 #[derive(Clone)]
 pub(super) enum Service {
     Http(Arc<Frontend>),
@@ -96,8 +96,8 @@ async fn accept(bound: &Bound) -> io::Result<Stream> {
     }
 }
 
-/// A stream that fails when its peer reads nothing for too long: answers that nobody takes are memory
-/// that nobody gets.
+/// A stream that fails when its peer reads nothing for too long: answers that no client takes would
+/// stay in memory.
 fn impatient<S: AsyncRead + AsyncWrite>(stream: S, unread: Duration) -> Pin<Box<TimeoutStream<S>>> {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(unread));
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_reads_nothing_is_given_up() {
+    async fn a_client_that_reads_nothing_is_given_up() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut ours = impatient(ours, Duration::from_millis(20));
         let failed = ours.write_all(&vec![0; 16 << 20]).await.unwrap_err();

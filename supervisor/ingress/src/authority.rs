@@ -1,13 +1,14 @@
 //! Lets gRPC clients in over Unix sockets.
 //!
 //! gRPC's C core (and with it the Python, C++, Ruby and PHP clients) sends the socket's path,
-//! percent-encoded, as `:authority`, and Java's client as it is. The `h2` crate takes `%` and `/` for a
-//! fault and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). Nothing here reads the authority, so
-//! what no host has in it becomes `-` before `h2` sees it: same length, same frames, same compression state.
+//! percent-encoded, as `:authority`; Java's client sends it as it is. The `h2` crate takes `%` and
+//! `/` for a fault and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). The supervisor does
+//! not read the authority, so each character that no host has becomes `-` before `h2` sees it: same
+//! length, same frames, same compression state.
 //!
-//! Only plain literals are repaired, under the static table's name or the name spelled out, which is
-//! what those clients send; a Huffman-coded one passes unchanged, as does everything malformed. Once
-//! `h2` accepts such an authority, this file and its one use can go.
+//! Only plain literals are repaired, under the static table's name or the name spelled out; these
+//! clients send nothing else. A Huffman-coded authority passes unchanged, as does everything
+//! malformed. Once `h2` accepts such an authority, this file and its only use can go.
 
 use std::io;
 use std::pin::Pin;
@@ -25,7 +26,7 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// A stream whose incoming authorities are repaired; what goes out is left alone.
+/// A stream whose incoming authorities are repaired; outgoing bytes are left alone.
 pub(super) struct AuthorityRepair<S> {
     stream: S,
     walk: Walk,
@@ -101,11 +102,11 @@ enum Position {
     Skip {
         left: usize,
     },
-    /// Not HTTP/2 as known here: `h2` says what is wrong with it.
+    /// Not HTTP/2 as known here: `h2` finds the fault.
     Lost,
 }
 
-/// What is left of a frame that carries a piece of a header block.
+/// The rest of a frame that carries a piece of a header block.
 #[derive(Clone, Copy)]
 struct Fragment {
     priority: usize,
@@ -136,7 +137,7 @@ impl Walk {
         }
     }
 
-    /// Takes at least one byte; says how many.
+    /// Takes at least one byte; returns how many.
     fn step(&mut self, bytes: &mut [u8]) -> usize {
         let (place, taken) = match self.place {
             Position::Preface { seen } if bytes[0] != PREFACE[seen] => (Position::Lost, 1),
@@ -168,7 +169,7 @@ impl Walk {
         taken
     }
 
-    /// What follows a frame's head.
+    /// The position after a frame's head.
     fn frame(&mut self, head: [u8; 9]) -> Position {
         let [high, middle, low, kind, flags, ..] = head;
         let left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -232,7 +233,7 @@ impl Walk {
 #[derive(Default)]
 struct Block(HeaderPart);
 
-/// What the next byte of a header block is.
+/// The meaning of the next byte of a header block.
 #[derive(Clone, Copy, Default)]
 enum HeaderPart {
     /// A field's first byte.
@@ -240,7 +241,8 @@ enum HeaderPart {
     Field,
     /// More of an index or table size; then a field.
     Number,
-    /// More of the index of a name; then the value. Never the authority's, whose index is 1.
+    /// More of the index of a name; then the value. Never the name of the authority: its index is
+    /// 1.
     Index,
     /// A string's length.
     Length(Text),
@@ -289,7 +291,7 @@ impl Block {
     }
 }
 
-/// What follows a field's first byte.
+/// The part after a field's first byte.
 fn field(byte: u8) -> HeaderPart {
     let number = |mask: u8| if byte & mask == mask { HeaderPart::Number } else { HeaderPart::Field };
     let literal = |mask: u8| match byte & mask {
@@ -305,7 +307,7 @@ fn field(byte: u8) -> HeaderPart {
     }
 }
 
-/// What follows a string's length.
+/// The part after a string's length.
 fn string(text: Text, plain: bool, length: usize) -> HeaderPart {
     let text = match text {
         Text::Name { .. } => Text::Name { same: (plain && length == AUTHORITY.len()).then_some(0) },
@@ -318,14 +320,15 @@ fn is_of_a_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Reads, and where it must repairs, one byte of a string.
+/// Reads one byte of a string, and repairs it where it must be repaired.
 fn read(text: Text, left: usize, byte: &mut u8) -> HeaderPart {
     let text = match text {
         Text::Name { same } => {
             Text::Name { same: same.filter(|&same| AUTHORITY[same] == *byte).map(|same| same + 1) }
         }
         Text::Value { authority } => {
-            // What no host has, such as a path's slash; nobody reads it.
+            // A character that no host has, such as a path's slash. The supervisor does not read
+            // it.
             if authority && !is_of_a_host(*byte) {
                 *byte = b'-';
             }

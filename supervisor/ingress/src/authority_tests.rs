@@ -34,7 +34,8 @@ fn block(authority: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// What follows the preface; `%` only where it must stay, `^` stands for each that must go.
+/// The bytes after the preface; `%` only where it must stay, `^` stands for each character that
+/// must go.
 fn stream() -> Vec<u8> {
     let long = [b"^2F".repeat(70), b"x.sock".to_vec()].concat();
     let spelled = |first: u8| [vec![first], string(AUTHORITY), string(b"^2Fa^2Fb")].concat();
@@ -113,7 +114,7 @@ fn garbage_passes_unchanged_or_loses_what_no_host_has_only() {
 }
 
 #[test]
-fn frames_whose_padding_lies_pass_unchanged() {
+fn frames_with_a_false_padding_pass_unchanged() {
     let authority = field(0x41, b"%2F");
     for payload in [&[][..], &[&[200][..], &authority].concat(), &[5, 0, 0, 0, 0]] {
         let sent =

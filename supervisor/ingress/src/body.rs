@@ -15,10 +15,12 @@ use shadowslice_datapath::pipeline::Pieces;
 /// How long a peer may be silent in the middle of a body.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// How many bytes a second come of a body at least, beside one silence: who sends one now and then would have his place for ever.
+/// The least bytes a second of a body, beside one silence: a client that sends a byte now and then
+/// would keep its place for ever.
 pub(super) const SLOWEST: f64 = 1024.0;
 
-/// What a request may come to that is no inference, in bytes: whoever sends one is not admitted first.
+/// The largest request besides inferences, in bytes: such requests are not admitted before they are
+/// read.
 pub(super) const SHORT: usize = 256 << 10;
 
 /// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
@@ -57,7 +59,7 @@ impl Patience {
     }
 }
 
-/// Reads a whole body of at most `limit` bytes; one that announces more is not read at all.
+/// Reads a whole body of at most `limit` bytes; a body that announces more is not read at all.
 pub(super) async fn read<B>(mut body: B, limit: usize) -> Result<Pieces, Unread>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,

@@ -1,5 +1,5 @@
-//! gRPC messages, read with a bound on what they cost: an empty tensor takes two bytes on the wire and
-//! some hundred in memory, so that a message within its limit could still ask for gigabytes.
+//! gRPC messages, read with a bound on their memory: an empty tensor takes two bytes on the wire
+//! and some hundred bytes in memory, so a message within its limit could still need gigabytes.
 
 use std::marker::PhantomData;
 
@@ -50,7 +50,7 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // A message lies in one piece, for tonic has gathered it.
+        // A message lies in one piece, as tonic has gathered it.
         if fields(bytes::Buf::chunk(buffer)) > MAX_FIELDS {
             return Err(Status::invalid_argument(format!(
                 "the message has more than {MAX_FIELDS} tensors and parameters"

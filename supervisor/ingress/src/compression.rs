@@ -1,7 +1,7 @@
 //! Compressed messages and bodies: gzip and deflate (zlib's format), which both protocols share.
 //!
-//! A few bytes may stand for gigabytes, so that whoever decompresses says how many bytes it will take. The
-//! work is done away from the threads that serve connections.
+//! A few compressed bytes may become gigabytes, so each caller gives a limit in bytes. The work is
+//! done away from the threads that serve connections.
 
 use std::io::{Read, Write};
 
@@ -94,10 +94,10 @@ impl Encoding {
     }
 }
 
-/// The format that `Accept-Encoding` prefers to all others; nothing if that is none at all.
+/// The format that `Accept-Encoding` prefers to all others; `None` if it prefers the plain body.
 pub(super) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
     let items: Vec<_> = values.flat_map(|value| value.split(',')).map(weighed).collect();
-    // A star stands for what is not named, be it with no weight at all.
+    // A star stands for the formats that are not named; a format named with weight 0 is named.
     let is_named =
         |encoding: &Encoding| items.iter().any(|(name, _)| Encoding::named(name) == Some(*encoding));
     let of_star = || [Encoding::Gzip, Encoding::Deflate].into_iter().find(|encoding| !is_named(encoding));
@@ -114,7 +114,7 @@ pub(super) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Enc
     best.filter(|(_, weight)| *weight >= plain).map(|(encoding, _)| encoding)
 }
 
-/// A format's name and weight; none is 1, and what is no number 0.
+/// A format's name and weight. A missing weight is 1, a malformed weight 0.
 fn weighed(item: &str) -> (&str, f32) {
     let mut parts = item.split(';').map(str::trim);
     let name = parts.next().unwrap_or_default();

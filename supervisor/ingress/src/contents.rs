@@ -1,4 +1,4 @@
-//! Inference requests as gRPC carries them: raw contents, or typed ones. Pure.
+//! Inference requests as gRPC carries them: raw contents, or typed contents. Pure.
 
 use std::collections::HashMap;
 
@@ -97,7 +97,7 @@ fn place(
     SharedTensor::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
 }
 
-/// Refuses parameters that ask for what is not served; others are hints.
+/// Refuses parameters that ask for an extension that is not served; other parameters are hints.
 fn unsupported(kind: &str, name: &str, parameters: &HashMap<String, InferParameter>) -> Result<(), Failure> {
     let name = Clipped(name);
     let classes = parameters.get("classification").and_then(|choice| choice.parameter_choice.as_ref());

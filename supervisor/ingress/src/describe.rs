@@ -1,4 +1,4 @@
-//! What the server and its models say of themselves. Pure.
+//! The descriptions that the server and its models give of themselves. Pure.
 
 use serde_json::{Value, json};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};

@@ -1,6 +1,6 @@
-//! gRPC calls whose message is compressed: decompressed before tonic sees them, and answered in the same
-//! way. Tonic would do it on the thread that serves the connection, and would compress for every client
-//! that could read it, which is all of them.
+//! gRPC calls with a compressed message: decompressed before tonic sees them, and answered in the
+//! same way. Tonic would do it on the thread that serves the connection, and would compress for
+//! every client that can read compressed answers, which is every client.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -33,7 +33,8 @@ pub(super) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> 
     })
 }
 
-/// Whether the caller reads answers in that form. One that does not say so reads what it writes.
+/// Whether the caller reads answers in that form. A caller that does not say so reads the form that
+/// it writes.
 pub(super) fn accepts(headers: &HeaderMap, encoding: Encoding) -> bool {
     let said = headers.get(ACCEPTED).map(|value| String::from_utf8_lossy(value.as_bytes()));
     said.is_none_or(|said| said.split(',').any(|name| Encoding::named(name.trim()) == Some(encoding)))
@@ -61,8 +62,8 @@ pub(super) async fn decompressed(
     Ok(Request::from_parts(head, Full::new(body)))
 }
 
-/// The answer, its message compressed; an answer without one as it is. A refusal ends with its head, which only a body
-/// that is left alone says.
+/// The answer with its message compressed; an answer without a message as it is. A refusal ends
+/// with its head, and only the original body says so.
 pub(super) async fn compressed(
     response: Response<Body>,
     encoding: Encoding,
@@ -84,7 +85,7 @@ pub(super) async fn compressed(
     Ok(Response::from_parts(head, Body::new(body)))
 }
 
-/// The message of a body, which must be the only one.
+/// The message of a body; it must be the body's only message.
 fn message(body: &Bytes) -> Result<Bytes, Status> {
     let length = body.get(1..ENVELOPE).and_then(|length| <[u8; 4]>::try_from(length).ok());
     let length = length.and_then(|length| usize::try_from(u32::from_be_bytes(length)).ok());

@@ -51,11 +51,12 @@ const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// Where the health service's calls begin.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
-/// Requests at once on one connection; clients hold back more.
+/// The most requests at a time on a connection; clients hold further requests back.
 const STREAMS: u32 = 1024;
 
-/// The longest frame, of which a connection holds one that is not whole yet. Compared with the protocol's 16 KiB, tensors of 600 kB
-/// take a quarter less of the supervisor's CPU time, and come in a third less time.
+/// The longest frame, in bytes; a connection holds one incomplete frame. Compared with the
+/// protocol's 16 KiB, tensors of 600 kB take a quarter less of the supervisor's CPU time, and
+/// arrive in a third less time.
 const FRAME_BYTES: u32 = 256 << 10;
 
 /// How long a connection may take until its first call.
@@ -66,7 +67,7 @@ const PING: Duration = Duration::from_secs(60);
 /// and closed when no answer comes for so long.
 const PONG: Duration = Duration::from_secs(20);
 
-/// What a message may have beyond its tensors, in bytes: names, shapes, the envelope.
+/// The most bytes of a message besides its tensors: names, shapes, the envelope.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
 /// Serves one connection to its end.
@@ -115,8 +116,9 @@ where
     }
 }
 
-/// Waits until the connection is to end: serving is over, or no call came in time. One that has called
-/// nothing is cut then, for it may never have said hello, and would not say goodbye either.
+/// Waits until the connection is to end: serving is over, or no call came in time. A connection
+/// without a call is cut then: its client may never have sent the HTTP/2 preface, and would not end
+/// the connection either.
 async fn over(called: &AtomicBool, stop: Stop) {
     let uncalled = async {
         sleep(FIRST_CALL).await;
@@ -130,7 +132,7 @@ async fn over(called: &AtomicBool, stop: Stop) {
     }
 }
 
-/// What a connection may call.
+/// The services that a connection may call.
 #[derive(Clone)]
 struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
@@ -175,7 +177,7 @@ fn unknown(response: &HttpResponse<tonic::body::Body>) -> bool {
 impl Servers {
     async fn call(self, request: HttpRequest<Incoming>) -> Result<HttpResponse<tonic::body::Body>, Status> {
         let is_health = request.uri().path().starts_with(HEALTH);
-        // Only inferences are admitted one by one; what else there is to call has short messages.
+        // Only inferences are admitted one at a time; all other calls have short messages.
         let limit = if request.uri().path() == INFER { self.limit } else { self.limit.min(SHORT) };
         let mut inference = self.inference.max_decoding_message_size(limit);
         let mut health = self.health.max_decoding_message_size(limit);
@@ -260,7 +262,8 @@ impl GrpcInferenceService for Service {
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        // As Triton says it, a model that is not there is not ready: clients ask this until one has gone.
+        // Like Triton's: a model that is not there is not ready. Clients ask this until a model has
+        // gone.
         let ready = model::find(&self.0.router, &name, &version).is_ok_and(|model| model.ready().is_ok());
         Ok(Response::new(ModelReadyResponse { ready }))
     }

@@ -18,10 +18,10 @@ use super::proto::health::{HealthCheckRequest, HealthCheckResponse};
 use super::stop::Stop;
 use super::tensors::Clipped;
 
-/// Who may watch at a time, over all connections.
+/// The most watchers at a time, over all connections.
 pub(super) const WATCHERS: usize = 256;
 
-/// What may be asked for: the whole server, by its empty name, and its one service.
+/// The names that may be asked for: the whole server, by its empty name, and its only service.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
 /// The service.
@@ -58,7 +58,7 @@ impl HealthService for Health {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let room = Arc::clone(&self.front.watchers).try_acquire_owned();
         let room =
-            room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} others watch already")))?;
+            room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} clients watch already")))?;
         let known = SERVICES.contains(&request.into_inner().service.as_str());
         let (tell, told) = mpsc::channel(1);
         tokio::spawn(follow(Arc::clone(&self.front), known, tell, self.stop.clone(), room));
@@ -79,12 +79,12 @@ async fn follow(
     let mut others = front.router.changes();
     let mut readiness = readinesses(&front);
     loop {
-        // All are looked at, for who is not would be new again at once.
+        // Every model is read: a model that was not read would count as changed again at once.
         let mut ready = true;
         for model in &mut readiness {
             ready &= *model.borrow_and_update();
         }
-        // One that is taken off the router stops after that, and is nobody's concern any more.
+        // A model that is taken off the router stops after that, and no longer matters here.
         if others.has_changed().is_ok_and(|other| other) {
             others.mark_unchanged();
             readiness = readinesses(&front);
@@ -105,7 +105,7 @@ async fn follow(
         }
     }
     if known {
-        // It fails when the watcher is gone, who then need not know.
+        // It fails when the watcher is gone, which need not know then.
         let _ = tell.send(Ok(said(ServingStatus::NotServing))).await;
     }
 }
@@ -115,13 +115,13 @@ fn readinesses(front: &Frontend) -> Vec<watch::Receiver<bool>> {
     front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
 }
 
-/// Waits until one of the models became ready, or ceased to be.
+/// Waits until a model became ready, or ceased to be ready.
 async fn changed(readiness: &mut [watch::Receiver<bool>]) {
     let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
         Box::pin(async { model.changed().await.is_ok() })
     });
     let changes: Vec<_> = changes.collect();
-    // Without any there is no change; one that is gone is news of the router.
+    // Without models there is no change; a model that is gone is news of the router.
     if changes.is_empty() || !select_all(changes).await.0 {
         pending::<()>().await;
     }

@@ -22,14 +22,14 @@ use super::stop::Stop;
 use super::{Frontend, traced};
 use shadowslice_datapath::pipeline::Pieces;
 
-/// An answer, whose body goes out in the pieces that it is made of.
+/// An answer; its body goes out in the pieces that it is made of.
 pub(super) type Answer = Response<Full<Pieces>>;
 
 /// How long a connection may lie idle, or take over the head of a request.
 const IDLE: Duration = Duration::from_secs(75);
 
-/// How long a peer, refused, may go on sending before its connection is cut. Cut at once, it might lose
-/// the refusal: a reset overtakes what it has not read.
+/// How long a refused peer may go on sending before its connection is cut. If it were cut at once,
+/// the peer might lose the refusal: a reset overtakes answers that the peer has not read.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How long, once serving is to end, a peer may take over the rest of a request that it has begun.
@@ -125,8 +125,8 @@ async fn answer(
 fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
     let mut response = match unread {
         Unread::TooLarge => {
-            let whose = if inference { "limits.request_bytes" } else { "it is no inference" };
-            let message = format!("the request is larger than {limit} bytes ({whose})");
+            let bound = if inference { "limits.request_bytes" } else { "it is no inference" };
+            let message = format!("the request is larger than {limit} bytes ({bound})");
             error(StatusCode::PAYLOAD_TOO_LARGE, &message)
         }
         Unread::Stalled => error(StatusCode::REQUEST_TIMEOUT, "the request's body did not go on"),

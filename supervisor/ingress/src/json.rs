@@ -15,7 +15,7 @@ use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
-    /// What is asked.
+    /// The inference that is asked for.
     pub(super) request: InferRequest,
     /// Which outputs are to be binary.
     pub(super) form: Form,
@@ -24,9 +24,9 @@ pub(super) struct HttpRequest {
 /// Which outputs of an answer are binary; the others are JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Form {
-    /// All of them, or none.
+    /// All outputs, or no output.
     All(bool),
-    /// One by one, in the order in which they were requested.
+    /// One entry for each requested output, in the order of the request.
     Each(Vec<bool>),
 }
 
@@ -43,7 +43,7 @@ impl Form {
 /// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
 const MAX_TENSORS: usize = 8192;
 
-/// The most axes of a shape, which may be one byte of text each. Few models have more than six.
+/// The most axes of a shape, which may take one byte of text each. Few models have more than six.
 const MAX_AXES: usize = 64;
 
 #[derive(serde::Deserialize)]
@@ -102,8 +102,8 @@ struct OutputHeader {
     parameters: Option<OutputParameters>,
 }
 
-/// Parameters that ask for what is not served here are named, to be refused; others are hints. What should be a number is
-/// not read as anything else: a list would take many times its text.
+/// Parameters that ask for an extension that is not served are named here, to be refused; others
+/// are hints. A number is read as a number only: a list would take many times its text in memory.
 #[derive(serde::Deserialize, Default)]
 struct RequestParameters<'a> {
     binary_data_output: Option<bool>,
@@ -141,8 +141,9 @@ struct OutputParameters {
     shared_memory_offset: Option<u64>,
 }
 
-/// Reads a whole body. `header_length` is what the header `Inference-Header-Content-Length` says;
-/// without it everything is JSON, and with 0 everything is the model's only input.
+/// Reads a whole body. `header_length` is the value of the header
+/// `Inference-Header-Content-Length`. Without it everything is JSON; with 0 everything is the
+/// model's only input.
 pub(super) fn parse(
     mut body: Pieces,
     header_length: Option<usize>,
@@ -241,7 +242,7 @@ fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutpu
 }
 
 /// A body that is the only input of the model: one row, as large as the body where the model leaves
-/// one axis open; a BYTES tensor of one element. The outputs are binary.
+/// an axis open, or a BYTES tensor of one element. The outputs are binary.
 fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(

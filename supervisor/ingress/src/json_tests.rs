@@ -85,7 +85,8 @@ fn garbage_is_refused_with_its_place() {
     assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model()).is_err());
 }
 
-/// What a request may name is bounded before it is made: some bytes of text are hundreds in memory.
+/// The parts that a request may name are bounded before they are read: some bytes of text are
+/// hundreds of bytes in memory.
 #[test]
 fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
     let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;

@@ -1,15 +1,18 @@
 //! The Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP.
 //!
 //! [`Ingress::bind`] takes the addresses, [`Ingress::run`] serves on them until it is told to stop.
-//! Requests are checked here, so that a pipeline sees only what its model takes. Deviations from the
-//! protocol as Triton speaks it: there is one version of every model, "1"; classification
-//! and sequences are not served, and say so where they would matter, nor is what [`absent`] names; a gRPC message over the limit is answered OUT_OF_RANGE, before it is read.
+//! Requests are checked here, so that a pipeline sees only requests that its model takes.
+//! Deviations from the protocol as Triton speaks it: there is one version of every model, "1";
+//! classification, sequences and the extensions that [`absent`] names are not served, and a request
+//! that needs them is refused; a gRPC message over the limit is answered OUT_OF_RANGE, before it is
+//! read.
 //!
-//! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while clients
-//! wait, and until the last of them is served.
+//! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while
+//! clients wait, and until the last client is served.
 //!
-//! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and as much
-//! again where it came compressed; a gRPC request is read only once it is one of the `limits.in_flight`.
+//! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and
+//! as much again if the request came compressed; a gRPC request is read only once it is among the
+//! `limits.in_flight`.
 
 mod accept;
 mod answer;
@@ -89,10 +92,10 @@ impl Ingress {
         Ok(Self { http, grpc: listen::bind_all("gRPC", grpc).await?, limits: *limits })
     }
 
-    /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the Unix
-    /// sockets are removed, idle connections are closed, and requests under way are answered; returns
-    /// when the last connection has ended, at most 30 s later. What happens to inferences is told to `tracer`,
-    /// if there is one.
+    /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the
+    /// Unix sockets are removed, idle connections are closed, and requests under way are answered;
+    /// returns when the last connection has ended, at most 30 s later. If there is a `tracer`, it
+    /// gets the spans of inferences.
     pub async fn run(
         self,
         router: Arc<Router>,
@@ -115,7 +118,7 @@ impl Ingress {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 struct Frontend {
     router: Arc<Router>,

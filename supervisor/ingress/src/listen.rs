@@ -11,28 +11,29 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use shadowslice_config::{Address, Listener};
 
-/// Connections that the kernel keeps until they are accepted; more than `net.core.somaxconn`, usually as many, it does not. Where they are
-/// too many, it turns a client of a Unix socket away at once unless that blocks.
+/// Connections that the kernel keeps until they are accepted; at most `net.core.somaxconn`, which
+/// is usually the same number. Beyond it, a client of a Unix socket that does not block is turned
+/// away at once.
 const BACKLOG: u32 = 4096;
 
-/// The mode of a Unix socket that has none configured: its owner and its group may connect.
+/// The mode of a Unix socket without a configured mode: its owner and its group may connect.
 const MODE: u32 = 0o660;
 
 /// Why an address could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error("another process serves on {}; stop it, or listen elsewhere", .0.display())]
     InUse(PathBuf),
     /// Something that is no socket lies there.
     #[error("{} is there and no socket; remove it, or listen elsewhere", .0.display())]
     NoSocket(PathBuf),
-    /// A socket lies there and one cannot tell whether it is in use, or not remove it.
+    /// A socket lies there, and it cannot be told whether it is in use, or it cannot be removed.
     #[error("a socket that is in the way at {} could not be removed", .path.display())]
     Stale {
         /// The socket's path.
         path: PathBuf,
-        /// What failed.
+        /// The failure.
         #[source]
         source: io::Error,
     },
@@ -52,7 +53,7 @@ pub enum BindError {
     Unix {
         /// The socket's path.
         path: PathBuf,
-        /// What failed.
+        /// The failure.
         #[source]
         source: io::Error,
     },
@@ -61,7 +62,7 @@ pub enum BindError {
     Tcp {
         /// The address.
         address: SocketAddr,
-        /// What failed.
+        /// The failure.
         #[source]
         source: io::Error,
     },
@@ -80,12 +81,12 @@ pub(super) enum Bound {
     },
 }
 
-/// Takes all the addresses, or none. `what` is served there.
+/// Takes all the addresses, or none of them. `what` names the service for the log.
 pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
         let taken = bind(listener).await?;
-        // Port 0 is any that is free, which nobody else says.
+        // Port 0 means any free port; only this line says which port was taken.
         if let Bound::Tcp { listener } = &taken
             && let Ok(address) = listener.local_addr()
         {
@@ -118,7 +119,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Bound> {
     Ok(Bound::Tcp { listener: socket.listen(BACKLOG)? })
 }
 
-/// Nobody can connect before `listen`, when mode and group are as they should be.
+/// No client can connect before `listen`; mode and group are set by then.
 fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Bound> {
     let socket = UnixSocket::new_stream()?;
     socket.bind(path)?;
@@ -137,7 +138,7 @@ fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
     }
 }
 
-/// Removes a socket on which nobody listens.
+/// Removes a socket on which no process listens.
 async fn make_way(path: &Path) -> Result<(), BindError> {
     let stale = |source| BindError::Stale { path: path.to_owned(), source };
     match path.symlink_metadata() {
@@ -157,7 +158,7 @@ async fn make_way(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// A Unix socket's file, removed when dropped if it is still the one that was made here.
+/// A Unix socket's file, removed when dropped if it is still the file that was made here.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,

@@ -42,7 +42,7 @@ async fn what_is_no_socket_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_replaced_is_not_removed() {
+async fn a_socket_that_was_replaced_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let bound = bind(&unix(&path, None, None)).await.unwrap();

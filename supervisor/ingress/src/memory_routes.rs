@@ -1,4 +1,4 @@
-//! What HTTP's paths of shared memory do.
+//! HTTP's paths of shared memory.
 
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -45,7 +45,7 @@ pub(super) fn answer(
     Ok(empty(StatusCode::OK))
 }
 
-/// The same of CUDA memory, of which there is none.
+/// Answers one request about CUDA memory, of which there is none.
 pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, RequestError> {
     match what {
         OfMemory::Status => {

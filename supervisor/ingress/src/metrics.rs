@@ -19,7 +19,7 @@ use super::stop::Stop;
 use super::{BindError, accept};
 use shadowslice_config::Listener;
 
-/// Connections at a time; a scraper needs one.
+/// The most connections at a time; a scraper needs one connection.
 const CONNECTIONS: usize = 64;
 
 /// How long connections may take to end once serving is to end.
@@ -36,7 +36,7 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 pub struct MetricsListeners(Vec<Bound>);
 
 impl MetricsListeners {
-    /// Takes all the addresses, or none. Must be called on a Tokio runtime.
+    /// Takes all the addresses, or none of them. Must be called on a Tokio runtime.
     pub async fn bind(listeners: &[Listener]) -> Result<Self, BindError> {
         listen::bind_all("metrics", listeners).await.map(Self)
     }

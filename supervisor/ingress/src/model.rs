@@ -12,7 +12,7 @@ use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
 use shadowslice_datapath::router::{RouteGuard, Router};
 
-/// The one version that every model has.
+/// The version that every model has.
 pub(super) const VERSION: &str = "1";
 
 /// One output of an answer.
@@ -30,7 +30,7 @@ pub(super) struct Answered {
     pub(super) placed: bool,
 }
 
-/// The model of that name and version; an empty version is the one there is.
+/// The model of that name and version; an empty version means the only version.
 pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<RouteGuard, RequestError> {
     let pipeline = router.model(name).ok_or_else(|| {
         RequestError::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
@@ -46,7 +46,7 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<RouteGu
     }
 }
 
-/// What the model is, or why that is not known yet.
+/// The model's description, or why it is not known yet.
 pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
@@ -54,7 +54,8 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
     })
 }
 
-/// Checks the request, runs it, and picks the outputs it wants. What happens to it is noted if it is traced.
+/// Checks the request, runs it, and picks the outputs that it asks for. Its steps are noted if it
+/// is traced.
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Pipeline,

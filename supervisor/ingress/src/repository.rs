@@ -19,25 +19,25 @@ use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
 
-/// What a path below `/v2/repository` names.
+/// The meaning of a path below `/v2/repository`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
     /// Which models there are.
     Index,
-    /// Have this one loaded.
+    /// Have this model loaded.
     Load(String),
     /// Have it unloaded.
     Unload(String),
 }
 
-/// What HTTP clients send with an index.
+/// The body of an index request over HTTP.
 #[derive(Debug, Default, Deserialize)]
 struct IndexBody {
     #[serde(default)]
     ready: bool,
 }
 
-/// What they send with the others.
+/// The body of a load or unload request over HTTP.
 #[derive(Debug, Default, Deserialize)]
 struct Body {
     #[serde(default)]
@@ -145,7 +145,8 @@ fn only_one(name: &str) -> Result<(), Failure> {
     ))
 }
 
-/// What is to differ in a model's configuration; whatever else is asked for is refused rather than ignored.
+/// The keys that are to differ in a model's configuration. Any other parameter is refused rather
+/// than ignored.
 fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<Option<String>, Failure> {
     let mut config = None;
     for (name, text) in parameters {

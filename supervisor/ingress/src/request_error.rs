@@ -18,13 +18,13 @@ pub(super) enum RequestError {
     /// Something of that name is here already.
     #[error("{0}")]
     AlreadyExists(String),
-    /// What it asks for is not served here.
+    /// It asks for an extension that is not served.
     #[error("{0}")]
     Unsupported(String),
     /// It has more bytes than are taken.
     #[error("{0}")]
     TooLarge(String),
-    /// The pipeline's failure, or one found before it.
+    /// The pipeline's failure, or a failure found before it.
     #[error(transparent)]
     Failed(#[from] Failure),
 }

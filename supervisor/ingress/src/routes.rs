@@ -32,7 +32,7 @@ const MAX_SEGMENTS: usize = 5;
 /// Answers shorter than this, in bytes, are not compressed.
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
-/// What a path names.
+/// The meaning of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Live,
@@ -46,7 +46,7 @@ pub(super) enum Route {
         version: String,
         what: What,
     },
-    /// Shared memory: a region's name, or none for all of them.
+    /// Shared memory: a region's name, or no name for all regions.
     Memory {
         kind: MemoryKind,
         name: String,
@@ -55,14 +55,14 @@ pub(super) enum Route {
     Absent(Extension),
 }
 
-/// Whose memory it is.
+/// The memory that a region lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryKind {
     System,
     Cuda,
 }
 
-/// What of shared memory.
+/// The operations on shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OfMemory {
     Status,
@@ -70,7 +70,7 @@ pub(super) enum OfMemory {
     Unregister,
 }
 
-/// What of a model.
+/// The operations on a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Metadata,
@@ -151,18 +151,18 @@ impl Route {
         }
     }
 
-    /// What is absent is so by every method.
+    /// An absent extension is refused for every method.
     fn takes(&self, method: &Method) -> bool {
         matches!(self, Self::Absent(_)) || *method == self.method()
     }
 }
 
-/// `None` for what is not UTF-8 and hence no model's name.
+/// `None` if the segment is not UTF-8 and hence names no model.
 fn decoded(segment: &str) -> Option<String> {
     percent_decode_str(segment).decode_utf8().ok().map(String::from)
 }
 
-/// Answers one request; its path means `route`, or nothing.
+/// Answers one request; its path means `route`, or has no meaning.
 pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts, body: Pieces) -> Answer {
     let Some(route) = route else {
         let path = Clipped(head.uri.path());

@@ -29,7 +29,7 @@ const MAX_NAME_BYTES: usize = 1024;
 /// Where POSIX shared memory lies.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What clients registered, by their names for it.
+/// The regions that clients registered, by the clients' names for them.
 #[derive(Debug)]
 pub(super) struct Regions {
     allowed: bool,
@@ -63,7 +63,7 @@ pub(super) struct SharedTensor {
 }
 
 impl SharedTensor {
-    /// What the parameters of a tensor say; nothing if they name no region.
+    /// The region that the parameters of a tensor name; `None` if they name no region.
     pub(super) fn named(
         region: Option<String>,
         byte_size: Option<u64>,
@@ -91,7 +91,7 @@ pub(super) struct Found {
 }
 
 impl Regions {
-    /// Without any; none can be registered unless it is allowed.
+    /// Starts with no regions; none can be registered unless `allowed`.
     pub(super) fn new(allowed: bool) -> Self {
         Self { allowed, by_name: Mutex::default() }
     }
@@ -136,7 +136,8 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets a region; one that is not there is no matter. Requests under way keep it until they end.
+    /// Forgets a region; an unknown region is no error. Requests under way keep the region until
+    /// they end.
     pub(super) fn unregister(&self, name: &str) -> Result<(), RequestError> {
         self.check_allowed()?;
         // Dropped after the lock: to close the last descriptor of a region may take long.
@@ -153,7 +154,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The region of that name, or with an empty one all of them, by name.
+    /// The region of that name, or all regions if the name is empty, by name.
     pub(super) fn status(&self, name: &str) -> Result<Vec<Registered>, RequestError> {
         self.check_allowed()?;
         let by_name = self.by_name.lock();
@@ -196,7 +197,7 @@ impl Region {
 }
 
 impl Found {
-    /// What lies there.
+    /// The bytes of the region.
     pub(super) fn read(&self) -> Result<Bytes, RequestError> {
         let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
         // The memory is asked for only once it is known that there is as much to read.

@@ -1,5 +1,6 @@
-//! Answers over gRPC that their peer does not take. What flow control holds back is not written, so that the time
-//! limit on writing, which is the stream's, does not see it; the peer goes on answering pings meanwhile.
+//! Answers over gRPC that their peer does not take. Bytes that flow control holds back are not
+//! written, so the stream's time limit on writing does not see them; the peer goes on answering
+//! pings meanwhile.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -17,8 +18,8 @@ use tokio::time::{Instant, sleep_until};
 use super::accept::UNREAD;
 use super::body::SLOWEST;
 
-/// Answers go on in pieces of at most so many bytes, for each of which the peer must make room in time. Of the last one
-/// hyper does not wait until it has gone, so that as much may stay.
+/// Answers go on in pieces of at most so many bytes, and the peer must make room for each piece in
+/// time. hyper does not wait until the last piece has gone, so as many bytes may stay.
 const PIECE: usize = 256 << 10;
 
 /// The answers of a connection that wait for their peer.
@@ -27,7 +28,7 @@ pub(super) struct Untaken {
     answers: AtomicU64,
     /// Until when each that waits may do so.
     until: Mutex<HashMap<u64, Instant>>,
-    /// One began to wait.
+    /// An answer began to wait.
     begun: Notify,
 }
 
@@ -39,18 +40,19 @@ impl Untaken {
             match first {
                 None => self.begun.notified().await,
                 Some(until) if until <= Instant::now() => return,
-                // One that began to wait later may be due sooner.
+                // An answer that began to wait later may be due sooner.
                 Some(until) => sleep_until(until.min(Instant::now() + UNREAD)).await,
             }
         }
     }
 }
 
-/// An answer that says so when it waits for its peer: hyper asks for the next piece when the last one may go.
+/// An answer that notes when it waits for its peer: hyper asks for the next piece when the last
+/// piece may go.
 #[derive(Debug)]
 pub(super) struct Answer<B> {
     body: B,
-    /// What of a frame is left.
+    /// The rest of a frame.
     rest: Bytes,
     number: u64,
     waits: bool,
@@ -78,7 +80,7 @@ impl<B> Answer<B> {
     }
 }
 
-/// How long so many bytes may wait: a peer may be as slow as one that sends.
+/// How long so many bytes may wait: a reading peer may be as slow as a sending peer.
 fn patience(bytes: usize) -> Duration {
     UNREAD + Duration::from_secs_f64(bytes as f64 / SLOWEST)
 }
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_a_piece_now_and_then_is_not_overdue_but_who_takes_no_more_is() {
+    async fn a_client_that_takes_a_piece_now_and_then_is_not_overdue_but_one_that_stops_is() {
         let untaken = Arc::new(Untaken::default());
         let long = Bytes::from(vec![7; 2 * PIECE + 1]);
         let mut answer = Answer::new(Full::new(long.clone()), Arc::clone(&untaken));
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_nothing_to_take_is_not_overdue() {
+    async fn a_client_with_nothing_to_take_is_not_overdue() {
         let untaken = Arc::new(Untaken::default());
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
         let mut answer = Answer::new(silent, Arc::clone(&untaken));

@@ -1,4 +1,4 @@
-//! What models have done, as Triton's clients read it.
+//! The models' statistics, as Triton's clients read them.
 
 use std::time::SystemTime;
 

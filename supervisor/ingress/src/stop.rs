@@ -19,7 +19,7 @@ impl Stop {
 
     /// Waits until serving is to end.
     pub(super) async fn begun(mut self) {
-        // An error means that nobody is left to say so: it is the end, too.
+        // An error means that the sender is gone: that is the end, too.
         let _ = self.told.wait_for(|stop| *stop).await;
     }
 

@@ -1,5 +1,5 @@
-//! A request's tensors against what the model takes. Pure; every message says what was expected and
-//! what came.
+//! Checks a request's tensors against the model's. Pure; every message names both the expected and
+//! the received tensors.
 
 use std::fmt;
 use std::time::Duration;
@@ -40,22 +40,23 @@ pub(super) struct NamedTensor {
     pub(super) datatype: Datatype,
     /// Its whole shape.
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`Input::data`]; none where they lie in shared memory.
+    /// Its elements, as in [`Input::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,
     /// Where in shared memory it lies.
     pub(super) place: Option<SharedTensor>,
 }
 
-/// The most elements that a shape may speak of, its zeros counted as ones: an empty tensor must not
-/// smuggle a huge axis to the model.
+/// The most elements of a shape, with zeros counted as ones: an empty tensor must not smuggle a
+/// huge axis to the model.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
-/// What the request parameters `priority` and `timeout` (in µs) ask for; 0 is nothing.
+/// The options that the request parameters `priority` and `timeout` (in µs) ask for; 0 asks for
+/// nothing.
 pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
 }
 
-/// What the request hears whose `priority` or `timeout` is none.
+/// The refusal of a request whose `priority` or `timeout` is no number.
 pub(super) fn no_number(name: &str, got: &str) -> Failure {
     let unit = if name == "timeout" { " of microseconds" } else { "" };
     Failure::Invalid(format!(
@@ -65,7 +66,7 @@ pub(super) fn no_number(name: &str, got: &str) -> Failure {
     ))
 }
 
-/// The inputs in the model's order, or what is wrong with them.
+/// The inputs in the model's order, or the fault that was found.
 pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
     let mut inputs: Vec<Option<Input>> = vec![None; model.inputs.len()];
     for tensor in tensors {
@@ -94,7 +95,8 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
     Ok(inputs)
 }
 
-/// Where the wanted outputs stand among the model's, in the order wanted; all of them if none is named.
+/// The positions of the wanted outputs among the model's, in the order wanted; all outputs if the
+/// request names none.
 pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, Failure> {
     if wanted.is_empty() {
         return Ok((0..model.outputs.len()).collect());
@@ -112,7 +114,7 @@ pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec
     Ok(indices)
 }
 
-/// The shape that clients see: the batch axis, where there is one, takes any size.
+/// The shape that clients see: a batch axis takes any size.
 pub(super) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     let mut shape = spec.shape.clone();
     if let (true, Some(batch)) = (model.max_batch > 0, shape.first_mut()) {
@@ -121,7 +123,7 @@ pub(super) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     shape
 }
 
-/// The number of elements of a client's shape, or what is wrong with it.
+/// The number of elements of a client's shape, or the shape's fault.
 pub(super) fn count(shape: &[i64]) -> Result<usize, String> {
     if let Some(axis) = shape.iter().find(|&&axis| axis < 0) {
         return Err(format!("shape {} has the negative dimension {axis}", Shape(shape)));
@@ -204,7 +206,7 @@ fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The number of strings in a BYTES tensor; `None` where a length lies.
+/// The number of strings in a BYTES tensor; `None` if a length is false.
 fn count_strings(mut bytes: &[u8]) -> Option<usize> {
     let mut strings = 0;
     while !bytes.is_empty() {
@@ -227,7 +229,7 @@ fn invalid<T>(message: String) -> Result<T, Failure> {
     Err(Failure::Invalid(message))
 }
 
-/// A shape in messages, as Triton writes it; long ones are cut.
+/// A shape in messages, as Triton writes it; long shapes are cut.
 pub(super) struct Shape<'a>(pub(super) &'a [i64]);
 
 impl fmt::Display for Shape<'_> {
@@ -239,7 +241,7 @@ impl fmt::Display for Shape<'_> {
     }
 }
 
-/// A client's word in messages; long ones are cut.
+/// A client's word in messages; long words are cut.
 pub(super) struct Clipped<'a>(pub(super) &'a str);
 
 impl fmt::Display for Clipped<'_> {

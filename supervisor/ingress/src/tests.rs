@@ -29,7 +29,7 @@ impl Server {
         Self::taking(connections, LIMIT).await
     }
 
-    /// One that takes requests of so many bytes.
+    /// A server that takes requests of so many bytes.
     async fn taking(connections: usize, request_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let limits =

@@ -1,5 +1,5 @@
-//! Where inferences begin and end. When one began to come, and the journal of one that is traced, lie among the request's
-//! extensions.
+//! The beginning and end of inferences. The extensions of a request hold the moment when it began
+//! to arrive, and its journal if it is traced.
 
 use hyper::http::Extensions;
 use hyper::http::request::Parts;
@@ -46,7 +46,7 @@ pub(super) fn coming(of: &Extensions) -> Coming {
     of.get().cloned().unwrap_or_else(|| Coming::now(None))
 }
 
-/// Where what happens to a request is noted, if it is traced.
+/// The request's journal, if it is traced.
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
 }
@@ -56,7 +56,7 @@ pub(super) fn end_http<B>(span: Span<'_>, response: &Response<B>) {
     span.end(Outcome::Http(response.status().as_u16()));
 }
 
-/// A traced request is answered over gRPC. An answer without a status in its head is one that has a message.
+/// A traced request is answered over gRPC. An answer without a status in its head has a message.
 pub(super) fn end_grpc<B>(span: Span<'_>, response: &Response<B>) {
     let code = match Status::from_header_map(response.headers()) {
         Some(status) => {

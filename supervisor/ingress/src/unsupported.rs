@@ -1,4 +1,5 @@
-//! What Triton may have and this server has not. Clients are answered as by a Triton that was built without it. Pure.
+//! Extensions that Triton may have and this server has not. Clients get the answers of a Triton
+//! that was built without them. Pure.
 
 use super::request_error::RequestError;
 use super::tensors::Clipped;
@@ -28,7 +29,8 @@ pub(super) fn register_cuda(name: &str) -> RequestError {
     Failure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
 }
 
-/// so none is there to be told of by its name. Of all of them, which an empty name stands for, there is nothing to tell.
+/// so no region can be found by its name. An empty name stands for all regions, of which there are
+/// none.
 pub(super) fn cuda_status(name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Ok(());

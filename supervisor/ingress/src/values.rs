@@ -11,7 +11,7 @@ use shadowslice_shared::tensor::{self, Datatype};
 pub(super) fn encode(datatype: Datatype, values: &RawValue, elements: usize) -> Result<Bytes, String> {
     no_json_form(datatype)?;
     let text = values.get();
-    // A value and what parts it from the next take two characters at least.
+    // A value and its separator take at least two characters.
     let room = elements.min(text.len() / 2).saturating_mul(datatype.size().unwrap_or(4));
     let mut sink = Sink { datatype, elements, count: 0, bytes: Vec::with_capacity(room) };
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -132,7 +132,8 @@ impl<'de> Visitor<'de> for &mut Sink {
 }
 
 /// Appends a tensor's values to `json` as a flat array. As Triton does, numbers that JSON lacks are
-/// written `NaN`, `Infinity` and `-Infinity`, which Python's parsers read. What has no JSON form is an error.
+/// written `NaN`, `Infinity` and `-Infinity`, which Python's parsers read. A value without a JSON
+/// form is an error.
 pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Result<(), String> {
     no_json_form(datatype)?;
     json.push('[');

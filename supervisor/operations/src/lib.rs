@@ -1,4 +1,4 @@
-//! What an operator sees and does.
+//! The operator's side of the supervisor: commands, status, metrics and traces.
 
 pub mod admin;
 pub mod doctor;

@@ -1,4 +1,4 @@
-//! What Linux says of the machine: how busy its CPUs are, and its memory.
+//! Linux's figures of the machine: the load of its CPUs, and its memory.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use shadowslice_shared::units::Moment;
 
 use shadowslice_datapath::clock::Clock;
 
-/// How long what was read stands, so that several who ask see the load of a while, and not of an instant.
+/// How long a reading is kept, so that several callers see the load of the same period, and not of
+/// an instant.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The machine at work. Each part is `None` where `/proc` does not say.
+/// The machine at work. A part is `None` if `/proc` does not give it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MachineUsage {
     /// Part of the CPUs' time in which they were not idle, from 0 to 1, between the last two looks.
@@ -25,7 +26,7 @@ pub struct MachineUsage {
 pub struct MachineMemory {
     /// All of it.
     pub total: u64,
-    /// What could not be had at present without swapping.
+    /// The memory that could not be had at present without swapping.
     pub used: u64,
 }
 
@@ -86,7 +87,7 @@ fn memory() -> Option<MachineMemory> {
     })
 }
 
-/// `None` where no time went by.
+/// `None` if no time went by.
 fn busy(before: CpuTimes, now: CpuTimes) -> Option<f64> {
     let all = now.all.checked_sub(before.all).filter(|all| *all > 0)?;
     let idle = now.idle.saturating_sub(before.idle).min(all);

@@ -1,4 +1,4 @@
-//! What `shadowslice status` shows, as it goes over the control socket and to scripts.
+//! The content of `shadowslice status`, as it goes over the control socket and to scripts.
 
 mod gpus;
 mod plan;
@@ -21,7 +21,7 @@ use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 /// The whole supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Every model, as the configuration orders them; those last that were unloaded.
+    /// Every model, as the configuration orders them; unloaded models come last.
     pub models: Vec<ModelStatus>,
     /// Every GPU, as the configuration orders them.
     pub gpus: Vec<GpuStatus>,
@@ -36,21 +36,23 @@ pub struct GpuStatus {
     pub device: String,
     /// Its UUID, if it is real.
     pub uuid: Option<String>,
-    /// What enforces the shares: `emulated`, `mps`, or `none`, which is nothing.
+    /// The mechanism that enforces the shares: `emulated`, `mps`, or `none` if they are not
+    /// enforced.
     pub backend: String,
     /// Its SMs.
     pub sms: u32,
-    /// How they divide into groups, of which partitions inside workers are made; `None` where there are none.
+    /// How the SMs divide into groups, of which partitions inside workers are made; `None` if there
+    /// are no groups.
     #[serde(default)]
     pub groups: Option<Vec<u32>>,
-    /// Why there are none.
+    /// Why there are no groups.
     #[serde(default)]
     pub no_partitions: Option<String>,
     /// The MPS server's process, while it takes clients.
     pub mps_server_pid: Option<i32>,
     /// Why it takes no workers at the moment.
     pub why: Option<String>,
-    /// What NVML says of it; `None` for an emulated one, and where NVML does not know it.
+    /// NVML's facts; `None` for an emulated GPU, and where NVML does not know the GPU.
     pub nvml: Option<NvmlStatus>,
 }
 
@@ -61,7 +63,7 @@ pub struct ModelStatus {
     pub name: String,
     /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
     pub state: String,
-    /// Why it is unready, or what keeps its worker from being started.
+    /// Why it is unready, or why its worker cannot be started.
     pub why: Option<String>,
     /// The index of its GPU.
     pub gpu: usize,
@@ -78,9 +80,9 @@ pub struct ModelStatus {
     /// Where it is a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
     #[serde(default)]
     pub groups: Option<String>,
-    /// Whether people hold the share.
+    /// Whether an operator holds the share.
     pub held: bool,
-    /// The share that the policy wants; `None` where none decides, or has not yet.
+    /// The share that the policy wants; `None` where no policy decides, or none has decided yet.
     pub wanted_percent: Option<u32>,
     /// Why, in words.
     pub verdict: Option<String>,
@@ -92,13 +94,14 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
-    /// Workers started in their place, where no other one stood ready.
+    /// Workers started in the place of dead workers, where no other worker stood ready.
     pub worker_restarts: u64,
-    /// What became of its requests since the start.
+    /// How its requests ended since the start.
     pub requests: Counts,
     /// Batches answered since the start.
     pub batches: u64,
-    /// How long a batch executes at the share in force, in ms, by rows: a mean in which recent batches weigh more.
+    /// How long a batch executes at the share in force, in ms, by rows: a mean that gives recent
+    /// batches more weight.
     pub execution_ms: BTreeMap<u32, f64>,
     /// Over the last minute or two, from acceptance to answer.
     pub latency_ms: Latency,
@@ -106,7 +109,7 @@ pub struct ModelStatus {
     pub slo: SloStatus,
     /// Why its share cannot be changed now: there is no memory for a second worker.
     pub cannot_resize: Option<String>,
-    /// Why no worker stands ready though one should.
+    /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
     /// Its hand-overs.
     pub handovers: Handovers,
@@ -130,8 +133,8 @@ pub struct SloStatus {
     pub percentile: f64,
     /// Answered within it / offered, over the last minute or two.
     pub attainment: f64,
-    /// What is left of the latency at the percentile, as a part of it, over the same time; negative where the
-    /// objective is missed, `None` where nothing was answered.
+    /// The part of the SLO's latency that the latency at the percentile leaves, over the same time;
+    /// negative where the objective is missed, `None` where no request was answered.
     pub slack: Option<f64>,
 }
 
@@ -146,7 +149,7 @@ pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatu
     GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
 }
 
-/// One model's status, from its parts, those of all GPUs, and what was last decided about it.
+/// One model's status, from its parts, the status of all GPUs, and the last decision about it.
 pub fn of_model(
     model: &Model,
     pipeline: &Pipeline,
@@ -202,7 +205,8 @@ pub fn of_model(
     }
 }
 
-/// The status of a model that was unloaded; `going`: it still answers what it accepted.
+/// The status of a model that was unloaded; `going`: it still answers the requests that it
+/// accepted.
 pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
     ModelStatus {
         name: model.name.clone(),
@@ -238,7 +242,7 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
     }
 }
 
-/// The table that people read.
+/// The table that `shadowslice status` prints.
 pub fn table(status: &Status) -> String {
     let heads = [
         "MODEL",

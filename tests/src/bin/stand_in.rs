@@ -80,7 +80,7 @@ fn client() -> io::Result<()> {
     Ok(())
 }
 
-/// What the daemon knows.
+/// The daemon's state.
 #[derive(Default)]
 struct State {
     server: Mutex<Option<Child>>,
@@ -102,7 +102,7 @@ async fn daemon() -> io::Result<()> {
             caller = listener.accept() => {
                 let state = Arc::clone(&state);
                 let (caller, _) = caller?;
-                // Whoever asked may have been killed.
+                // The caller may have been killed.
                 tokio::spawn(async move { answer(caller, &state).await.ok() });
             }
             () = state.quit.notified() => break,
@@ -121,7 +121,7 @@ fn log(file: &str, line: &str) {
     let Some(folder) = std::env::var_os("CUDA_MPS_LOG_DIRECTORY") else { return };
     let file = OpenOptions::new().create(true).append(true).open(PathBuf::from(folder).join(file));
     let line = format!("[2026-01-01 00:00:00.000 Control {}] {line}", std::process::id());
-    // A log that cannot be written is not what is tested.
+    // A log that cannot be written does not matter to the tests.
     file.and_then(|mut file| writeln!(file, "{line}")).ok();
 }
 

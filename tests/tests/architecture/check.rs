@@ -1,4 +1,5 @@
-//! Sources and manifests against the rules. Every fault is a line that says where, what, and which rule.
+//! Sources and manifests against the rules. Every fault is a line that names the place, the offence
+//! and the rule.
 
 use crate::manifests::Dependencies;
 use crate::source::{Manifest, Source};
@@ -72,7 +73,7 @@ pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) 
     faults
 }
 
-/// Unsafe code where none may be, and permits that are not needed any more.
+/// Unsafe code where none may be, and permits that are no longer needed.
 pub(crate) fn unsafe_code(permitted: &[&str], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources {

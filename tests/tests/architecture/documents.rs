@@ -1,9 +1,10 @@
-//! Documents against the tree: what they name exists, and what a newcomer needs is named.
+//! Documents against the tree: every file that they name exists, and every file that a newcomer
+//! needs is named.
 
 use std::fs;
 use std::path::Path;
 
-/// The documents at the root; those in `docs/` come to them.
+/// The documents at the root; the documents in `docs/` are added to them.
 const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
 
 /// Folders that a path in a document may start with.

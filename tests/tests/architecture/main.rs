@@ -1,5 +1,6 @@
-//! The architecture as it can be checked by reading: who may use whom, where `unsafe` may stand, how
-//! long a file may be, and whether what the documents name exists. ARCHITECTURE.md says why.
+//! The architecture as it can be checked by reading: which part may use which, where `unsafe` may
+//! stand, how long a file may be, and whether the files that documents name exist. ARCHITECTURE.md
+//! gives the reasons.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "all of this is a test")]
 
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use source::{Manifest, Source};
 
-/// The workspace's crates whose sources are read.
+/// The workspace's crates with checked sources.
 const CRATES: [&str; 12] = [
     "shared",
     "worker",

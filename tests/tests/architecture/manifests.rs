@@ -1,15 +1,16 @@
 //! Which crate may depend on which, as data.
 
-/// What a crate's manifest may list, besides what only tests and build scripts use.
+/// The dependencies that a crate's manifest may list, besides the dependencies of tests and build
+/// scripts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Dependencies {
-    /// These and no others.
+    /// Only these dependencies.
     Only(&'static [&'static str]),
-    /// Any but these, save for the last ones.
+    /// Any dependencies except the first list, but the second list is allowed.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
-/// Who may depend on whom. Arrows go down only:
+/// Which crate may depend on which. Arrows go down only:
 ///
 /// ```text
 ///   supervisor ─▶ operations ─▶ control ─┐
@@ -79,7 +80,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The workspace's own crates, of which a crate names those that it may use.
+/// The workspace's own crates; a crate's rule names the crates among them that it may use.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",
@@ -93,8 +94,8 @@ const OWN: &[&str] = &[
     "shadowslice-worker",
 ];
 
-/// What can reach a GPU, or only ask about it.
+/// Crates that can reach a GPU, or only ask about it.
 const GPU: &[&str] = &["ort", "cudarc", "nvml-wrapper"];
 
-/// What speaks to clients.
+/// Crates that speak to clients.
 const NETWORK: &[&str] = &["hyper", "tonic"];

@@ -1,4 +1,4 @@
-//! The checks on made-up trees: that they catch what they are there to catch.
+//! The checks on made-up trees: that each check finds the fault that it is made for.
 
 use std::path::Path;
 
@@ -80,7 +80,7 @@ fn only_the_tests_are_left_out_of_a_file() {
 }
 
 #[test]
-fn who_may_see_an_item_is_no_use_of_that_module() {
+fn an_items_visibility_is_no_use_of_the_module_that_may_see_it() {
     let name = "supervisor/operations/src/doctor/judge/mod.rs";
     assert_eq!(faults(name, "pub(super) fn f() {} pub(in crate::doctor) struct S;"), [""; 0]);
     assert_eq!(faults(name, "pub(super) fn f() { super::gather::facts(); }").len(), 1);

@@ -76,7 +76,7 @@ fn find_unsafe(tokens: TokenStream, lines: &mut Vec<usize>) {
     }
 }
 
-/// Collects the paths in `tokens`, each after `prefix`, and leaves out what is only there in tests.
+/// Collects the paths in `tokens`, each after `prefix`, and leaves out parts that only tests have.
 fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
@@ -132,7 +132,7 @@ fn is_cfg_test(group: &Group) -> bool {
     group.stream().to_string().replace(' ', "") == "cfg(test)"
 }
 
-/// Skips the module that may see an item, if one is named: nothing of it is used.
+/// Skips the module that may see an item, if a module is named: naming it there is no use of it.
 fn skip_visibility(tokens: &mut Tokens) {
     let names_a_module = |text: &str| matches!(text, "crate" | "super" | "self") || text.starts_with("in ");
     if matches!(tokens.peek(), Some(TokenTree::Group(group)) if names_a_module(&group.stream().to_string())) {

@@ -1,10 +1,11 @@
 //! The rules, as data.
 
-/// What one part of the workspace may use. A file belongs to the row with the longest `part` that its
-/// path starts with, if to any.
+/// The modules and crates that a part of the workspace may use. A file belongs to the row with the
+/// longest `part` that its path starts with, if there is one.
 ///
-/// `may` is about the workspace itself: whatever is not the part's own and starts with `crate`, or with
-/// the name of one of the workspace's crates, must start with one of these. `never` is about all other paths.
+/// `may` is about the workspace itself: a path that is not the part's own, and that starts with
+/// `crate` or with the name of a crate of the workspace, must start with an entry of `may`. `never`
+/// is about all other paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) part: &'static str,
@@ -29,16 +30,17 @@ const PURE: &[&str] = &[
     "std::thread",
 ];
 
-/// What can reach a GPU, or only ask about it.
+/// Crates that can reach a GPU, or only ask about it.
 const NO_GPU: &[&str] = &["ort", "cudarc", "nvml_wrapper"];
 
-/// Whatever the crate's manifest permits.
+/// All that the crate's manifest permits.
 const ALL: &[&str] =
     &["crate", "shadowslice_config", "shadowslice_datapath", "shadowslice_policy", "shadowslice_shared"];
 
-/// Rules that are finer than those between crates, which the manifests keep ([`super::manifests`]).
+/// Rules that are finer than the rules between crates, which the manifests keep
+/// ([`super::manifests`]).
 pub(crate) const ROWS: &[Row] = &[
-    // What supervisor and workers agree on.
+    // The formats and types that supervisor and workers share.
     Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
     // A worker. CUDA and ONNX Runtime only where the model runs; an engine knows a real GPU, and no device an engine.
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
@@ -48,7 +50,7 @@ pub(crate) const ROWS: &[Row] = &[
         never: &["cudarc"],
     },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
-    // Decisions. None of them reads a slab, speaks to a process or knows a wire.
+    // Decisions. These parts read no slab, speak to no process and know no wire.
     Row {
         part: "supervisor/policy/src",
         may: &[
@@ -87,7 +89,8 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: NO_GPU,
     },
-    // What is decided from facts alone: what a new configuration changes, what a host lacks, what metrics and traces say.
+    // Results that follow from facts alone: the changes of a new configuration, the missing parts
+    // of a host, the texts of metrics and traces.
     Row { part: "supervisor/control/src/models/plan.rs", may: ALL, never: PURE },
     Row {
         part: "supervisor/operations/src/doctor/judge",

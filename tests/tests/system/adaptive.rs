@@ -30,7 +30,7 @@ async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) 
     Server::ready(home).await
 }
 
-/// What is planned once it has been decided `decisions` times.
+/// The plan once `decisions` decisions were made.
 async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
     loop {
         let plan = server.plan().await?;
@@ -89,7 +89,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     assert!(server.said(&["hold", "two"]).await.unwrap().contains("is held"));
     let table = server.said(&["status"]).await.unwrap();
     assert!(table.contains("two is held at 50%"), "{table}");
-    let unknown = server.home().run(&["hold", "nobody"]).await.unwrap();
+    let unknown = server.home().run(&["hold", "absent"]).await.unwrap();
     assert_eq!(unknown.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("one, two"));
     server.stop().await.unwrap();
@@ -115,8 +115,9 @@ async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the least share is enough for the load, so that nobody has to wait for long. GSLICE gives more to whom no more is answered than
-    // comes, and less to whom more is: either is another share than this, whatever an interval happens to see.
+    // Even the least share is enough for the load, so that no request has to wait for long. GSLICE
+    // gives more to a model that answers no more requests than arrive, and less to a model that
+    // answers more: either changes this share, whatever an interval happens to see.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -154,8 +155,9 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     server.stop().await.unwrap();
 }
 
-/// One that is asked for less than it can carry, and a lower priority that never rests: their kernels take turns, so that the first does
-/// not keep up. All is so slow that a busy host makes no difference.
+/// A model that is asked for less than it can carry, and a model of lower priority that never
+/// rests: their kernels take turns, so that the first model does not keep up. All is so slow that a
+/// busy host makes no difference.
 async fn beside_a_hog(handover: &str) -> Result<Server, Error> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
@@ -224,7 +226,8 @@ fn starve(pid: i32) -> JoinHandle<()> {
     })
 }
 
-/// Its batches take a fiftieth of its SLO, so that no room on the GPU helps it, nor does it matter what else the host does.
+/// The first model's batches take a fiftieth of its SLO, so that no room on the GPU helps it, and
+/// other work on the host does not matter.
 #[tokio::test]
 async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
@@ -243,7 +246,8 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     starved.abort();
     Process::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
-    // A host that is busy with other tests, too, may leave so little that its queue stands, which is not the policy's to mend.
+    // A host that is busy with other tests, too, may leave so little CPU time that the queue stands
+    // still; the policy cannot mend that.
     let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
     assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
     assert!(one.attainment(Duration::from_millis(100)) < 0.95, "it misses");

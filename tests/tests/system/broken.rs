@@ -1,4 +1,4 @@
-//! What is missing or refused: the rest serves, and the operator is told.
+//! Missing or refused parts: the other models serve, and the operator is told.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use shadowslice_tests::server::Server;
 
 use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo};
 
-/// Runs `serve` on a folder's configuration to its end: the exit code and what was said.
+/// Runs `serve` on a folder's configuration to its end; returns the exit code and the output.
 async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
     let output = home.run(&["serve", "config.yaml"]).await?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
@@ -140,7 +140,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     server.stop().await.unwrap();
 }
 
-/// Runs a command with its output going there; its exit code, and what it said.
+/// Runs a command with its output going to `out`; returns its exit code and its stderr.
 async fn into(home: &Home, arguments: &[&str], out: impl Into<Stdio>) -> (Option<i32>, String) {
     let mut command = home.command(arguments).expect("there is a binary");
     let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -176,7 +176,7 @@ async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() 
 }
 
 #[tokio::test]
-async fn faults_that_nobody_can_read_are_faults_all_the_same() {
+async fn faults_that_cannot_be_printed_are_faults_all_the_same() {
     let home = Home::with_config("models: []\n").unwrap();
     for command in ["check", "serve"] {
         let mut command = home.command(&[command, "config.yaml"]).unwrap();

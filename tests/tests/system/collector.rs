@@ -88,7 +88,7 @@ impl Collector {
         self.received.spans.lock().clone()
     }
 
-    /// Waits until `found` finds what it looks for.
+    /// Waits until `found` returns a value.
     pub(crate) async fn wait<T>(
         &self,
         what: &str,
@@ -107,7 +107,8 @@ impl Collector {
         waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 
-    /// Waits for the spans of a trace whose own span is there, which comes with all the others.
+    /// Waits for the spans of a trace until the request's own span is there; all its other spans
+    /// come with it.
     pub(crate) async fn trace(&self, id: &str) -> Result<Vec<Span>, String> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()
@@ -115,7 +116,7 @@ impl Collector {
         self.wait(id, |spans| Some(of(spans)).filter(|spans| !spans.is_empty())).await
     }
 
-    /// What the spans' sender says of itself.
+    /// The attributes that the sender of the spans gives itself.
     pub(crate) fn resource(&self, key: &str) -> Option<String> {
         let resources = self.received.resources.lock();
         resources.first().and_then(|resource| value(&resource.attributes, key))

@@ -1,4 +1,4 @@
-//! Workers that die or hang while they serve: clients see none of it.
+//! Workers that die or hang while they serve: clients do not notice it.
 
 use std::time::Duration;
 
@@ -46,17 +46,17 @@ async fn clients_do_not_see_incumbents_killed() {
 }
 
 #[tokio::test]
-async fn accidents_far_apart_do_not_make_a_model_unready_that_nobody_asks() {
+async fn deaths_far_apart_do_not_make_a_model_without_requests_unready() {
     let server = one_echo(5.0, SERVE_LATE).await.unwrap();
     let mut pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
-    // One more in a row would be the last.
+    // An eighth death in a row would be the last.
     for _ in 0..7 {
         Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
         pid = replaced(&server, pid).await.unwrap();
     }
     let next = server.model("echo").await.unwrap();
     assert_eq!(incumbent(&next).unwrap().more["restarts"], 7);
-    // As long as a worker must be ready so that its death is held against nobody.
+    // As long as a worker must be ready so that its death does not count as one in a row.
     tokio::time::sleep(Duration::from_secs(11)).await;
     Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     replaced(&server, pid).await.unwrap();
@@ -107,7 +107,8 @@ async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says
     let server = Server::ready(home).await.unwrap();
     let kill = async {
         let mut killed = 0;
-        // The first one, and the one that is started in its place, which then has to begin later than the shadow.
+        // The first worker, and the worker that is started in its place, which then has to begin
+        // later than the shadow.
         for _ in 0..2 {
             let dies = |model: &Model| {
                 shadow(model).is_some() && incumbent(model).is_some_and(|worker| worker.pid != killed)
@@ -138,7 +139,8 @@ async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says
     server.stop().await.unwrap();
 }
 
-/// A request that kills every worker has an error after three of them, and the model serves on however often it comes.
+/// A request that kills every worker gets an error after three workers died, and the model serves
+/// on however often the request comes.
 #[tokio::test]
 async fn requests_that_kill_their_workers_do_not_take_the_model_along() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();

@@ -23,7 +23,7 @@ async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks)
     Ok((output.status.code(), report))
 }
 
-/// What the doctor prints for scripts.
+/// The doctor's output for scripts.
 #[derive(Debug, Deserialize)]
 struct Checks {
     checks: Vec<Check>,

@@ -57,7 +57,7 @@ async fn a_share_changes_in_the_same_process_and_its_batches_take_as_long_as_the
 }
 
 #[tokio::test]
-async fn ten_thousand_changes_under_load_lose_nothing_and_stall_nobody() {
+async fn ten_thousand_changes_under_load_lose_nothing_and_stall_no_request() {
     let server = one_echo(2.0, "handover: auto, share: {initial: 50%}").await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     let loading = load(&server, "echo", 300.0, Duration::from_secs(30));
@@ -88,7 +88,7 @@ async fn shares_that_fit_get_groups_of_their_own_and_others_overlap() {
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (8, 6, 0));
     server.resize("one", 60).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (9, 6, 0));
-    // 12 and 6 of 17 groups: one has to be shared.
+    // 12 and 6 of 17 groups: one group has to be shared.
     server.resize("one", 75).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (12, 6, 1));
     server.stop().await.unwrap();
@@ -129,12 +129,13 @@ fn share(groups: u32) -> u32 {
     (groups * 800).div_ceil(132)
 }
 
-/// The neighbours close in on the model between them from both sides, a group further each time, so that it has more
-/// partitions than stay ready, by the dozen. Nobody orders anything of it but to be larger by a group now and then.
+/// The neighbours close in on the model between them from both sides, a group further each time, so
+/// that it has more partitions than stay ready, by the dozen. The model's own share is only made
+/// larger, by a group now and then.
 #[tokio::test]
 async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and_keeps_its_worker() {
     let more = "profile: profile.yaml, handover: auto, share: {min: 6%, initial: 7%}";
-    // Who comes before others has the ends.
+    // The models with the higher priority have the ends.
     let models = [("left", 1), ("middle", 2), ("right", 1)]
         .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
@@ -143,12 +144,13 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
-        // What is in force already is no failure.
+        // A share that is in force already is no failure.
         server.resize_by_socket(model, share(groups)).await.ok();
     };
     for middle in 2..=7 {
         for left in 1..=(16 - middle) {
-            // First the room, and then who takes it: of 17 groups none is left over.
+            // First the neighbours make room, and then they take it again: of 17 groups none is
+            // left over.
             let right = 17 - middle - left;
             for (model, groups) in
                 [("right", 1), ("left", 1), ("middle", middle), ("left", left), ("right", right)]

@@ -84,7 +84,7 @@ async fn a_request_that_never_ends_does_not_hold_up_the_end() {
         peer.write_all(request).unwrap();
         peers.push(peer);
     }
-    // A request under way may take half a minute; these are none.
+    // A request under way may take half a minute; these connections have no request.
     timeout(Duration::from_secs(20), server.stop()).await.expect("it waits for them").unwrap();
     drop(peers);
 }
@@ -151,7 +151,8 @@ async fn what_is_private_is_closed_to_others() {
     server.stop().await.unwrap();
 }
 
-/// The workers of an ended supervisor that are still there, once none is or patience ends.
+/// The number of an ended supervisor's workers that are still there, once all are gone or patience
+/// ends.
 async fn outlived(workers: &[Process]) -> usize {
     let mut look = interval(Duration::from_millis(20));
     let living = || workers.iter().filter(|worker| worker.alive()).count();
@@ -160,7 +161,7 @@ async fn outlived(workers: &[Process]) -> usize {
             look.tick().await;
         }
     };
-    // Too late shows in what is returned.
+    // If the time is over, the returned number shows it.
     let _ = timeout(Duration::from_secs(30), waiting).await;
     living()
 }

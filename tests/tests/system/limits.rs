@@ -44,7 +44,7 @@ async fn a_request_larger_than_the_limit_is_refused() {
 #[tokio::test]
 async fn unknown_models_are_not_found() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    let status = server.client().infer("nobody", &echo_case(1).inputs).await.unwrap_err();
+    let status = server.client().infer("absent", &echo_case(1).inputs).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
     server.stop().await.unwrap();
 }

@@ -94,7 +94,7 @@ fn rows(rows: u16) -> Case {
 }
 
 #[tokio::test]
-async fn sums_and_counts_are_those_of_the_requests_that_were_sent() {
+async fn sums_and_counts_match_the_requests_that_were_sent() {
     let server = scraped(5.0, "slo: 60s, share: {initial: 50%}, batch: {max: 16}, queue: {on_late: serve}")
         .await
         .unwrap();
@@ -138,7 +138,7 @@ async fn sums_and_counts_are_those_of_the_requests_that_were_sent() {
     let coming = ours("request_receive_seconds_sum", "");
     assert!((whole - (latency - coming) * 1e6).abs() < 2.0, "{whole} us, {latency} s less {coming}");
     assert!((parts - whole).abs() < 5.0, "{parts} of {whole} us");
-    assert!(us("compute_infer") >= 40.0 * 4_900.0, "each counts the whole of its batch");
+    assert!(us("compute_infer") >= 40.0 * 4_900.0, "each request counts the whole of its batch");
     assert!(us("compute_input") > 0.0 && us("compute_output") > 0.0);
     let memory = |part| metrics.named(&format!("nv_cpu_memory_{part}_bytes")).unwrap();
     let (used, total) = (memory("used"), memory("total"));
@@ -235,7 +235,7 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
-/// Five were answered in 5 ms each, and one of them took longer than this to come.
+/// Five requests were answered in 5 ms each, and one of them took longer than `seconds` to arrive.
 fn latency_begins_with_the_head(metrics: &Metrics, seconds: f64) {
     let ours = |name: &str| metrics.of("echo", name, "");
     assert_eq!(
@@ -289,7 +289,8 @@ async fn so_it_does_over_grpc() {
         async move { client.infer_after("echo", &echo_case(4).inputs, over).await }
     });
     headed.await.unwrap();
-    // The others come by the same connection, so that its head has been read when the first of them is answered.
+    // The other requests come by the same connection, so the head of the first request has been
+    // read when they are answered.
     assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, Outcome::Right);
     let begun = Instant::now();
     for n in 1..4 {

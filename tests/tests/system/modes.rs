@@ -25,8 +25,8 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     let model = server.model("echo").await.unwrap();
     assert_eq!((model.share_percent, model.workers.len(), model.handovers.completed), (20, 1, 1));
     assert_ne!(model.workers[0].pid, before);
-    // Nobody served while the new worker started, 1,070 ms by its profile, and that is what it says, less the time until
-    // somebody asked.
+    // No worker served while the new worker started, 1,070 ms by its profile. The stall is about
+    // that time, less the time until a request came.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 900_000.0, "{stall_us} us");
     server.stop().await.unwrap();
@@ -57,7 +57,7 @@ async fn without_a_shadow_a_share_at_which_no_worker_starts_leaves_the_old_one()
 }
 
 #[tokio::test]
-async fn without_a_shadow_who_does_not_drain_in_time_is_told_to_end_before_it_is_killed() {
+async fn without_a_shadow_a_worker_that_does_not_drain_in_time_is_told_to_end_before_it_is_killed() {
     let more = "profile: profile.yaml, share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
     let timeouts = "timeouts: {drain: 100ms, stop: 20s}";
     let home =

@@ -16,8 +16,8 @@ use crate::scene::echo;
 
 const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 
-/// A worker that says what it finds on the GPU, computes reference answers on the CPU as ever, and when
-/// it is to serve does `then`, being a client of the MPS server.
+/// A worker that reports the GPU's data, computes reference answers on the CPU as ever, and does
+/// `then` when it is to serve, being a client of the MPS server.
 fn worker(then: &str) -> String {
     let real = beside("shadowslice-worker").unwrap();
     format!(
@@ -102,7 +102,7 @@ async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
     let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
-    // Stopped first, it starts nobody any more whom this would miss.
+    // A stopped supervisor starts no further child that the list below would miss.
     server.signal(Signal::SIGSTOP).unwrap();
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
@@ -165,7 +165,7 @@ async fn a_daemon_of_others_is_left_alone_and_reported() {
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
     let server = Server::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
-    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach nobody");
+    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
     assert!(server.log().contains("it is left alone"), "{}", server.log());
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "it lives");

@@ -1,4 +1,4 @@
-//! `shadowslice profile` finds what a device was told to be.
+//! `shadowslice profile` finds the times and memory that the emulated device was given.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ struct Case {
 #[tokio::test]
 async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
     let cases = [
-        // Past 40 SMs nothing gets faster; not in the tree, so nobody can have it written down.
+        // Past 40 SMs nothing gets faster. The profile is not in the tree, so the result cannot
+        // have been copied from there.
         Case {
             table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
             arguments: ["--shares", "10,31,100", "--sms", "132"],
@@ -47,7 +48,8 @@ async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
             let list = line.trim().trim_start_matches('[').trim_end_matches(']');
             list.split(',').map(|number| number.trim().parse().unwrap()).collect()
         };
-        // The device takes its time exactly, unless computing the answer took longer, which it may on a busy host.
+        // The device takes exactly its time, unless computing the answer took longer, which may
+        // happen on a busy host.
         for (key, wanted) in rows {
             assert_eq!(row(key).len(), wanted.len());
             for (found, wanted) in row(key).iter().zip(wanted) {

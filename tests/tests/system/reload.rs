@@ -44,7 +44,7 @@ fn rewrite(server: &Server, models: &[String]) -> Result<(), Error> {
     write(server.home(), models, "timeouts: {dwell: 100ms}\n")
 }
 
-/// Connections that each send one request after the other until they are told to stop.
+/// Connections that each send requests one after the other until they are told to stop.
 struct Clients {
     stop: Arc<AtomicBool>,
     asking: JoinSet<(u64, Vec<Outcome>)>,
@@ -86,8 +86,8 @@ async fn ask_on(
     (right, wrong)
 }
 
-/// Sends one request after the other: how many were answered rightly before the first that was not, and what became
-/// of that.
+/// Sends requests one after the other; returns how many were answered rightly before the first that
+/// was not, and the outcome of that request.
 async fn ask_until_refused(client: Client, seed: u16) -> (u64, String) {
     let mut right = 0;
     loop {
@@ -145,7 +145,7 @@ async fn changes_of_every_kind_lose_nothing() {
     assert_eq!(server.model("m").await.unwrap().share_percent, 60);
     assert!(clients.end().await > 100);
     assert!(beside.end().await > 100);
-    assert_eq!(incumbent(&server, "n").await.unwrap(), neighbour, "who is unchanged is not touched");
+    assert_eq!(incumbent(&server, "n").await.unwrap(), neighbour, "an unchanged model is not touched");
     let alone = |model: &Model| model.workers.len() == 1;
     server.wait_status("m", "one worker", alone).await.unwrap();
     server.stop().await.unwrap();
@@ -275,7 +275,7 @@ async fn reloads_at_once_come_one_after_the_other() {
     let (first, second) = tokio::join!(server.reload(), server.reload());
     let mut changes = [first.unwrap().models.len(), second.unwrap().models.len()];
     changes.sort_unstable();
-    assert_eq!(changes, [0, 2], "one carries it out, the other finds it done");
+    assert_eq!(changes, [0, 2], "one reload carries it out, the other finds it done");
     clients.end().await;
     server.stop().await.unwrap();
 }
@@ -305,7 +305,7 @@ async fn a_hangup_during_a_hand_over_waits_for_it() {
 #[tokio::test]
 async fn killed_workers_do_not_stop_a_reload() {
     let home = Home::new().unwrap();
-    // Slow to load, so that there is time to kill what loads.
+    // Slow to load, so that there is time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
     let server = Server::ready(home).await.unwrap();
@@ -380,7 +380,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
 }
 
 #[tokio::test]
-async fn new_bounds_are_in_force_before_a_policy_decides_again_and_whoever_holds_the_share() {
+async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let write = |home: &Home, share: &str| {
@@ -409,10 +409,11 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_and_whoever_holds
     server.stop().await.unwrap();
 }
 
-/// A reload whose hand-over fails, under this policy, is tried again by the next one, and is in no client's way meanwhile.
+/// A reload whose hand-over fails, under this policy, is tried again by the next reload, and is in
+/// no client's way meanwhile.
 async fn tried_again(policy: &str) -> Result<(), Error> {
     let home = Home::new()?;
-    // Slow to load, so that there is time to kill what loads.
+    // Slow to load, so that there is time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
     let write = |home: &Home, most: u32| {
         let share = format!("standby: off, slo: {most}s, share: {{initial: {most}%, max: {most}%}}");
@@ -470,7 +471,8 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // Twelve that leak would leave a dozen at least; the last one to go may still be closing its own.
+    // Twelve leaking reloads would leave a dozen open files at least; the last model to go may
+    // still be closing its files.
     let closed = async {
         let mut look = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {

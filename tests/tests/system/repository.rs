@@ -1,4 +1,4 @@
-//! The protocol's model repository: what clients see of the models, load and unload.
+//! The protocol's model repository: the models as clients see them, load and unload.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
-/// A server with two models, whose clients may load and unload them.
+/// A server with two models that clients may load and unload.
 async fn explicit() -> Result<Server, Error> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
@@ -67,7 +67,7 @@ async fn a_load_with_another_configuration_hands_over() {
     server.client().load("m", None).await.unwrap();
     let other = |model: &Model| model.workers.iter().all(|worker| worker.pid != before);
     server.wait_status("m", "other workers", other).await.unwrap();
-    // What the file says comes back with the next reload.
+    // The next reload brings the file's settings back.
     server.reload().await.unwrap();
     let model = server.model("m").await.unwrap();
     assert_eq!((model.share_percent, model.slo.latency_ms), (40, 200.0));

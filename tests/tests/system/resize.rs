@@ -54,9 +54,9 @@ async fn impossible_shares_are_refused_with_the_reason() {
         assert!(!output.status.success(), "{share} was accepted");
         assert!(said.contains("error"), "{share}: {said}");
     }
-    let output = server.home().run(&["resize", "nobody", "20%"]).await.unwrap();
+    let output = server.home().run(&["resize", "absent", "20%"]).await.unwrap();
     assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("nobody"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("absent"));
     assert_eq!(server.model("echo").await.unwrap().workers[0].pid, before);
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
@@ -71,7 +71,8 @@ async fn a_smaller_share_takes_longer_as_the_profile_says() {
     let narrow = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
     assert_nothing_lost(&wide);
     assert_nothing_lost(&narrow);
-    // The fastest: what a busy host adds to some of them is not the share's.
+    // The fastest requests: the share does not cause the delays that a busy host adds to some
+    // requests.
     let [wide, narrow] = [wide, narrow].map(|tally| tally.latency_ms(0.01));
     assert!((10.0..55.0).contains(&wide) && narrow >= 55.0, "{wide} and {narrow} ms");
     server.stop().await.unwrap();
@@ -104,7 +105,8 @@ async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     server.stop().await.unwrap();
 }
 
-/// Bounds that come in force while a hand-over is under way hold for what that brings, and who is replaced meanwhile keeps it.
+/// Bounds that come in force while a hand-over is under way hold for the new share; the worker that
+/// is being replaced keeps its share.
 #[tokio::test]
 async fn a_reload_during_a_hand_over_reckons_with_its_share() {
     let write = |home: &Home, more: &str| {

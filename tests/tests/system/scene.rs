@@ -1,4 +1,4 @@
-//! What the tests have in common: configurations, echo requests, loads.
+//! The shared parts of the tests: configurations, echo requests, loads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,8 @@ fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// A model that answers `x` as `y`, with more keys. Its share is changed by shadows unless they say otherwise.
+/// A model that answers `x` as `y`, with more keys. Its share is changed by shadows unless the keys
+/// say otherwise.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
     let handover = if more.contains("handover: ") { "" } else { "handover: shadow, " };
@@ -56,7 +57,7 @@ pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<Server, Er
     one_echo_under("static", execution_ms, more).await
 }
 
-/// The same, whose share that policy decides.
+/// The same server, under a policy that decides the model's share.
 pub(crate) async fn one_echo_under(policy: &str, execution_ms: f64, more: &str) -> Result<Server, Error> {
     let home = home_under(policy, &[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
     home.write("profile.yaml", profile(execution_ms))?;
@@ -79,7 +80,7 @@ pub(crate) async fn ask(mut client: Client, model: &str, case: &Case, tolerance:
     }
 }
 
-/// Sends all requests at once and returns what became of each, in the order in which they ended.
+/// Sends all requests at once and returns the outcome of each, in the order in which they ended.
 pub(crate) async fn ask_all(
     client: &Client,
     model: &'static str,

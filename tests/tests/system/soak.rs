@@ -1,5 +1,6 @@
-//! Long runs, by `make soak`: hand-overs beside a twin run without any, under an open-loop load and under as much as the server carries;
-//! a hundred kills without and with a worker that stands ready.
+//! Long runs, by `make soak`: hand-overs beside a twin run without hand-overs, under an open-loop
+//! load and under as much load as the server carries; a hundred kills without and with a standing
+//! worker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under
 /// Hand-overs of the long run.
 const HANDOVERS: usize = 1000;
 
-/// And of those beside as many clients as there can be.
+/// And hand-overs beside as many clients as there can be.
 const HANDOVERS_CROWDED: usize = 100;
 
 /// Workers killed in the long run.
@@ -30,9 +31,10 @@ const BATCH_MS: f64 = 20.0;
 /// As much load as there can be.
 struct Crowd {
     clients: usize,
-    /// What the profile says of batches up to 16 rows.
+    /// The profile's time of batches up to 16 rows, in ms.
     up_to_16_rows_ms: f64,
-    /// The time of the batches that these clients fill: those of 32 rows take twice as long.
+    /// The time of the batches that these clients fill, in ms: batches of 32 rows take twice as
+    /// long.
     batch_ms: f64,
 }
 
@@ -42,8 +44,8 @@ const CROWDS: [Crowd; 3] = [
     Crowd { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0 },
 ];
 
-/// Shares that take turns. No one follows the one before the last, whose worker is still parked then, or no shadow
-/// would have to start.
+/// Shares that take turns. A share comes back only after two others: otherwise its worker would
+/// still be parked, and no shadow would have to start.
 const SHARES: [u32; 3] = [80, 70, 60];
 
 /// Nothing is refused for being late. Every share used lies past the knee, so that only hand-overs make
@@ -56,8 +58,8 @@ fn part(n: u64) -> Plan {
     Plan { rate: 60.0, span: Duration::from_secs(10), arrivals: Arrivals::Poisson, seed: n }
 }
 
-/// Loads a server until `work` is done: what became of the load, how many parts it had, and what the
-/// work yielded.
+/// Loads a server until `work` is done; returns the outcome of the load, the number of its parts,
+/// and the result of the work.
 async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tally, u64, T) {
     let mut tally = Tally::default();
     let mut parts = 0;
@@ -109,7 +111,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// As many clients as that, each with one request after the other, until `work` is done.
+/// So many clients, each sending requests one after the other, until `work` is done.
 async fn crowded_while<T>(server: &Server, clients: usize, work: impl Future<Output = T>) -> (Tally, T) {
     let (client, tally) = (server.client(), Arc::<Mutex<Tally>>::default());
     let request = move |n: usize| {
@@ -169,8 +171,9 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
     }
 }
 
-/// Kills the worker that serves, again and again, each time once another one serves and one stands ready.
-async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
+/// Kills the worker that serves, again and again, each time once another worker serves and a
+/// further one stands ready.
+async fn kill_the_serving_worker(server: &Server, count: usize) -> Result<(), Error> {
     let mut killed = 0;
     for _ in 0..count {
         let phase = |model: &Model, phase: &str| {
@@ -181,37 +184,37 @@ async fn kill_who_serves(server: &Server, count: usize) -> Result<(), Error> {
             phase(model, "standing").is_some() && phase(model, "serving").is_some_and(|pid| pid != killed)
         };
         let model =
-            server.wait_status("echo", "another that serves, and one that stands ready", anew).await?;
+            server.wait_status("echo", "another worker that serves, and one that stands ready", anew).await?;
         killed = phase(&model, "serving").unwrap_or_default();
         let dead = Process::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
-        assert!(dead, "nobody serves: {model:?}");
+        assert!(dead, "no worker serves: {model:?}");
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
-async fn who_is_killed_beside_a_standing_worker_costs_at_most_a_batch_and_20_ms() {
-    who_serves_is_killed("static").await;
+async fn a_killed_worker_beside_a_standing_worker_costs_at_most_a_batch_and_20_ms() {
+    serving_workers_are_killed("static").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
-async fn who_is_killed_while_a_policy_acts_costs_at_most_a_batch_and_20_ms() {
-    who_serves_is_killed("adaptive").await;
+async fn a_killed_worker_while_a_policy_acts_costs_at_most_a_batch_and_20_ms() {
+    serving_workers_are_killed("adaptive").await;
 }
 
 #[expect(clippy::unwrap_used, clippy::print_stdout, reason = "the body of two tests")]
-async fn who_serves_is_killed(policy: &str) {
+async fn serving_workers_are_killed(policy: &str) {
     const BATCH_MS: f64 = 5.0;
     let server = one_echo_under(policy, BATCH_MS, WITH_STANDBY).await.unwrap();
     let began = Instant::now();
-    let (tally, killed) = crowded_while(&server, 8, kill_who_serves(&server, KILLS)).await;
+    let (tally, killed) = crowded_while(&server, 8, kill_the_serving_worker(&server, KILLS)).await;
     killed.unwrap();
     let took = began.elapsed();
     let (twin, ()) = crowded_while(&server, 8, tokio::time::sleep(took)).await;
     server.stop().await.unwrap();
-    println!("{KILLS} kills of who serves, under the policy {policy}:");
+    println!("{KILLS} kills of the serving worker, under the policy {policy}:");
     report(&[], &tally, &twin);
     assert_nothing_lost(&tally);
     assert!(tally.latency_ms(1.0) <= twin.latency_ms(0.999) + BATCH_MS + 20.0, "a kill is seen for longer");
@@ -222,7 +225,7 @@ async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
     let mut random = SplitMix64::new(11);
     let mut killed = 0;
     while killed < count {
-        // Refused or aborted when a kill came between, which is what is wanted here.
+        // The resize is refused or aborted if a kill came between; the test wants both to happen.
         let resizing = server.resize("echo", SHARES[killed % SHARES.len()]);
         let killing = async {
             tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;

@@ -1,4 +1,4 @@
-//! Workers that stand ready: what a death and a change of share cost with them.
+//! Standing workers: the cost of a death and of a change of share with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, pr
 /// Clients that each wait for an answer before they ask again.
 pub(crate) const CONNECTIONS: u16 = 8;
 
-/// A server with one model that takes 5 ms per batch at half of the GPU, ready. What is parked stays for long
-/// enough to be used.
+/// A server with one model that takes 5 ms per batch at half of the GPU, ready. A parked worker
+/// stays long enough to be used.
 async fn one_echo(standby: &str, dwell: &str) -> Result<Server, Error> {
     let more = format!(
         "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
@@ -130,7 +130,7 @@ async fn a_share_at_which_a_worker_stands_ready_is_in_force_without_a_new_one() 
     let of = |sms: u32| -> Vec<i32> {
         model.workers.iter().filter(|worker| worker.sms == sms).map(|worker| worker.pid).collect()
     };
-    // One was relieved, and one had stood ready: both have half of the GPU.
+    // One worker was relieved, and another had stood ready: both have half of the GPU.
     assert_eq!((of(66).len(), of(26).len()), (2, 1), "{model:?}");
     for (percent, sms) in [(50, 66), (20, 26), (50, 66), (20, 26)] {
         let handover = server.resize("echo", percent).await.unwrap();
@@ -162,7 +162,7 @@ async fn the_standing_worker_follows_the_share_in_force() {
 }
 
 #[tokio::test]
-async fn a_standing_worker_that_dies_is_replaced_and_disturbs_nobody() {
+async fn a_standing_worker_that_dies_is_replaced_and_disturbs_no_request() {
     let server = one_echo("always", "100ms").await.unwrap();
     let model = stands(&server, 0).await.unwrap();
     let (serving, ready) = (incumbent(&model).unwrap().pid, standing(&model).unwrap().pid);
@@ -271,7 +271,7 @@ async fn why_none_stands_ready_is_said_no_longer_once_one_starts() {
     server.home().write("config.yaml", config("always", "always")).unwrap();
     server.reload().await.unwrap();
     let lacks_one = |model: &Model| model.more.get("no_standby").is_some_and(|why| !why.is_null());
-    server.wait_status("second", "why none stands ready", lacks_one).await.unwrap();
+    server.wait_status("second", "why no worker stands ready", lacks_one).await.unwrap();
     server.home().write("config.yaml", config("\"off\"", "always")).unwrap();
     server.reload().await.unwrap();
     let model = server.wait_status("second", "a standing worker", has_one).await.unwrap();

@@ -1,5 +1,5 @@
-//! Standing workers that still start: what a change of share and a death cost with them. Each is stopped in its start, so
-//! that no test depends on who is quicker.
+//! Standing workers that still start: the cost of a change of share and of a death with them. Each
+//! worker is stopped in its start, so that no test depends on which process is quicker.
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::{Error, Home};
@@ -45,7 +45,8 @@ fn started(server: &Server) -> usize {
     server.log().matches("worker started").count()
 }
 
-/// The model once so many hand-overs were completed: whoever ordered one hears of it a moment before everybody does.
+/// The model once so many hand-overs were completed: the client that ordered a hand-over gets its
+/// answer a moment before the status shows it.
 async fn completed(server: &Server, handovers: u64) -> Result<Model, Error> {
     let all = move |model: &Model| model.handovers.completed >= handovers;
     server.wait_status("echo", "a hand-over that was completed", all).await
@@ -57,7 +58,8 @@ fn deaths_and_restarts(model: &Model) -> (u64, u64) {
     (count("worker_deaths"), count("worker_restarts"))
 }
 
-/// Waits until this worker, which was the standing one, is the shadow of a hand-over, and nobody was started for that.
+/// Waits until this worker, which was the standing worker, is the shadow of a hand-over, and checks
+/// that no worker was started for that.
 async fn is_shadow(server: &Server, pid: i32, before: usize) -> Result<Model, Error> {
     let shadow = |model: &Model| model.workers.iter().any(|worker| worker.role == "shadow");
     let model = server.wait_status("echo", "a shadow", shadow).await?;
@@ -156,13 +158,13 @@ async fn a_standing_worker_that_starts_serves_in_the_place_of_one_that_was_kille
     assert_eq!(model.handovers.last.unwrap().outcome.as_deref(), Some("taken over"));
     let next = |model: &Model| model.workers.iter().any(|worker| worker.role == "standby");
     server.wait_status("echo", "the next standing worker", next).await.unwrap();
-    assert_eq!(started(&server), before + 1, "only that one: {}", server.log());
+    assert_eq!(started(&server), before + 1, "only that worker: {}", server.log());
     go_on(&server, clients).await.unwrap();
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn one_that_nobody_wants_any_more_is_given_up_while_it_starts() {
+async fn a_standing_worker_that_is_no_longer_wanted_is_given_up_while_it_starts() {
     let (server, half, _) = half_started("100ms").await.unwrap();
     server.home().write("config.yaml", config("100ms", "\"off\"")).unwrap();
     server.reload().await.unwrap();

@@ -1,4 +1,5 @@
-//! Requests that are traced: what a collector finds of them, and that nobody waits for it.
+//! Traced requests: the spans that a collector gets of them, and that no request waits for the
+//! collector.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::scene::{ask, ask_all, echo, echo_case, profile};
 
 const SETTINGS: &str = "share: {initial: 50%}, queue: {on_late: serve}";
 
-/// A server with one model that takes `execution_ms` per batch, and sends traces there.
+/// A server with one model that takes `execution_ms` per batch, and sends traces to the collector.
 async fn traced(
     execution_ms: f64,
     sample: &str,
@@ -160,7 +161,7 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
     server.stop().await.unwrap();
 }
 
-/// Parts lie within their wholes, one after the other, and all of it now.
+/// Parts lie within their wholes, one after the other, and near the present time.
 fn in_order([own, queue, batch, execution]: [&Span; 4]) {
     let times = [
         own.start_time_unix_nano,
@@ -196,7 +197,7 @@ async fn the_parent_decides_and_where_there_is_none_the_ratio() {
         for header in malformed {
             post(&server, "echo", &[("traceparent", header), ("tracestate", "a=1")]).await.unwrap();
         }
-        // What is traced comes in the order in which it ended.
+        // Traced requests arrive at the collector in the order in which they ended.
         let last = parent(if expected > 0 { 8 } else { 9 }, "01");
         call(&server, &last).await.unwrap();
         collector.trace(&last[3..35]).await.unwrap();
@@ -228,7 +229,7 @@ async fn a_reload_changes_how_many_are_traced() {
     let refused = server.said(&["reload"]).await.unwrap_err().to_string();
     assert!(refused.contains("tracing cannot change while the server runs"), "{refused}");
     server.stop().await.unwrap();
-    assert_eq!(named(&collector.spans(), "inference").len(), 1, "only the one after the reload");
+    assert_eq!(named(&collector.spans(), "inference").len(), 1, "only the request after the reload");
 }
 
 #[tokio::test]
@@ -240,14 +241,14 @@ async fn what_is_refused_says_why() {
     let refused = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).count();
     assert!(refused > 0, "{outcomes:?}");
     assert!(
-        post(&server, "nobody", &[("traceparent", &parent(1, "01"))])
+        post(&server, "absent", &[("traceparent", &parent(1, "01"))])
             .await
             .unwrap()
             .starts_with("HTTP/1.1 404")
     );
     let metadata = [("traceparent", parent(2, "01"))];
     let metadata = metadata.each_ref().map(|(name, value)| (*name, value.as_str()));
-    let unknown = server.client().infer_with("nobody", &echo_case(1).inputs, &metadata).await.unwrap_err();
+    let unknown = server.client().infer_with("absent", &echo_case(1).inputs, &metadata).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     for (n, kind) in [(1, "404"), (2, "NotFound")] {
         let spans = collector.trace(&trace(n)).await.unwrap();
@@ -268,7 +269,7 @@ async fn what_is_refused_says_why() {
 }
 
 #[tokio::test]
-async fn who_goes_away_is_told_as_cancelled() {
+async fn a_request_whose_client_goes_away_is_told_as_cancelled() {
     let collector = Collector::start().await.unwrap();
     let server = traced(1000.0, "0%", collector.address, SETTINGS).await.unwrap();
     let parents = [parent(1, "01"), parent(2, "01")];

@@ -8,7 +8,8 @@ use crate::cases::Case;
 use crate::figures::{Figures, Part};
 use crate::real::Round;
 
-/// How far apart real and simulated may be: goodput and p99 as a part of the simulated, repartitions in number.
+/// How far apart real and simulated runs may be: goodput and p99 as a part of the simulated figure,
+/// repartitions as a number.
 pub(crate) const GOODPUT: f64 = 0.05;
 pub(crate) const P99: f64 = 0.15;
 pub(crate) const REPARTITIONS: f64 = 1.0;
@@ -21,14 +22,14 @@ pub(crate) struct Spread {
     pub(crate) max: f64,
 }
 
-/// One figure of both sides.
+/// A figure of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) simulated: Spread,
     pub(crate) real: Spread,
 }
 
-/// The figures of all requests, or of one model's.
+/// The figures of all requests, or of one model's requests.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Pairs {
     pub(crate) offered: u64,
@@ -44,13 +45,14 @@ pub(crate) struct Agreement {
     pub(crate) case: Case,
     pub(crate) all: Pairs,
     pub(crate) per_model: BTreeMap<String, Pairs>,
-    /// Rounds that others did not disturb. If there are any, the figures are theirs.
+    /// Rounds that other programs did not disturb. If there are any, the figures come from these
+    /// rounds.
     pub(crate) quiet: usize,
     pub(crate) rounds: Vec<Round>,
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The range of at least one value.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -66,7 +68,7 @@ impl Pair {
         if real == simulated { 1.0 } else { real / simulated }
     }
 
-    /// Whether they are within this part of the simulated one.
+    /// Whether the real figures are within this part of the simulated figure.
     pub(crate) fn within(&self, part: f64) -> bool {
         self.apart_by(part * self.simulated.median)
     }
@@ -97,7 +99,7 @@ impl Pairs {
 }
 
 impl Agreement {
-    /// Of a case with at least one phase and one round.
+    /// The comparison of a case with at least one phase and one round.
     pub(crate) fn of(case: Case, simulated: &[Figures], rounds: &[Round]) -> Self {
         let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
         let simulated: Vec<&Figures> = simulated.iter().collect();

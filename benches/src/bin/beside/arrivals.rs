@@ -7,13 +7,14 @@ use crate::Failure;
 /// How often the policy decides.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Nothing comes before this. A supervisor has been ready for a while when requests come, and its policy has been
-/// asked; so both the real and the simulated one begin with as much of nothing. It ends in the middle of an interval,
-/// so that the same number of intervals is over on both sides.
+/// The time before the first request. A supervisor has been ready for a while when requests come,
+/// and its policy has been asked; so the real and the simulated run both begin with as long a time
+/// without requests. It ends in the middle of an interval, so that the same number of intervals is
+/// over on both sides.
 pub(crate) const LEAD: Duration = Duration::from_millis(4250);
 
-/// A supervisor's first interval begins some ms after its process, about five by its log; so what is simulated begins this much
-/// earlier, for the same arrivals.
+/// A supervisor's first interval begins some ms after its process, about five by its log; so the
+/// simulated run begins this much earlier, for the same arrivals.
 pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// One request.

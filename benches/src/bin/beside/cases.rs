@@ -1,4 +1,4 @@
-//! What is run.
+//! The cases that are run.
 
 use std::fmt;
 
@@ -23,8 +23,9 @@ const fn inside(load: &'static str, policy: &'static str) -> Case {
     Case { load, policy, handover: "in-process" }
 }
 
-/// All of them: shares that stay, with and without doors; doors and shares of ours; and shares that move
-/// all the time, which is what gslice does. By percentages and shadows, and inside the workers.
+/// All cases: shares that stay, with and without doors; doors and shares of this project's
+/// policies; and shares that move all the time, as under gslice. By percentages and shadows, and
+/// inside the workers.
 pub(crate) const CASES: [Case; 12] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),

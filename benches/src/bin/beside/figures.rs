@@ -1,4 +1,4 @@
-//! What a run came to, simulated or real.
+//! The figures of a run, simulated or real.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use shadowslice_simulator::results::Run;
 
-/// What became of all requests of a run.
+/// The outcomes of all requests of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figures {
     /// All models together.
@@ -15,7 +15,7 @@ pub(crate) struct Figures {
     pub(crate) per_model: BTreeMap<String, Part>,
 }
 
-/// What became of some of them.
+/// The outcomes of a part of the requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Part {
     pub(crate) slo_ms: f64,

@@ -1,4 +1,4 @@
-//! What the host does beside the measurement.
+//! The load of the host besides the measurement.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use nix::unistd::{SysconfVar, sysconf};
 use shadowslice_benches::machine::{busy, cores};
 use shadowslice_tests::process::Process;
 
-/// What the machine, the supervisor with its workers and this program had used at one moment.
+/// The CPU time that the machine, the supervisor with its workers and this program had used at one
+/// moment.
 #[derive(Debug)]
 pub(crate) struct Reading {
     at: Instant,
@@ -16,7 +17,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Now, with these processes as ours besides this one. What their children that have ended used counts too.
+    /// A reading now, with these processes counted as part of the measurement, like this program.
+    /// The time of their children that have ended counts too.
     pub(crate) fn take(processes: impl IntoIterator<Item = Process>) -> Self {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let others = processes.into_iter().map(|process| process.pid);
@@ -24,7 +26,7 @@ impl Reading {
         Self { at: Instant::now(), busy: busy(), ours }
     }
 
-    /// What others used since an earlier reading, in percent of all cores.
+    /// The CPU time that other programs used since an earlier reading, in percent of all cores.
     pub(crate) fn others_percent(&self, earlier: &Self) -> f64 {
         let wall = (self.at - earlier.at).as_secs_f64();
         let others =
@@ -33,8 +35,8 @@ impl Reading {
     }
 }
 
-/// The first so many of a process's times: user, system, and its ended children's user and system time. Zero of one
-/// that is gone.
+/// The first so many of a process's times: user, system, and its ended children's user and system
+/// time. Zero for a process that is gone.
 fn used(pid: i32, times: usize) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name may hold anything, so fields count from the last bracket: the state is the third of all.

@@ -1,6 +1,6 @@
 //! The simulator beside the real thing: the same configuration and the very same arrivals, simulated by
 //! `shadowslice-simulate` and sent to `shadowslice serve` on the emulated device. Writes a page.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod agreement;
 mod arrivals;
@@ -28,7 +28,7 @@ use figures::Figures;
 use real::Round;
 use simulated::Simulator;
 
-/// What ends the program.
+/// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Holds `shadowslice-simulate` against `shadowslice serve` on the emulated device, and writes a page that says
@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// Decides the arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the cases whose names hold this text, such as `step, adaptive`
+    /// Only the cases that have this text in their names, such as `step, adaptive`
     #[arg(long, default_value = "")]
     only: String,
     /// Where arrivals, configurations and figures are kept
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A case with what it is measured on.
+/// A case with its inputs.
 struct Trial {
     case: Case,
     arrivals: Vec<Arrival>,
@@ -101,7 +101,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // The supervisor stops with what owns it here; a signal alone would leave it behind.
+        // The supervisor's owner stops it here; a signal alone would leave it behind.
         tokio::select! {
             replayed = replay(options, &simulator, &mut trials) => replayed,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),

@@ -34,14 +34,14 @@ const TURN: Duration = INTERVAL.saturating_mul(5);
 /// The longest latency told apart, in microseconds: [`ANSWER_WITHIN`] lies below.
 const LONGEST_US: u64 = 60_000_000;
 
-/// When others take more of the machine than this, a round is disturbed.
+/// If other programs take more of the machine than this, in percent, a round is disturbed.
 const DISTURBED_PERCENT: f64 = 10.0;
 
-/// One run, and what may have disturbed it.
+/// A run, and its possible disturbances.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Round {
     pub(crate) figures: Figures,
-    /// What other programs and hosts took of the machine, in percent of all cores.
+    /// The CPU time that other programs and hosts took of the machine, in percent of all cores.
     pub(crate) others_percent: f64,
     /// With which delay 99 of 100 requests were sent at most, in ms.
     pub(crate) sent_late_ms: f64,
@@ -75,7 +75,7 @@ struct Model {
     inputs: Vec<Tensor>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 enum Answer {
     After(Duration),
     Refused,
@@ -101,7 +101,8 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
     for name in like.per_model.keys() {
         models.push(Arc::new(Model::meet(&server, name).await?));
     }
-    // Where the machine is so busy that it is not ready by then, everything comes later, by a whole turn of intervals.
+    // If the machine is so busy that the supervisor is not ready by then, all requests come later,
+    // by a whole turn of intervals.
     while started.elapsed() > LEAD {
         started += TURN;
     }
@@ -125,7 +126,7 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
 }
 
 impl Model {
-    /// Connects, and asks for what the model takes.
+    /// Connects, and asks for the model's inputs.
     async fn meet(server: &Server, name: &str) -> Result<Self, Failure> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
@@ -138,7 +139,7 @@ impl Model {
         Ok(Self { name: name.to_owned(), client, inputs: inputs.into_iter().map(tensor).collect() })
     }
 
-    /// One request; the emulated engine answers with what it was asked.
+    /// One request; the emulated engine answers with the request's own tensor.
     async fn ask(&self, due: Instant) -> Answer {
         let mut client = self.client.clone();
         let answered = timeout(ANSWER_WITHIN, client.infer(&self.name, &self.inputs)).await;
@@ -152,7 +153,7 @@ impl Model {
             {
                 Answer::After(latency)
             }
-            Ok(Ok(_)) => Answer::Wrong("the answer is not what was asked".to_owned()),
+            Ok(Ok(_)) => Answer::Wrong("the answer is not the request's tensor".to_owned()),
             Ok(Err(status)) if status.code() == Code::Unavailable => Answer::Refused,
             Ok(Err(status)) => Answer::Wrong(status.to_string()),
             Err(_) => Answer::Wrong(format!("no answer within {ANSWER_WITHIN:?}")),
@@ -160,7 +161,8 @@ impl Model {
     }
 }
 
-/// Sends each request when its time has come. A thread waits for that, since the reactor knows only milliseconds.
+/// Sends each request at its time. A thread waits for that, since the reactor knows only
+/// milliseconds.
 async fn send(arrivals: &[Arrival], models: &[Arc<Model>], start: Instant) -> Result<Vec<Sent>, Failure> {
     let index = |name: &str| models.iter().position(|model| model.name == name);
     let due: Option<Vec<(Instant, usize)>> =
@@ -179,7 +181,7 @@ async fn send(arrivals: &[Arrival], models: &[Arc<Model>], start: Instant) -> Re
             let asked = Arc::clone(&models[model]);
             Sent { model, late, answer: reactor.spawn(async move { asked.ask(due).await }) }
         };
-        // Nobody listens any more if this program is interrupted.
+        // The receiver is gone if this program is interrupted.
         done.send(due.into_iter().map(one).collect()).ok();
     });
     let sent = all.await;

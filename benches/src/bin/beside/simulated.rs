@@ -1,4 +1,4 @@
-//! The simulated side: what is asked of `shadowslice-simulate`, and the files that both sides use.
+//! The simulated side: the calls of `shadowslice-simulate`, and the files that both sides use.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,8 +15,8 @@ use crate::cases::{CASES, Case};
 use crate::figures::Figures;
 use crate::{Failure, Options};
 
-/// The configuration without `share.initial`: under `adaptive` a simulation begins as if it had been running, and so does a
-/// supervisor to whom nobody says with what to start.
+/// The configuration without `share.initial`: under `adaptive` a simulation begins as if it had
+/// been running, and so does a supervisor without a configured initial share.
 fn without_shares(mix: &str) -> String {
     mix.lines()
         .filter(|line| !line.trim_start().starts_with("share:"))
@@ -75,7 +75,7 @@ impl Simulator {
         self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
 
-    /// A case's arrivals, and what the simulator makes of them in each phase.
+    /// A case's arrivals, and the simulator's result in each phase.
     pub(crate) fn trial(&self, case: Case) -> Result<(Vec<Arrival>, Vec<Figures>), Failure> {
         let drawn = self.drawn(case)?;
         let lasted = LEAD + Duration::from_secs(self.seconds.into());
@@ -102,14 +102,15 @@ impl Simulator {
         arrivals::read(&fs::read_to_string(&path).map_err(about("read", &path))?)
     }
 
-    /// The emulated device knows no memory bandwidth, so the simulated one must not either.
+    /// The emulated device knows no memory bandwidth, so the simulated device must not know it
+    /// either.
     fn simulate(&self, case: Case, load: &Path, more: &[&str]) -> Result<Run, Failure> {
         let mut command = Command::new(&self.program);
         command.arg(self.config(case)).arg("--load").arg(load);
         command.args(["--policy", case.policy, "--no-interference", "--json"]).args(more);
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
-            return Err(format!("{command:?} failed ({}); what it said stands above", output.status).into());
+            return Err(format!("{command:?} failed ({}); its output stands above", output.status).into());
         }
         let report: Report = serde_json::from_slice(&output.stdout)?;
         report.runs.into_iter().next().ok_or_else(|| "the simulation says nothing".into())

@@ -1,4 +1,4 @@
-//! What the runs amount to.
+//! The evidence of the runs.
 
 use shadowslice_simulator::results::Run;
 
@@ -14,7 +14,8 @@ const HARM: f64 = 0.003;
 const SLOWER: f64 = 1.1;
 const SLOWER_MS: f64 = 0.5;
 
-/// From then on, in seconds, nothing moves under a load that does not change: so many changes in a minute at most.
+/// From this time on, in seconds, no share moves under a load that does not change: at most so many
+/// changes in a minute.
 pub(crate) const AT_REST_FROM_S: f64 = 30.0;
 pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 
@@ -25,7 +26,8 @@ pub(crate) struct Evidence {
     pub(crate) hard: Vec<Trial>,
 }
 
-/// Parts of the requests that were in time, on average over mixes: of all, and of those of the highest priority of each.
+/// Parts of the requests that were in time, on average over mixes: of all requests, and of the
+/// requests of the highest priority of each mix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InTime {
     pub(crate) all: f64,
@@ -36,11 +38,12 @@ pub(crate) struct InTime {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) seed: u64,
-    /// What was in time less, as a part of all.
+    /// How much less was in time, as a part of all requests.
     pub(crate) less: f64,
     /// Requests that were refused, and had not been.
     pub(crate) refused: u64,
-    /// The model whose median grew most, and how much longer it is than may be, in ms.
+    /// The model with the largest growth of its median, and how much longer the median is than
+    /// allowed, in ms.
     pub(crate) slower: Option<(String, f64)>,
 }
 
@@ -69,7 +72,7 @@ fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
-/// What a policy keeps in time, on average over these mixes.
+/// The part that a policy keeps in time, on average over these mixes.
 pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
     let runs: Vec<&Run> = trials.iter().filter_map(|trial| run(trial, policy)).collect();
     let mean = |of: fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;

@@ -1,6 +1,6 @@
-//! The judgement of the adaptive policy: simulated beside baselines on mixes of models that are drawn at random, in a world as it was
-//! measured. Writes a page that says which aim is met.
-#![expect(clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
+//! The judgement of the adaptive policy: simulated beside baselines on mixes of models that are
+//! drawn at random, in a world as it was measured. Writes a page that says which aim is met.
+#![expect(clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod evidence;
 mod mixes;
@@ -20,10 +20,11 @@ use clap::Parser;
 use evidence::Evidence;
 use simulate::{Mechanism, Setup};
 
-/// What ends the program.
+/// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Judges the adaptive policy in simulations, and writes a page that says which aim is met. On two cores it takes about eight minutes.
+/// Judges the adaptive policy in simulations, and writes a page that says which aim is met. On two
+/// cores it takes about eight minutes.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-judge")]
 struct Options {

@@ -1,4 +1,4 @@
-//! Mixes of models that nobody chose: each seed draws one.
+//! Mixes of models that are drawn, not chosen: each seed draws one mix.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ pub(crate) const SMS: u32 = 132;
 /// Models of a mix, from the fewest to the most.
 const MODELS: (usize, usize) = (2, 6);
 
-/// An SLO as a multiple of the time that one request takes on the whole GPU, from the tightest to the loosest, even by its logarithm;
+/// An SLO as a multiple of the time that one request takes on the whole GPU, from the tightest to
+/// the loosest, even by its logarithm;
 const SLACK: (f64, f64) = (3.5, 40.0);
 
 /// and never less than so many milliseconds.
@@ -25,7 +26,7 @@ const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
 /// How much of the GPU the loads take on average.
 const UTILISATIONS: [f64; 4] = [0.3, 0.5, 0.7, 0.85];
 
-/// What comes.
+/// The loads that a mix may have.
 const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", "zipf"];
 
 /// A profile that models are drawn with.
@@ -33,11 +34,11 @@ const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", 
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) profile: PathBuf,
-    /// What one request takes on the whole GPU.
+    /// The time of one request on the whole GPU, in ms.
     pub(crate) one_ms: f64,
 }
 
-/// A mix, and what is asked of it.
+/// A mix and its load.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Mix {
     entries: Vec<String>,
@@ -60,7 +61,7 @@ impl Mix {
     }
 }
 
-/// How mixes are drawn, for people.
+/// How mixes are drawn, as text for the page.
 pub(crate) fn described() -> String {
     let ((fewest, most), (tightest, loosest)) = (MODELS, SLACK);
     format!(
@@ -82,7 +83,6 @@ fn listed<T: ToString>(choices: &[T]) -> String {
     choices.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The mix of a seed.
 pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
     let mut random = Rng::with_seed(seed);
     let models = (0..random.usize(MODELS.0..=MODELS.1)).map(|index| {
@@ -99,7 +99,7 @@ pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
     Mix { entries, utilisation, load }
 }
 
-/// One of each of these profiles, by name, on such a GPU.
+/// A configuration with a model for each of these profiles, by name, on such a GPU.
 pub(crate) fn all<'p>(profiles: impl Iterator<Item = (&'p str, &'p Path)>) -> String {
     let entry = |(name, profile)| format!("  - {{{}}}\n", entry(name, profile, "10s", 1, 1));
     configuration(profiles.map(entry).collect())

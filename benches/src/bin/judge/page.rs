@@ -10,7 +10,7 @@ use crate::simulate::{
     BASE, FOUND, JUDGED, Mechanism, POLICIES, SLICES, STEADY, STEADY_SECONDS, Setup, Trial, WORLD,
 };
 
-/// How much less than the best of the others may be in time, of all requests,
+/// How much less may be in time than under the best of the other policies, of all requests,
 const LESS_THAN_BEST: f64 = 0.005;
 
 /// and how much more than without any policy must be, of the highest priority's.

@@ -25,7 +25,8 @@ pub(crate) enum NoMixes {
     Broken { path: PathBuf },
 }
 
-/// The profiles of a folder, by name. What they say is read from a configuration of all of them, which is written to `all`.
+/// The profiles of a folder, by name. Their times are read from a configuration of all of them,
+/// which is written to `all`.
 pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
     let list = |source| NoMixes::List { path: folder.to_owned(), source };
     let folder = folder.canonicalize().map_err(list)?;
@@ -33,7 +34,7 @@ pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
     for entry in fs::read_dir(&folder).map_err(list)? {
         files.push(entry.map_err(list)?.path());
     }
-    // Those of the demonstration are of models that do next to nothing.
+    // The demonstration's profiles are left out: their models do next to nothing.
     let stem =
         |file: &Path| file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     files.retain(|file| file.extension().is_some_and(|it| it == "yaml") && !stem(file).starts_with("demo"));

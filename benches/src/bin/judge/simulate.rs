@@ -1,4 +1,4 @@
-//! The simulations: what is asked of `shadowslice-simulate`, and its answers.
+//! The simulations: the calls of `shadowslice-simulate`, and its answers.
 
 use std::fs;
 use std::io;
@@ -16,17 +16,17 @@ use crate::profiles::{NoMixes, known};
 /// The policy that is judged.
 pub(crate) const JUDGED: &str = "adaptive";
 
-/// MPS as it is: what must not be harmed.
+/// MPS as it is: the state that the policy must not make worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// All that run with what is drawn.
+/// All policies that run with the drawn shares and loads.
 pub(crate) const POLICIES: [&str; 9] =
     [JUDGED, BASE, "unpartitioned+doors", "equal", "half", "half+doors", "gslice", "gpulet", "gpulet+doors"];
 
-/// What the best fixed shares are called that were found, with late requests refused.
+/// The name of the best fixed shares that were found, with late requests refused.
 pub(crate) const FOUND: &str = "best fixed shares+doors";
 
-/// What MPS's absence is called.
+/// The name of running without MPS.
 pub(crate) const SLICES: &str = "time slicing";
 
 /// How the world differs from the profiles, which are all that a policy is told.
@@ -93,7 +93,7 @@ pub(crate) struct Setup {
 pub(crate) enum NoRuns {
     #[error("cannot run {}; `make build` makes it", path.display())]
     Start { path: PathBuf, source: io::Error },
-    #[error("`{command}` failed ({status}); what it said stands above")]
+    #[error("`{command}` failed ({status}); its output stands above")]
     Failed { command: String, status: std::process::ExitStatus },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -146,7 +146,7 @@ impl Setup {
         })
     }
 
-    /// Shares that never change, and are the best for this load that are found one model after the other.
+    /// Shares that never change: the best for this load that are found model by model.
     fn search(&self, mix: &Mix, mechanism: Mechanism, ask: &Ask<'_>) -> Result<Run, NoRuns> {
         let mut shares = vec![100; mix.models()];
         let of = |shares: &[u32]| -> Result<Run, NoRuns> {
@@ -215,7 +215,7 @@ impl Setup {
     }
 }
 
-/// What is simulated.
+/// A simulation to run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub(crate) config: &'a Path,

@@ -27,7 +27,7 @@ fn model(priority: u32, offered: u64, part: f64) -> ModelRun {
     }
 }
 
-/// One of the first priority and one of the second, that keep these parts.
+/// A model of the first priority and a model of the second that keep these parts.
 fn run(policy: &str, first: f64, second: f64) -> Run {
     let per_model = [("a", model(1, 100, first)), ("b", model(2, 300, second))];
     Run {

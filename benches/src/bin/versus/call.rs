@@ -1,4 +1,4 @@
-//! Calls that are no inferences: one HTTP request on a connection of its own.
+//! Calls besides inferences: one HTTP request on a connection of its own.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use shadowslice_benches::Failure;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long one may take.
+/// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The answer's body; any status but 200 is a failure.
@@ -26,7 +26,7 @@ pub(crate) async fn call(
     let calling = async {
         let stream = TcpStream::connect(address).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // What fails about it, the sender says.
+        // The sender reports a failure of the connection.
         tokio::spawn(async move { drop(connection.await) });
         let request = Request::builder().method(method).uri(path).header("host", "localhost");
         let response = sender.send_request(request.body(Full::new(Bytes::from(body)))?).await?;

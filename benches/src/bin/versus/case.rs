@@ -1,4 +1,4 @@
-//! What is done to a server in one round.
+//! The cases of a round, each on one server.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) const LARGE: usize = 600_000;
 /// Connections while a server is changed or loses its worker.
 pub(crate) const CHANGED_UNDER: u16 = 8;
 
-/// Whose server.
+/// The server that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
@@ -21,7 +21,7 @@ pub(crate) enum Side {
     Triton,
 }
 
-/// What is spoken, over what. Triton has no Unix sockets.
+/// The protocol and its transport. Triton has no Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Wire {
@@ -30,7 +30,7 @@ pub(crate) enum Wire {
     GrpcTcp,
 }
 
-/// What happens to a model while it is asked.
+/// The change of a model under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
@@ -42,13 +42,14 @@ pub(crate) enum Change {
     Kill,
 }
 
-/// What is done.
+/// The work of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum What {
     /// A closed loop over so many connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
-    /// Triton's gRPC client for Python on one connection: over a Unix socket to ours, TCP to Triton.
+    /// Triton's gRPC client for Python on one connection: over a Unix socket to shadowslice, over
+    /// TCP to Triton.
     Python,
     /// A closed loop while that happens.
     Change(Change),

@@ -1,4 +1,5 @@
-//! A closed loop whose clients go on whatever happens, while a model is changed or loses its worker.
+//! A closed loop with clients that go on after failures, while a model is changed or loses its
+//! worker.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ struct Shared {
     over: AtomicBool,
 }
 
-/// Has it happen under load, and goes on for `span` after that was done. What the clients saw meanwhile.
+/// Makes the change under load, and goes on for `span` after it is done. Returns the clients' view
+/// meanwhile.
 pub(crate) async fn under_load(
     http: SocketAddr,
     happen: impl Future<Output = Result<(), Failure>>,

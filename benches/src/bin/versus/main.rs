@@ -1,6 +1,6 @@
-//! This server beside NVIDIA Triton, on the same machine: the same model, the same requests, the same load generator, in
-//! alternating rounds. Writes a page.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark talks to whoever runs it")]
+//! This server beside NVIDIA Triton, on the same machine: the same model, the same requests, the
+//! same load generator, in alternating rounds. Writes a page.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod call;
 mod case;
@@ -34,8 +34,8 @@ use servers::Servers;
 
 /// Holds `shadowslice serve` against NVIDIA Triton, and writes a page with the aims and whether they are met.
 ///
-/// Both servers run all the time. The cases take turns, every other time in reverse, so that noise of the machine falls on both
-/// alike. Every answer's bytes are compared.
+/// Both servers run all the time. The cases take turns, every other time in reverse, so that noise
+/// of the machine falls on both alike. Every answer's bytes are compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-versus")]
 pub(crate) struct Options {
@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// How often each case is run
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Only the rows whose names hold this text, such as `killed`
+    /// Only the rows that have this text in their names, such as `killed`
     #[arg(long, default_value = "")]
     only: String,
     /// Where all rounds' figures go, as JSON
@@ -70,7 +70,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "it must be a number from 0.1 to 60".into())
 }
 
-/// A case, and what its rounds showed.
+/// A case and the results of its rounds.
 pub(crate) struct Trial {
     case: Case,
     rounds: Vec<Measured>,
@@ -91,7 +91,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// One thread sends all the load.
+/// All load is sent by one thread.
 fn run(options: &Options) -> Result<(), Failure> {
     let rows: Vec<&Row> = ROWS.iter().filter(|row| row.what.contains(&options.only)).collect();
     if rows.is_empty() {
@@ -99,7 +99,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (trials, versions) = runtime.block_on(async {
-        // The servers stop with what owns them here; a signal alone would leave them behind.
+        // The servers' owner stops them here; a signal alone would leave them behind.
         tokio::select! {
             measured = measure(options, &rows) => measured,
             _ = interrupted() => Err("interrupted".into()),

@@ -1,11 +1,11 @@
-//! What one round showed.
+//! The result of a round.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_benches::closed_loop::Round;
 
-/// What one round of a case showed.
+/// The result of one round of a case.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Measured {
@@ -14,7 +14,7 @@ pub(crate) enum Measured {
     Change(Aftermath),
 }
 
-/// What Triton's client for Python saw.
+/// The measurements of Triton's client for Python.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Client {
     pub(crate) requests: u64,
@@ -22,18 +22,18 @@ pub(crate) struct Client {
     pub(crate) p99_us: f64,
 }
 
-/// What the clients saw of a change, from when it was asked for.
+/// The clients' view of a change, from the moment when it was asked for.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Aftermath {
     pub(crate) answered: u64,
     pub(crate) failed: u64,
-    /// Of the requests that ended meanwhile, whatever became of them.
+    /// The longest latency of the requests that ended meanwhile, in ms, whatever their outcome.
     pub(crate) longest_ms: f64,
     /// Until the change was said to be in force; zero for a kill.
     pub(crate) change_ms: f64,
     /// Whether the model was answering again at the end of the round, by itself.
     pub(crate) serves: bool,
-    /// What the first request that failed was told.
+    /// The message of the first request that failed.
     pub(crate) first_failure: Option<String>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Figure {
 }
 
 impl Figure {
-    /// Of that round, if it is one that has it.
+    /// The figure of that round, if such a round has it.
     pub(crate) fn of(self, measured: &Measured) -> Option<f64> {
         match (self, measured) {
             (Self::P50Us, Measured::Load(round)) => Some(round.p50_us),
@@ -62,7 +62,7 @@ impl Figure {
         }
     }
 
-    /// What it is called, with its unit.
+    /// The name of the figure, with its unit.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::P50Us => "p50, us",

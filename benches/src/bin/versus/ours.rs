@@ -52,7 +52,8 @@ impl Ours {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
 
-    /// Waits until each model has one worker: no hand-over is in its probation, in which its past would step in.
+    /// Waits until each model has a single worker: then no hand-over is in its probation, in which
+    /// the old worker could take over again.
     pub(crate) async fn settle(&self) -> Result<(), Failure> {
         Ok(self.server.wait_children(MODELS).await?)
     }
@@ -62,7 +63,7 @@ impl Ours {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();
         let serving = workers.find(|worker| worker.more.get("phase").is_some_and(|phase| phase == "serving"));
-        serving.and_then(|worker| Process::of(worker.pid)).ok_or_else(|| "nobody serves the model".into())
+        serving.and_then(|worker| Process::of(worker.pid)).ok_or_else(|| "no worker serves the model".into())
     }
 
     /// Has the small model loaded anew.
@@ -91,7 +92,8 @@ impl Ours {
     }
 }
 
-/// Models without a profile, which answer as soon as ONNX Runtime does; all else as far as possible at its default.
+/// Models without a profile, which answer as soon as ONNX Runtime does; all other settings are the
+/// defaults as far as possible.
 fn config(models: &Path, http: SocketAddr, grpc: SocketAddr) -> String {
     let model = |bytes| {
         let name = model(bytes);

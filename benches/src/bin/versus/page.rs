@@ -11,7 +11,7 @@ use crate::measured::{Aftermath, Measured};
 use crate::rows::Compared;
 use crate::{Options, Trial};
 
-/// What was measured with what.
+/// The versions of the measured software.
 #[derive(Debug, Serialize)]
 pub(crate) struct Versions {
     pub(crate) ours: String,
@@ -121,7 +121,7 @@ pub(crate) fn table(compared: &[Compared]) -> String {
     lines(&["", "figure", "shadowslice", "Triton", "x", "aim", ""], compared.iter().map(row))
 }
 
-/// What else the changes showed.
+/// Further results of the changes.
 fn changes(trials: &[Trial]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let What::Change(change) = trial.case.what else { return None };
@@ -163,7 +163,7 @@ fn aftermath(measured: &Measured) -> Option<&Aftermath> {
     }
 }
 
-/// How much others had of the machine.
+/// How much of the machine other programs had.
 fn quiet(trials: &[Trial]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let others: Vec<f64> = trial

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::Options;
 use crate::measured::Client;
 
-/// How long it may take beyond what it was asked to.
+/// How long the client may take beyond the time that it was asked to run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process; it ends with its standard input.
@@ -26,7 +26,6 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// Starts it.
     pub(crate) async fn start(options: &Options) -> Result<Self, Failure> {
         let script = options.scripts.join("grpc_client.py");
         let mut child = Command::new(&options.python)

@@ -1,4 +1,4 @@
-//! What is compared, and what is aimed at.
+//! The comparisons and their aims.
 
 use serde::Serialize;
 use shadowslice_benches::Failure;
@@ -18,7 +18,7 @@ pub(crate) struct Row {
     pub(crate) aim: Aim,
 }
 
-/// What is aimed at: of our median over Triton's, or of ours alone.
+/// The aim: for this server's median over Triton's, or for this server's median alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Aim {
     AtMost(f64),
@@ -26,7 +26,7 @@ pub(crate) enum Aim {
     AtLeast(f64),
     /// Not one request fails, in any round.
     NoneFails,
-    /// Shown for what it is.
+    /// Shown without an aim.
     Nothing,
 }
 
@@ -37,10 +37,10 @@ pub(crate) struct Compared {
     pub(crate) figure: Figure,
     pub(crate) ours: Spread,
     pub(crate) triton: Spread,
-    /// Our median over Triton's; none where Triton's is zero.
+    /// This server's median over Triton's; `None` if Triton's is zero.
     pub(crate) ratio: Option<f64>,
     pub(crate) aim: String,
-    /// None where nothing is aimed at.
+    /// `None` for a row without an aim.
     pub(crate) met: Option<bool>,
 }
 
@@ -117,7 +117,8 @@ pub(crate) const ROWS: [Row; 20] = {
 };
 
 impl Row {
-    /// Its figures, of the rounds that were quiet on both sides or else of all, and whether they are what is aimed at.
+    /// Its figures, of the rounds that were quiet on both sides or else of all rounds, and whether
+    /// they meet the aim.
     pub(crate) fn compare(&self, trials: &[Trial]) -> Result<Compared, Failure> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();

@@ -1,4 +1,4 @@
-//! Both servers, and what measures them.
+//! Both servers, and their measurement.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -105,7 +105,7 @@ impl Servers {
             (Side::Triton, Change::Load) => under_load(to_triton, triton.load(), span).await,
             (Side::Triton, Change::Kill) => {
                 let seen = under_load(to_triton, triton.kill(), span).await;
-                // What it does not mend itself is mended for the next round.
+                // Triton does not mend this itself, so it is mended for the next round.
                 triton.load().await?;
                 triton.wait_serving().await?;
                 seen
@@ -115,7 +115,7 @@ impl Servers {
         seen.map(Measured::Change)
     }
 
-    /// What was measured with what.
+    /// The versions of the measured software.
     pub(crate) fn versions(&self) -> Versions {
         let pinned = |file: &'static str| {
             let version = file.lines().find_map(|line| line.strip_prefix("onnxruntime=="));

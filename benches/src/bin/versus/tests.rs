@@ -40,7 +40,7 @@ fn figures_are_found_only_in_rounds_that_have_them() {
     assert_eq!(Figure::PerSecond.of(&python), None);
 }
 
-/// A round of any kind, for whatever is done.
+/// A round of the kind that `what` needs.
 fn round(what: What, value: f64, others_percent: f64) -> Measured {
     match what {
         What::Load { .. } => Measured::Load(Round {

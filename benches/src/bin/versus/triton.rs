@@ -75,7 +75,8 @@ impl Triton {
         Ok(metadata["version"].as_str().unwrap_or("unknown").to_owned())
     }
 
-    /// Has the small model loaded anew. A load that changes nothing would do nothing, so each sets another parameter.
+    /// Has the small model loaded anew. A load that changes nothing would do nothing, so each load
+    /// sets another parameter.
     pub(crate) async fn load(&mut self) -> Result<(), Failure> {
         self.loads += 1;
         let tensor =
@@ -86,13 +87,14 @@ impl Triton {
             "dynamic_batching": {"max_queue_delay_microseconds": 0},
             "parameters": {"loads": {"string_value": self.loads.to_string()}},
         });
-        // There is none where it was killed.
+        // There is no stub if it was killed.
         let before = self.stub().ok();
         load(self.http, &model(SMALL), &config).await?;
         if Some(self.stub()?) == before { Err("the load changed nothing".into()) } else { Ok(()) }
     }
 
-    /// The stub that serves the small model. One that was loaded over may still be on its way out; the newest serves.
+    /// The stub that serves the small model. The stub of an earlier load may still be ending; the
+    /// newest stub serves.
     fn stub(&self) -> Result<Process, Failure> {
         let path = format!("/{}/", model(SMALL));
         let serves = |stub: &Process| {
@@ -122,7 +124,6 @@ impl Triton {
         }
     }
 
-    /// Stops it.
     pub(crate) async fn stop(mut self) -> Result<(), Failure> {
         self.process.signal(Signal::SIGTERM)?;
         if let Ok(ended) = timeout(ENDS_WITHIN, self.child.wait()).await {
@@ -135,7 +136,7 @@ impl Triton {
 impl Drop for Triton {
     fn drop(&mut self) {
         let stubs = descendants(self.process.pid);
-        // These fail only for processes that are gone, which is what is wanted.
+        // Both fail only for processes that are gone, which need no signal.
         let _ = self.child.start_kill();
         for stub in stubs {
             let _ = stub.signal(Signal::SIGKILL);

@@ -14,14 +14,15 @@ use tokio::io::unix::AsyncFd;
 
 use crate::clock::Clock;
 
-/// It rings after this at the latest, in vain perhaps: kernel timers know no longer times than some, and who hears it sets it anew.
+/// The alarm rings after this time at the latest, perhaps before it is due: kernel timers have a
+/// longest time. The waiting task sets it again.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Rings at moments of its clock, one at a time.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     clock: Clock,
-    /// Without one, the reactor's timers must do.
+    /// `None` if no timer could be had; the reactor's timers must do then.
     timer: Option<AsyncFd<Timer>>,
 }
 

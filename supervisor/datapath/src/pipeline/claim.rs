@@ -1,4 +1,4 @@
-//! Who has the last word on a request: its worker, the queue, or the client that waits for it.
+//! What settles a request: its worker, the queue, or the client that waits for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,8 @@ use super::Pipeline;
 use super::request::{Failure, Output};
 use shadowslice_shared::units::Moment;
 
-/// Taken by the first who settles a request, and counts it; so it is counted once, whoever is first.
+/// Taken by the first part of the supervisor that settles a request. Only that part counts the
+/// request, so each request is counted once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 

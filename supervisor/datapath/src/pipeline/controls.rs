@@ -1,4 +1,4 @@
-//! The controller's side of a pipeline: what is set on it, and how it stands.
+//! The controller's side of a pipeline: its settings, and reports of its state.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::{LiveSettings, Pipeline};
 /// How a pipeline's requests fare.
 #[derive(Debug, Clone, Copy)]
 pub struct PipelineReport {
-    /// What became of them since the start.
+    /// How the requests ended since the start.
     pub counts: Counts,
     /// Batches answered since the start.
     pub batches: u64,
@@ -44,7 +44,8 @@ impl Pipeline {
         self.memory.bytes()
     }
 
-    /// Says what the model is. The first word stands; a worker that finds another model is faulty.
+    /// Sets the model's description. The first description stands; a worker that finds another
+    /// model is faulty.
     pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
@@ -59,7 +60,8 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// From now on these rules hold for requests that come, and for what waits where they say when it is sent.
+    /// Sets the rules for requests that come from now on. Waiting requests follow the new rules
+    /// when they are sent, as far as the rules apply to them then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
         self.change(|state| state.set_live_settings(rules, now));
@@ -73,7 +75,7 @@ impl Pipeline {
         self.readiness.send_replace(true);
     }
 
-    /// Refuses requests from now on, and those that wait.
+    /// Refuses new requests from now on, and the requests that wait.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
@@ -82,13 +84,13 @@ impl Pipeline {
         });
     }
 
-    /// Routes batches to `worker`'s lane, or to none.
+    /// Routes batches to `worker`'s lane, or to no lane.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| state.route(worker, now));
     }
 
-    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] says what came of it.
+    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] reports the result.
     pub fn prepare(&self, worker: WorkerId, groups: Groups) {
         self.command(worker, Command::Prepare(groups));
     }
@@ -114,13 +116,14 @@ impl Pipeline {
         self.change(|state| state.drain(worker));
     }
 
-    /// Serves elsewhere what `worker` has, without blame.
+    /// Serves the requests of `worker` elsewhere, without blame.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.requeue(worker, now));
     }
 
-    /// Serves elsewhere what `worker` has, which is as good as dead: what it executes is blamed.
+    /// Serves the requests of `worker` elsewhere, as it is as good as dead. The executing batch is
+    /// blamed.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
@@ -136,7 +139,7 @@ impl Pipeline {
         self.state.lock().stall.begin(self.clock.now());
     }
 
-    /// Begins to measure what a death stalls, from when it did.
+    /// Begins to measure the stall that a worker's death causes, from the moment of the death.
     pub fn begin_stall_with_outage(&self) {
         self.state.lock().stall.begin_with_outage();
     }
@@ -158,19 +161,19 @@ impl Pipeline {
         self.state.lock().stats.settle.read(now)
     }
 
-    /// Batches and lets requests in as `door` says from now on, within what the configuration allows. Where
-    /// that serves the late (`queue.on_late: serve`), nobody is turned away.
+    /// Batches and lets requests in as `door` says from now on, within the configuration's limits.
+    /// With `queue.on_late: serve`, late requests are served, so the door turns no request away.
     pub fn set_door(&self, door: Door) {
         let now = self.clock.now();
         self.change(|state| state.set_door(door, now));
     }
 
-    /// Whether its door refuses what would be late.
+    /// Whether the door refuses requests that would be late.
     pub fn refuses_late(&self) -> bool {
         self.state.lock().scheduler.refuses_late()
     }
 
-    /// What was seen since the last call, or since the start.
+    /// What the policy is to see since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
         self.state.lock().scheduler.observe(now)
@@ -195,12 +198,12 @@ impl Pipeline {
         serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect())
     }
 
-    /// What was measured since the start.
+    /// Totals since the start.
     pub fn totals(&self) -> Totals {
         self.state.lock().stats.totals.clone()
     }
 
-    /// The same, with what Triton's statistics tell besides.
+    /// Totals since the start, with the further figures of Triton's statistics.
     pub fn timings(&self) -> (Totals, Timings) {
         let state = self.state.lock();
         (state.stats.totals.clone(), state.stats.timings.clone())

@@ -1,4 +1,4 @@
-//! What became of a model's requests, as it is counted and as the status says it.
+//! How a model's requests ended, as it is counted and as the status shows it.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ impl Refusal {
     }
 }
 
-/// What became of the requests since the start.
+/// How the requests ended since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Taken into the queue.
@@ -43,13 +43,14 @@ pub struct Counts {
     pub rejected: u64,
     /// Of these, how many for each reason.
     pub refused: Refused,
-    /// Put back into the queue after a worker's death or a hand-over's timeout, or to be tried alone after their batch failed.
+    /// Requests put back into the queue after a worker's death or a hand-over's timeout, or to be
+    /// tried alone after their batch failed.
     pub retried: u64,
     /// Given up by their clients before they were answered.
     pub cancelled: u64,
 }
 
-/// Counts by [`Refusal`]; a map from their names for those who read it.
+/// Counts by [`Refusal`]; serialized as a map from the refusals' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
 pub struct Refused([u64; Refusal::NAMES.len()]);

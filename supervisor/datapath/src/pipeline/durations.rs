@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// Sums over all answered requests, from when they were all there. Each counts the whole time of its batch, as Triton counts them, so the
-/// parts of a request add up to that, and those of a batch count once a request.
+/// Sums over all answered requests, from the moment when a request had arrived completely. Each
+/// request counts the whole time of its batch, as Triton counts it. So the parts of a request add
+/// up to its whole time, and the time of a batch counts once for each of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
     /// Requests answered: the count that belongs to each sum.

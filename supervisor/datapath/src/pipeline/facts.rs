@@ -1,4 +1,4 @@
-//! What a pipeline tells its controller.
+//! Facts that a pipeline reports to its controller.
 
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::ids::WorkerId;
@@ -21,7 +21,7 @@ pub enum LaneFact {
     Prepared(WorkerId, Prepared),
     /// Its worker's socket ended, and it with that.
     Gone(WorkerId),
-    /// A request has proved that it kills its workers: what died of it was not the model's doing.
+    /// A request has proved that it kills its workers: the model is not to blame for their deaths.
     PoisonConfirmed,
     /// Its worker executes for far too long.
     Hung(WorkerId),

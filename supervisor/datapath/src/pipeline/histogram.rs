@@ -20,7 +20,7 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Adds one.
+    /// Adds one latency.
     pub fn record(&mut self, latency: Duration) {
         self.sum += latency;
         let bucket = BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < latency);
@@ -53,7 +53,7 @@ pub struct RowsHistogram {
 }
 
 impl RowsHistogram {
-    /// Adds one.
+    /// Adds one batch.
     pub fn record(&mut self, rows: u32) {
         self.sum += u64::from(rows);
         let bucket = BOUNDS_ROWS.partition_point(|bound| *bound < rows);

@@ -1,4 +1,5 @@
-//! The link to one worker: its socket, what waits to be sent on it, and where the worker runs.
+//! The link to one worker: its socket, the commands that wait to be sent on it, and where the
+//! worker runs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -24,7 +25,7 @@ use crate::pipeline::BatchSocket;
 use crate::trace::RanAt;
 use shadowslice_shared::errors;
 
-/// What the scheduler knows of the way to a worker.
+/// The scheduler's view of the way to a worker.
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
 /// A batch to send.
@@ -66,11 +67,12 @@ pub(crate) struct Link {
     pub(crate) shapes: Option<ShapeTimes>,
     /// When its worker, which seems to hang, is looked at again.
     pub(crate) second_look: Option<Moment>,
-    /// What the worker may still read of requests that were taken away from it, by their batch.
+    /// Memory that the worker may still read, of requests that were taken away from it, by their
+    /// batch.
     held: BTreeMap<u64, Vec<Arc<Reservation>>>,
     socket: Arc<BatchSocket>,
     message: Vec<u8>,
-    /// What could not be sent yet, before any further batch.
+    /// Commands that could not be sent yet; they go before any further batch.
     outbox: VecDeque<Command>,
 }
 
@@ -116,7 +118,8 @@ impl Link {
         self.place = Arc::new(RanAt { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of what the worker has, whose requests are taken away, until it is through with it.
+    /// Keeps the memory of the worker's batches, whose requests are taken away, until the worker
+    /// has finished with them.
     pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlight>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
@@ -129,8 +132,8 @@ impl Link {
         self.held.remove(&batch);
     }
 
-    /// Has a command wait its turn, and sends what can be sent. What nobody can take is not sent: its worker is gone, or
-    /// will be found to hang.
+    /// Puts a command into the outbox, and sends as much of the outbox as the socket takes. If the
+    /// outbox is full, the command is dropped: the worker is gone, or will be found to hang.
     pub(crate) fn command(&mut self, command: Command) {
         if self.outbox.len() < OUTBOX {
             self.outbox.push_back(command);
@@ -151,8 +154,8 @@ impl Link {
         true
     }
 
-    /// When its worker, which executes the first of what `lane` has, counts as hung: later on a crowded GPU, and later for requests that
-    /// seemed to hang before.
+    /// When the worker, which executes the first batch of `lane`, counts as hung: later on a
+    /// crowded GPU, and later for requests that seemed to hang before.
     pub(crate) fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
         let front = lane.in_flight().next()?;
         let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);

@@ -1,4 +1,4 @@
-//! The request slab's parts: who holds which bytes.
+//! The request slab's parts: which request holds which bytes.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -71,7 +71,7 @@ impl Reservation {
         &self.tensors
     }
 
-    /// Copies tensor number `index` in; its length is the one that was reserved.
+    /// Copies tensor number `index` in; its length is the length that was reserved.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;
         for piece in data.iter() {
@@ -88,8 +88,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Free parts by offset. First fit keeps the low pages in use, the only ones that are ever touched
-/// under light load.
+/// Free parts by offset. First fit keeps the low pages in use, so that light load touches no
+/// others.
 #[derive(Debug)]
 struct FreeParts(BTreeMap<u64, u64>);
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(second.tensors()[0].offset, 192);
         assert!(memory.reserve([1].into_iter()).is_none(), "full");
         drop(first);
-        assert!(memory.reserve([193].into_iter()).is_none(), "three pieces are free");
+        assert!(memory.reserve([193].into_iter()).is_none(), "three separate pieces are free");
         assert_eq!(memory.reserve([192].into_iter()).unwrap().tensors()[0].offset, 0);
         drop(second);
         assert_eq!(memory.free.lock().0, BTreeMap::from([(0, 640)]), "one piece again");

@@ -6,8 +6,9 @@
 //!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! What waits, is refused, or runs together is decided by [`shadowslice_policy::scheduler`]; here is what moves bytes. The controller
-//! attaches workers, routes to one of them and hears facts of them; the data path never waits for it.
+//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together;
+//! this module moves the bytes. The controller attaches workers, routes to one of them and receives
+//! facts from them; the data path never waits for it.
 
 mod alarm;
 mod answer;
@@ -75,12 +76,12 @@ use stall::StallMeter;
 use state::{Gate, State};
 use stats::Stats;
 
-/// What a pipeline is made from.
+/// The settings from which a pipeline is made.
 #[derive(Debug)]
 pub struct Settings {
     /// The model's name.
     pub name: String,
-    /// Its SLO, whose latency is every request's deadline.
+    /// The model's SLO; its latency is every request's deadline.
     pub slo: Slo,
     /// Requests that may wait.
     pub max_requests: usize,
@@ -94,7 +95,7 @@ pub struct Settings {
     pub profile: Option<Profile>,
 }
 
-/// What of a pipeline can change while it serves.
+/// The settings of a pipeline that can change while it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSettings {
     /// The model's SLO; its latency is every request's deadline.
@@ -106,7 +107,7 @@ pub struct LiveSettings {
 }
 
 impl LiveSettings {
-    /// What the scheduler needs of them.
+    /// The part of these settings that the scheduler needs.
     fn scheduled(&self) -> scheduler::Rules {
         let &Self { slo, max_delay, reject_late } = self;
         scheduler::Rules { slo: slo.latency, max_delay, reject_late }
@@ -158,7 +159,7 @@ impl Pipeline {
         })
     }
 
-    /// What the model is, once a worker has loaded it.
+    /// The model's description, once a worker has loaded the model.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.metadata.get().cloned()
     }
@@ -179,9 +180,9 @@ impl Pipeline {
     /// Queues one request and waits for its answer. `inputs` are checked against the model's
     /// metadata and stand in its order; the outputs come in its order too.
     ///
-    /// Dropping the future gives the request up: it is not run if it still waits. So does the end of its
-    /// timeout. It is due at its SLO or its timeout, whichever is sooner. What happens to it is noted in
-    /// `journal`, if it is traced.
+    /// Dropping the future gives the request up: it is not run if it still waits. The end of its
+    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. If
+    /// it is traced, its steps are noted in `journal`.
     pub async fn infer(
         &self,
         inputs: Vec<Input>,
@@ -269,8 +270,8 @@ impl Pipeline {
         })
     }
 
-    /// Changes the state, and moves the alarm if it must ring earlier now. One that may ring later rings in vain, which
-    /// costs less than setting it with each request.
+    /// Changes the state, and moves the alarm if it must ring earlier now. An alarm that could ring
+    /// later stays and rings in vain, which costs less than setting it with each request.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -285,7 +286,8 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang; runs for ever.
+    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang.
+    /// Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

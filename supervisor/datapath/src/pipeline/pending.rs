@@ -21,7 +21,7 @@ pub(crate) type Waiting = Entry<Shapes, Pending>;
 /// A batch that a worker has.
 pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
 
-/// What is known of a request besides its place in the queue.
+/// A request's data besides its place in the queue.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) memory: Arc<Reservation>,
@@ -34,7 +34,7 @@ pub(crate) struct Pending {
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
-    /// Where what happens to it is noted, if it is traced.
+    /// Where the request's steps are noted, if it is traced.
     pub(crate) journal: Option<Journal>,
 }
 

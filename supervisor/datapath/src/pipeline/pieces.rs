@@ -1,4 +1,4 @@
-//! Bytes in pieces, as they came or as they are to go: nothing is copied to make them one.
+//! Bytes in pieces, as they came or as they are to go: they are not copied into one piece.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,9 +8,10 @@ use bytes::{Buf, Bytes, BytesMut};
 /// Bytes in order, in any number of pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
-    /// Apart from the others, as there is mostly one, which takes no allocation then. Empty only if all are.
+    /// Stored apart from the rest: mostly there is a single piece, which then takes no allocation.
+    /// Empty only if all pieces are empty.
     first: Bytes,
-    /// None of them empty.
+    /// Each of these pieces has at least one byte.
     rest: VecDeque<Bytes>,
     len: usize,
 }
@@ -21,12 +22,12 @@ impl Pieces {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds a piece behind the others.
+    /// Adds a piece at the end.
     pub fn push(&mut self, piece: Bytes) {
         self.len += piece.len();
         if self.first.is_empty() {
@@ -54,7 +55,7 @@ impl Pieces {
         taken
     }
 
-    /// All in one piece; copied if it was more than one.
+    /// All bytes in one piece; they are copied if they were in several.
     pub fn into_bytes(self) -> Bytes {
         if self.rest.is_empty() {
             return self.first;

@@ -24,7 +24,7 @@ use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
 use shadowslice_shared::errors;
 
-/// Attaches a worker to a pipeline and reads what it answers.
+/// Attaches a worker to a pipeline and reads the worker's answers.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -74,7 +74,8 @@ impl LaneReader {
         self.pipeline.change(|state| state.died(self.worker, now));
     }
 
-    /// The worker talks nonsense: it gets no more work, and what it has is served elsewhere.
+    /// The worker's message makes no sense: the worker gets no more work, and its requests are
+    /// served elsewhere.
     fn broken(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
@@ -90,7 +91,7 @@ impl LaneReader {
         self.died();
     }
 
-    /// Takes one message; an error says what was wrong with it.
+    /// Takes one message; an error says what is wrong with it.
     fn reported(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
             FromWorker::Answer(answer) => self.answered(answer),
@@ -130,8 +131,9 @@ impl LaneReader {
         reported: Duration,
         received: Moment,
     ) -> Result<(), String> {
-        // A worker's word on its own speed is believed as far as our clock bears it out. It may have begun a
-        // batch before we heard that the one before it was through; predictions are not made of that.
+        // A worker's report of its own speed is believed as far as the supervisor's clock bears it
+        // out. The worker may have begun a batch before the supervisor read that the batch before
+        // it was finished; predictions are not made from such a time.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
@@ -153,7 +155,7 @@ impl LaneReader {
         let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
-            // Others were given up while they ran, and are counted as that.
+            // The other requests were given up while they ran, and are counted as given up.
             for request in batch.requests.iter().filter(|request| request.item.claim.take()) {
                 rows += request.rows;
                 let spent = Spent {
@@ -177,7 +179,8 @@ impl LaneReader {
         Ok(())
     }
 
-    /// The engine refused the batch: alone, a request has its reason; with others, each is tried alone.
+    /// The engine refused the batch. A request that was alone in it gets the engine's reason; of
+    /// several requests, each is tried again alone.
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
         let mut requests = std::mem::take(&mut batch.requests);

@@ -1,4 +1,4 @@
-//! What goes into a pipeline and what comes out of it.
+//! Requests as they enter a pipeline, and answers as they leave it.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use shadowslice_shared::tensor::TensorSpec;
 use super::pieces::Pieces;
 use crate::trace::Journal;
 
-/// What a model is, as its workers found it.
+/// A model's description, as its workers found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
     /// Its name.
     pub name: String,
-    /// What runs it, in Triton's words: `onnxruntime_onnx`, or `emulated`.
+    /// The software that runs the model, in Triton's words: `onnxruntime_onnx`, or `emulated`.
     pub platform: &'static str,
     /// The largest batch; 0 for a model without a batch axis.
     pub max_batch: u32,
@@ -29,7 +29,7 @@ impl Metadata {
         if self.max_batch == 0 { shape } else { shape.get(1..).unwrap_or_default() }
     }
 
-    /// The size of checked inputs along the batch axis; 1 for a model without one.
+    /// The size of checked inputs along the batch axis; 1 for a model without a batch axis.
     pub fn rows(&self, inputs: &[Input]) -> u32 {
         let first = inputs.first().and_then(|input| input.shape.first()).filter(|_| self.max_batch > 0);
         first.map_or(1, |&rows| u32::try_from(rows).unwrap_or(u32::MAX))
@@ -54,16 +54,18 @@ pub struct Output {
     pub data: Bytes,
 }
 
-/// The part of its time that a request may have spent before it was all there. A client may be as slow as it likes, and
-/// what it takes beyond that is not the server's to make up for.
+/// The part of a request's time, as a fraction, that may pass before the request has arrived
+/// completely. A client may be as slow as it likes; the server does not make up for time beyond
+/// this part.
 const COUNTED: f64 = 0.25;
 
 /// How a request came.
 #[derive(Debug, Clone)]
 pub struct Coming {
-    /// When its head had been read. Its SLO counts from then: large tensors take a while from a client's buffers to ours.
+    /// When its head had been read. Its SLO counts from then: large tensors take a while from a
+    /// client's buffers to the supervisor's.
     pub began: Instant,
-    /// Where what happens to it is noted, if it is traced.
+    /// Where the request's steps are noted, if it is traced.
     pub journal: Option<Journal>,
 }
 
@@ -73,13 +75,14 @@ impl Coming {
         Self { began: Instant::now(), journal }
     }
 
-    /// What of the time that a request took to come counts towards the time in which it is to be answered.
+    /// How much of the time that a request took to arrive counts towards the time in which it is
+    /// due.
     pub(crate) fn counted(took: Duration, within: Duration) -> Duration {
         took.min(within.mul_f64(COUNTED))
     }
 }
 
-/// What a request asks for besides its answer.
+/// A request's options: its priority and timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestOptions {
     /// Lower numbers go first; 0 for [`RequestOptions::DEFAULT_PRIORITY`].
@@ -89,7 +92,7 @@ pub struct RequestOptions {
 }
 
 impl RequestOptions {
-    /// The priority of requests that ask for none, so that there is room before and behind them.
+    /// The priority of requests that name no priority. It leaves room before and behind them.
     pub const DEFAULT_PRIORITY: u64 = 100;
 
     pub(crate) fn level(&self) -> u64 {

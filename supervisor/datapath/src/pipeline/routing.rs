@@ -1,4 +1,4 @@
-//! Which lane batches go to, on which SMs, and what becomes of those that go nowhere any more.
+//! Which lane batches go to, on which SMs, and where the batches of a lane that is given up go.
 
 use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_shared::ids::WorkerId;
@@ -10,7 +10,7 @@ use super::state::State;
 use crate::trace::{Handover, Lost};
 
 impl State {
-    /// Routes to `worker`, or to none. What the old lane has, it finishes.
+    /// Routes to `worker`, or to no worker. The old lane finishes the batches that it has.
     pub(crate) fn route(&mut self, worker: Option<WorkerId>, now: Moment) {
         let from = self.scheduler.serving_lane().map(|lane| lane.worker);
         if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
@@ -35,7 +35,7 @@ impl State {
         }
     }
 
-    /// Takes back what `worker` has, without blame.
+    /// Takes the requests of `worker` back, without blame.
     pub(crate) fn requeue(&mut self, worker: WorkerId, now: Moment) {
         let Abandoned { mut executing, behind } = self.take_back(worker);
         executing.extend(behind);

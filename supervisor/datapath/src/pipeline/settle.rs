@@ -10,7 +10,7 @@ const CLEAN: Duration = Duration::from_secs(1);
 /// Measures settling over a window, a change's.
 #[derive(Debug, Default)]
 pub(crate) struct SettleMeter {
-    /// When a request was last answered too late, refused or failed; the origin if none was.
+    /// When a request was last answered too late, refused or failed; the origin if no request was.
     last_miss: Moment,
     window: Option<Window>,
 }
@@ -46,7 +46,8 @@ impl SettleMeter {
         self.window = Some(Window { onset, clean_from: onset.max(self.last_miss), settled: None });
     }
 
-    /// From the onset to the beginning of the first second without a miss; nothing before that second is over.
+    /// From the onset to the beginning of the first second without a miss; `None` before that
+    /// second is over.
     pub(crate) fn read(&mut self, now: Moment) -> Option<Duration> {
         let window = self.window.as_mut()?;
         window.judge(now);
@@ -75,11 +76,11 @@ mod tests {
         meter.missed(at(5400));
         meter.missed(at(6300));
         assert_eq!(meter.read(at(7299)), None);
-        // Nobody looked between these two.
+        // The meter is not read between these two misses.
         meter.missed(at(7300));
         meter.missed(at(7400));
         assert_eq!(meter.read(at(7500)), ms(1300));
-        assert_eq!(meter.read(at(20_000)), ms(1300), "what comes later is another story");
+        assert_eq!(meter.read(at(20_000)), ms(1300), "a later second does not change the result");
         meter.begin(at(20_000));
         assert_eq!(meter.read(at(20_999)), None);
         assert_eq!(meter.read(at(21_000)), ms(0), "no request was missed at all");

@@ -1,5 +1,6 @@
-//! How long batches of a shape execute, of a model whose inputs have axes of any size: a large one may take a thousand
-//! times as long as what was warmed up, and the first of each may build kernels for it.
+//! How long batches of a shape execute, for a model with inputs that have axes of any size: a large
+//! shape may take a thousand times as long as the shapes that were warmed up, and the first batch
+//! of each shape may build kernels for it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,10 +11,10 @@ use shadowslice_shared::units::Sms;
 use super::pending::Shapes;
 use super::request::Metadata;
 
-/// The most shapes that are remembered of a worker; another one takes the place of the first.
+/// The most shapes that are remembered of a worker; a further shape takes the place of the oldest.
 const MOST: usize = 64;
 
-/// What is known of each shape.
+/// Known times of each shape.
 #[derive(Debug)]
 pub(crate) struct ShapeTimes {
     sms: Sms,
@@ -39,7 +40,8 @@ impl ShapeTimes {
         self.seen.push_front((shape.clone(), predictor));
     }
 
-    /// When a batch of that shape counts as hung; as late as one of which nothing is known if none was seen.
+    /// When a batch of that shape counts as hung. A shape that was never executed has the limit of
+    /// a model without a profile.
     pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
         match self.seen.iter().find(|(known, _)| known == shape) {
             Some((_, predictor)) => predictor.hang_limit(rows),

@@ -31,8 +31,8 @@ impl BatchSocket {
         self.0.async_io(Interest::READABLE, receive).await
     }
 
-    /// Tells the worker that there is no more work. It finishes what it has, answers, and exits, which
-    /// is when this end reads its end of file.
+    /// Tells the worker that there is no more work. The worker finishes its batches, answers, and
+    /// exits; then this end reads its end of file.
     pub fn close(&self) {
         // An error means that the worker is gone already.
         shutdown(self.0.as_raw_fd(), Shutdown::Write).ok();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-/// What a hand-over stalled.
+/// The stall that a hand-over caused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
     /// All of it.

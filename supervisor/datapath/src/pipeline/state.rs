@@ -1,4 +1,4 @@
-//! What a pipeline knows, under one lock: the queue, the lanes, and which of them serves.
+//! The state of a pipeline, under one lock: the queue, the lanes, and which lane serves.
 //!
 //! Everything here is short and never waits. A request that finds a free slot is on its way to the
 //! worker before its client's task gives the lock back, so no other task has to wake for it.
@@ -27,8 +27,9 @@ use crate::trace::{Handover, Lost};
 /// Workers that went and are remembered: more than a model has at a time, as several may go at once.
 const WENT: usize = 8;
 
-/// A batch that a worker did not take, though it had room, is sent again after this: an idle one has no answer coming that
-/// would say so. What has no memory for a message now may have it then, and a worker that is gone is missed before.
+/// A batch that a worker did not take, though it had room, is sent again after this time: an idle
+/// worker has no answer coming that would start another try. If memory for the message was missing,
+/// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
 /// A request that is refused.
@@ -43,10 +44,10 @@ pub(crate) enum Gate {
     Shut(String),
 }
 
-/// What sending all that can be sent leaves, and why.
+/// What is left after all that can be sent was sent, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// What the scheduler says.
+    /// The rest as the scheduler reports it.
     Rest(Rest),
     /// A batch that was ready, and its worker did not take it.
     Blocked,
@@ -59,7 +60,7 @@ pub(crate) struct State {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
     pub(crate) scheduler: Scheduler<Shapes, Pending>,
-    /// One for each of its lanes.
+    /// One link for each of the scheduler's lanes.
     pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
@@ -70,7 +71,7 @@ pub(crate) struct State {
     pub(crate) armed: Option<Moment>,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
-    /// Of the workers that went last, those that had nothing to do then.
+    /// The workers among the last that went which had nothing to do then.
     pub(crate) went_idle: VecDeque<WorkerId>,
 }
 
@@ -118,7 +119,7 @@ impl State {
         self.dispatch(now);
     }
 
-    /// The configuration has changed. What was queued keeps its deadline.
+    /// The configuration has changed. Queued requests keep their deadline.
     pub(crate) fn set_live_settings(&mut self, rules: LiveSettings, now: Moment) {
         self.stats.set_slo(rules.slo);
         self.scheduler.set_rules(rules.scheduled());
@@ -151,7 +152,7 @@ impl State {
         }
     }
 
-    /// Sends one batch. False if its worker did not take it.
+    /// Sends one batch. False if the worker did not take it.
     fn send(&mut self, sending: Sending, now: Moment) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
@@ -191,15 +192,15 @@ impl State {
         reply(request, Err(failure));
     }
 
-    /// A request was not answered within its own timeout, `waited` after it came. The policy is told that it missed: a client that waits
-    /// no longer than the SLO hides nothing by that.
+    /// A request was not answered within its own timeout, `waited` after it came. The policy counts
+    /// it as a miss: a client with a timeout no longer than the SLO must not hide a miss by it.
     pub(crate) fn timed_out(&mut self, waited: Duration, now: Moment) {
         self.scheduler.missed();
         self.stats.failed(waited, now);
         self.scheduler.give_up();
     }
 
-    /// A client gave a request up, `waited` after it came: after its SLO, that was missed.
+    /// A client gave a request up, `waited` after it came: a miss if that was after its SLO.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();
@@ -208,7 +209,7 @@ impl State {
         self.scheduler.give_up();
     }
 
-    /// A worker has answered: takes the batch off its lane. `None` if it had no such batch.
+    /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
     pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight> {
         let taken = self.scheduler.take(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
@@ -250,13 +251,15 @@ impl State {
         self.reporter.report(LaneFact::Gone(worker));
     }
 
-    /// Whether `worker` has nothing to do; of one that is gone, whether it had not, as far as that is known still.
+    /// Whether `worker` has nothing to do. For a worker that is gone: whether it had nothing to do
+    /// then, as far as that is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
         self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
     }
 
-    /// A worker is dead or as good as dead: what it executed is blamed and, if it may, tried again; what
-    /// stood behind that is simply tried again. Nothing more is sent to it.
+    /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
+    /// may, tried again; the requests behind them are tried again without blame. Nothing more is
+    /// sent to the worker.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Moment) {
         let served = self.scheduler.stand(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
@@ -280,7 +283,7 @@ impl State {
         scheduler.take_back(worker)
     }
 
-    /// Counts a death against requests that were executing; returns those to try again.
+    /// Counts a death against requests that were executing; returns the requests to try again.
     pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Moment) -> Vec<Waiting> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
@@ -302,7 +305,7 @@ impl State {
         again
     }
 
-    /// Requests that failed together are tried one by one, so that only the guilty one fails.
+    /// Requests that failed together are tried one by one, so that only the guilty request fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Moment) {
         for request in &mut requests {
             request.alone = true;
@@ -310,7 +313,7 @@ impl State {
         self.put_back(requests, now);
     }
 
-    /// Has requests that ran without an answer wait again, unless none will be served any more.
+    /// Has requests that ran without an answer wait again, unless the model is shut.
     pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
         if let Gate::Shut(why) = &self.gate {
             let why = why.clone();
@@ -365,7 +368,7 @@ fn refusal(why: scheduler::Refusal) -> Refusal {
     }
 }
 
-/// What a request hears that cannot be answered in time.
+/// The refusal of a request that cannot be answered in time.
 fn too_late(model: &str, request: &Waiting) -> Failure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
     Failure::Unavailable(format!(

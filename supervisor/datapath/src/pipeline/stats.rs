@@ -11,13 +11,13 @@ use super::settle::SettleMeter;
 use super::timings::Timings;
 use super::totals::Totals;
 
-/// How long a window of latencies lasts; percentiles cover between one and two of them.
+/// How long a window of latencies lasts; percentiles cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// What a model promises.
+/// A model's promise to its clients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slo {
     /// Within this.
@@ -33,7 +33,7 @@ pub struct Latencies {
     pub p50_ms: f64,
     /// 99th percentile, in ms.
     pub p99_ms: f64,
-    /// The SLO's percentile, in ms; `None` when nothing was answered.
+    /// The SLO's percentile, in ms; `None` if no request was answered.
     pub slo_percentile_ms: Option<f64>,
     /// Answered within the SLO / offered; 1 when nothing was offered.
     pub attainment: f64,
@@ -45,7 +45,7 @@ pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
     pub(crate) settle: SettleMeter,
-    /// What Triton's statistics tell besides.
+    /// The further figures of Triton's statistics.
     pub(crate) timings: Timings,
     slo: Slo,
     began: Moment,
@@ -126,7 +126,8 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    /// A request was given up by its client before it was answered, `waited` after it came: after its SLO, that was missed.
+    /// A client gave its request up before it was answered, `waited` after it came. If that was
+    /// after its SLO, the request was a miss.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
         self.timings.failed(waited);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_for_a_late_answer_hides_no_miss() {
+    fn a_client_that_does_not_wait_for_a_late_answer_hides_no_miss() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;

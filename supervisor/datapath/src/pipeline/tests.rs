@@ -1,4 +1,4 @@
-//! A pipeline with workers played by the test: honest ones, liars and dying ones.
+//! A pipeline with workers played by the test: honest workers, lying workers and dying workers.
 
 mod blocked;
 mod bounds;
@@ -250,7 +250,7 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     assert_eq!(first.batch().await.requests.len(), 1);
     let (two, three) = (stage.ask(), stage.ask());
     stage.until((1, 2)).await;
-    // One stands behind in the worker's socket, one waits: neither is blamed.
+    // One request stands behind in the worker's socket, another waits: neither is blamed.
     drop(first);
     stage.until((3, 0)).await;
     let second = stage.enter(2);
@@ -259,7 +259,7 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     stage.until((3, 0)).await;
     let third = stage.enter(3);
     let batch = third.batch().await;
-    assert_eq!(batch.requests.len(), 1, "the one with two deaths, alone");
+    assert_eq!(batch.requests.len(), 1, "the request with two deaths, alone");
     drop(third);
     let failed = alone.await.unwrap();
     assert!(
@@ -316,7 +316,8 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, sms: Sms(24), times: Vec::new() };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
-    // What was sent before runs where it was sent to, and is no first answer on the new SMs.
+    // The batch that was sent before runs on the SMs that it was sent for, and is no first answer
+    // on the new SMs.
     let second = stage.ask();
     worker.answer_well(&batch);
     assert_eq!(first.await.unwrap(), Ok(good()));

@@ -1,4 +1,5 @@
-//! What Triton's statistics tell besides the totals: failures, rows, and the steps of batches by their size.
+//! Figures of Triton's statistics besides the totals: failures, rows, and the steps of batches by
+//! their size.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -52,7 +53,7 @@ pub(crate) struct Took {
 }
 
 impl Timings {
-    /// A batch of `rows` was answered, `wanted` of them to somebody who waited.
+    /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
     pub(crate) fn batch(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
         self.rows += u64::from(wanted);
         self.last = Some(at);
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_told_apart_by_their_size_and_rows_by_who_waited() {
+    fn batches_are_told_apart_by_their_size_and_rows_by_whether_a_client_waited() {
         let ms = Duration::from_millis;
         let mut timings = Timings::default();
         let took = Took { input: ms(1), infer: ms(5), output: ms(2) };

@@ -1,4 +1,4 @@
-//! What was measured of one model's requests and batches since the start.
+//! Totals of one model's requests and batches since the start.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What happens to one traced request, noted by those who do it.
+//! The steps of one traced request, noted by each part of the supervisor that handles it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
-/// The most waits in the queue that are told of one request; further ones are only counted.
+/// The most waits in the queue that are noted of one request; further waits are only counted.
 const MAX_TRIES: usize = 16;
 
-/// A journey as it is written: its holders write to the same one, for moments, and never wait meanwhile.
+/// A journey that is being written. Its holders write to the same journey; they hold its lock for
+/// moments only and never wait meanwhile.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<Journey>>);
 
-/// What happened to a request.
+/// The steps of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Journey {
     /// The model that it reached.
@@ -22,7 +23,7 @@ pub struct Journey {
     pub rows: Option<u32>,
     /// How long its inputs took to copy.
     pub copy_in: Duration,
-    /// Its waits in the queue, with what came of them.
+    /// Its waits in the queue, with the result of each.
     pub tries: Vec<Try>,
     /// How often it was put back into the queue.
     pub retries: u32,
@@ -30,7 +31,7 @@ pub struct Journey {
     pub refusal: Option<&'static str>,
     /// Why it has no answer, as its client reads it.
     pub why: Option<String>,
-    /// The last change of the worker that serves, if one fell into its time.
+    /// The last change of the worker that serves, if a change fell into the request's time.
     pub handover: Option<Handover>,
 }
 
@@ -39,7 +40,7 @@ pub struct Journey {
 pub struct Try {
     /// Since when it waited.
     pub queued: Moment,
-    /// `None` while it waits; for good, if it never ran.
+    /// The stay with a worker; `None` while the request waits, and for good if it never ran.
     pub ran: Option<Ran>,
 }
 
@@ -63,7 +64,7 @@ pub struct InBatch {
     pub rows: u32,
     /// Its requests.
     pub requests: usize,
-    /// Who ran it.
+    /// The worker that ran it, and where.
     pub place: Arc<RanAt>,
 }
 
@@ -94,7 +95,7 @@ pub enum Ending {
         /// When the outputs had been copied.
         copied: Moment,
     },
-    /// Without one.
+    /// Without an answer.
     Lost {
         /// When that was known.
         at: Moment,
@@ -121,9 +122,9 @@ pub enum Lost {
 pub struct Handover {
     /// When.
     pub at: Moment,
-    /// Who served until then; `None` after a death.
+    /// The worker that served until then; `None` after a death.
     pub from: Option<u64>,
-    /// Who serves since.
+    /// The worker that serves since.
     pub to: u64,
 }
 
@@ -177,12 +178,12 @@ impl Journal {
         self.0.lock().refusal = Some(reason);
     }
 
-    /// It has no answer, and this is what its client reads.
+    /// The request has no answer; its client reads this reason.
     pub fn failed(&self, why: String) {
         self.0.lock().why = Some(why);
     }
 
-    /// What was noted until now. What comes later is nobody's any more.
+    /// The notes up to now. Later notes are dropped.
     pub fn take(&self) -> Journey {
         std::mem::take(&mut *self.0.lock())
     }

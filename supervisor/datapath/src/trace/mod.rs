@@ -1,11 +1,11 @@
-//! Traces of requests: which are traced, under whose trace, and what happened to them.
+//! Traces of requests: which requests are traced, under which trace, and the steps of each.
 //!
 //! ```text
 //! headers ─ Tracer::begin ─▶ Span ─ Journal ─▶ ingress, pipeline: what happens to the request
-//!                             └─ dropped ─▶ Traced ─▶ a bounded queue, for whoever sends traces on
+//!                             └─ dropped ─▶ Traced ─▶ a bounded queue, for the exporter
 //! ```
 //!
-//! Nothing here waits. Of a request that is not traced nothing is noted, and no clock is read for it.
+//! Nothing here waits. A request that is not traced costs no notes and no reading of the clock.
 
 mod journal;
 mod parent;

@@ -1,4 +1,4 @@
-//! Whose trace a request belongs to: W3C Trace Context, level 1.
+//! The trace that a request belongs to: W3C Trace Context, level 1.
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
@@ -6,10 +6,10 @@ use http::header::{HeaderName, HeaderValue};
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The length of version 00, and of what every later version begins with.
+/// The length of version 00, and of the part that every later version begins with.
 const LENGTH: usize = 55;
 
-/// The one flag that is known: whether the caller traces the request.
+/// The only flag of level 1: whether the caller traces the request.
 const SAMPLED: u8 = 1;
 
 /// The most members of a `tracestate`.
@@ -30,7 +30,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The parent that headers name. None, or more than one, or a malformed one, is none.
+    /// The parent that headers name. A missing, malformed or repeated header counts as no parent.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -39,7 +39,7 @@ impl Parent {
         }
     }
 
-    /// Reads `00-TRACE-SPAN-FLAGS`. What a later version says behind that is not looked at.
+    /// Reads `00-TRACE-SPAN-FLAGS`. What a later version appends is not read.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let dashes = [2, 35, 52].into_iter().all(|place| known[place] == b'-');
@@ -68,13 +68,13 @@ fn hex(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// The state that travels with a trace, as one list. Empty if there is none, or if it is malformed.
+/// The state that travels with a trace, as one list. Empty if the header is missing or malformed.
 pub(super) fn state(headers: &HeaderMap) -> String {
     let values = headers.get_all(TRACESTATE).iter().map(HeaderValue::to_str);
     values.collect::<Result<Vec<_>, _>>().ok().and_then(|lists| combined(&lists)).unwrap_or_default()
 }
 
-/// The members of all lists, if each is one and no key stands twice.
+/// The members of all lists; `None` if a list is malformed or a key stands twice.
 fn combined(lists: &[&str]) -> Option<String> {
     let members = lists.iter().flat_map(|list| list.split(','));
     let members = members.map(|member| member.trim_matches([' ', '\t'])).filter(|member| !member.is_empty());

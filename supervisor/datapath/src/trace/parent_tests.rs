@@ -89,7 +89,7 @@ fn there_is_one_parent_or_none() {
 }
 
 #[test]
-fn states_are_combined_and_what_is_malformed_is_dropped_whole() {
+fn states_are_combined_and_a_malformed_state_is_dropped_whole() {
     let of = |values: &[&str]| state(&headers("tracestate", values));
     assert_eq!(of(&["foo=1,bar=2"]), "foo=1,bar=2");
     assert_eq!(of(&["foo=1 \t,\t bar=2", "rojo=00f067aa0ba902b7"]), "foo=1,bar=2,rojo=00f067aa0ba902b7");

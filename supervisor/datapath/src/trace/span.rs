@@ -15,7 +15,7 @@ pub enum Protocol {
     Grpc,
 }
 
-/// What became of a request, as its protocol says it.
+/// How a request ended, as its protocol says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Its client went away before that was known.
@@ -55,7 +55,7 @@ pub struct Traced {
     pub span_id: u64,
     /// The span that it comes from.
     pub parent: Option<Parent>,
-    /// What travels with the trace; may be empty.
+    /// The state that travels with the trace; may be empty.
     pub state: String,
     /// How it came.
     pub protocol: Protocol,
@@ -63,14 +63,14 @@ pub struct Traced {
     pub began: Moment,
     /// When it was answered, or given up.
     pub ended: Moment,
-    /// What became of it.
+    /// How the request ended.
     pub outcome: Outcome,
-    /// What happened to it.
+    /// The request's steps.
     pub journey: Journey,
 }
 
 impl Span<'_> {
-    /// Where whoever deals with the request notes what happens.
+    /// Where the request's steps are noted.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }

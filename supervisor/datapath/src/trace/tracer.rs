@@ -16,7 +16,7 @@ use shadowslice_config::Sample;
 /// Traced requests that may wait to be sent on; more are dropped.
 const WAITING: usize = 4096;
 
-/// What became of spans since the start.
+/// How spans ended since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
     exported: AtomicU64,
@@ -52,7 +52,7 @@ impl Counted {
 }
 
 impl Counts {
-    /// A batch was taken, but for those that were not kept.
+    /// A batch was taken, except for the `rejected` spans.
     pub fn exported(&self, spans: u64, rejected: u64) {
         self.exported.fetch_add(spans.saturating_sub(rejected), Ordering::Relaxed);
         self.rejected.fetch_add(rejected.min(spans), Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl Sampling {
     }
 }
 
-/// Decides which requests are traced, and takes in what happened to them. Never waits.
+/// Decides which requests are traced, and takes in their spans. Never waits.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
@@ -115,12 +115,13 @@ impl Tracer {
         &self.sampling
     }
 
-    /// What becomes of the spans.
+    /// How the spans ended.
     pub fn counts(&self) -> &Arc<Counts> {
         &self.counts
     }
 
-    /// Begins the span of a request, if it is traced: as its parent is, or by chance if it has none.
+    /// Begins the span of a request, if it is traced: as its parent is, or by chance if it has no
+    /// parent.
     pub fn begin(&self, headers: &HeaderMap, protocol: impl FnOnce() -> Protocol) -> Option<Span<'_>> {
         let parent = Parent::of(headers);
         let traced = match &parent {

@@ -103,7 +103,8 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     server.stop().await;
 }
 
-/// They are read without being admitted, so that large ones would be memory without a bound.
+/// Other messages are read without being admitted, so large messages would take memory without a
+/// bound.
 #[tokio::test]
 async fn only_inferences_are_large() {
     let server = Server::taking(9, 8 << 20).await;
@@ -204,7 +205,8 @@ async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that(
     server.stop().await;
 }
 
-/// What gRPC's C core sends on a Unix socket: for ServerLive a whole call, for others its beginning.
+/// The bytes that gRPC's C core sends on a Unix socket: for ServerLive a whole call, for other
+/// methods its beginning.
 fn c_core(authority: &str, method: &str) -> Vec<u8> {
     let literal =
         |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
@@ -231,7 +233,7 @@ fn c_core(authority: &str, method: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn clients_whose_authority_is_the_sockets_path_are_served() {
+async fn clients_that_send_the_sockets_path_as_authority_are_served() {
     let server = Server::start(9).await;
     // ServerLiveResponse { live: true } in its envelope.
     let answer = b"\0\0\0\0\x02\x08\x01";
@@ -248,7 +250,7 @@ async fn clients_whose_authority_is_the_sockets_path_are_served() {
 }
 
 #[tokio::test]
-async fn what_is_not_http2_is_refused_and_harms_nobody_else() {
+async fn bytes_that_are_not_http2_are_refused_and_harm_no_other_client() {
     let server = Server::start(9).await;
     let mut witness = Client::connect(&server).await;
     for garbage in [
@@ -280,7 +282,7 @@ async fn a_peer_that_has_no_room_for_its_answer_is_given_up_before_it_is_pinged(
     server.stop().await;
 }
 
-/// The clock leaps where there is nothing to do, so nobody waits for that.
+/// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_answers_no_ping_is_given_up() {
     let server = Server::start(9).await;

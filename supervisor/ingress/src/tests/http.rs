@@ -132,7 +132,7 @@ async fn a_body_of_just_the_limit_is_read() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_refused_and_harms_nobody_else() {
+async fn bytes_that_are_not_http_are_refused_and_harm_no_other_client() {
     let server = Server::start(9).await;
     let mut witness = server.connect("http").await;
     for garbage in [
@@ -150,7 +150,7 @@ async fn what_is_not_http_is_refused_and_harms_nobody_else() {
     server.stop().await;
 }
 
-/// The clock leaps where there is nothing to do, so nobody waits for that.
+/// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
 #[tokio::test(start_paused = true)]
 async fn an_idle_connection_is_closed_be_it_new_or_used() {
     let server = Server::start(9).await;

@@ -9,7 +9,7 @@ use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens.
+    /// No process listens.
     #[error(
         "no supervisor can be reached at {socket}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
     )]

@@ -1,5 +1,5 @@
-//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize` and
-//! what else is said to a running supervisor.
+//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize`
+//! and the other commands to a running supervisor.
 
 mod client;
 mod server;
@@ -22,7 +22,7 @@ pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 /// The longest answer, in bytes.
 pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
 
-/// What is asked of a running supervisor.
+/// A command to a running supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ask {
@@ -42,13 +42,13 @@ pub enum Ask {
         /// Whether it is held from now on.
         held: bool,
     },
-    /// What the policy would do now.
+    /// The changes that the policy would make now.
     Plan,
     /// That the configuration's file is read again.
     Reload,
 }
 
-/// What it answers.
+/// The supervisor's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -68,9 +68,9 @@ pub enum Reply {
         /// Whether it was not before, or the other way round.
         news: bool,
     },
-    /// What the policy would do now.
+    /// The changes that the policy would make now.
     Plan(PlanReport),
-    /// What became of the configuration.
+    /// The result of reading the configuration again.
     Reloaded(ReloadReport),
     /// The configuration has faults, each a line.
     Faulty(String),

@@ -36,20 +36,20 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to read its answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the control socket reaches.
+/// The parts of the supervisor that the control socket reaches.
 #[derive(Debug)]
 pub struct Reach {
     /// The models that there are now.
     pub models: watch::Receiver<Arc<ModelSet>>,
-    /// Who changes which there are.
+    /// The way to the task that adds, removes and changes models.
     pub reloads: mpsc::Sender<Reload>,
     /// The GPUs, as the configuration orders them.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
-    /// What NVML says of the GPUs.
+    /// NVML's readings of the GPUs.
     pub readings: Arc<Readings>,
     /// How shares are decided.
     pub controller: Controller,
-    /// What was decided last; `None` where nothing is.
+    /// The last decision; `None` where no policy decides.
     pub planned: Option<watch::Receiver<Planned>>,
 }
 
@@ -59,7 +59,7 @@ impl Reach {
         Arc::clone(&self.models.borrow())
     }
 
-    /// What the policy would do now.
+    /// The changes that the policy would make now.
     pub fn plan(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
         decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
@@ -84,10 +84,10 @@ impl Reach {
     }
 }
 
-/// How a model stands on these GPUs, and what was last decided about it.
+/// A model's status on these GPUs, and the last decision about it.
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut standing = served.standing.borrow().clone();
-    // Who is to take over is a shadow to people, be it one with a queue of its own.
+    // The worker that is to take over is shown as a shadow, even if it has a queue of its own.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
     standing.workers.extend(successor.map(|worker| match worker.role.as_str() {
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
@@ -117,7 +117,7 @@ pub enum BindError {
         #[source]
         source: io::Error,
     },
-    /// Everybody could use it.
+    /// Every user could use it.
     #[error("the control socket {path} cannot be protected")]
     Protect {
         /// Where.
@@ -136,7 +136,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the socket in `run_dir`, whose lock the caller holds: what lies there is a dead one's.
+    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so a socket that lies
+    /// there belongs to a dead supervisor.
     pub fn bind(run_dir: &Path) -> Result<Self, BindError> {
         let path = run_dir.join(SOCKET);
         match std::fs::remove_file(&path) {
@@ -148,7 +149,7 @@ impl Admin {
         let failed = |source| BindError::Bind { path: path.clone(), source };
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(&path).map_err(failed)?;
-        // Nobody can connect before `listen`, when it is protected.
+        // No client can connect before `listen`; the socket is protected by then.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
             .map_err(|source| BindError::Protect { path: path.clone(), source })?;
         let listener = socket.listen(BACKLOG).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! What is said of a host, to people and to scripts.
+//! Findings about a host, as text and as JSON.
 
 use serde::Serialize;
 
@@ -10,15 +10,15 @@ pub(super) struct Checks {
     pub(super) checks: Vec<Check>,
 }
 
-/// One thing that was looked at.
+/// A check of one part of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
-    /// What was looked at.
+    /// The part that was checked.
     pub(super) name: String,
     pub(super) level: Level,
     /// How it is.
     pub(super) finding: String,
-    /// What to do about it, if anything.
+    /// The advice, if there is any.
     pub(super) advice: Option<String>,
 }
 

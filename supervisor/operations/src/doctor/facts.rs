@@ -1,4 +1,4 @@
-//! What was found on a host, as plain data.
+//! Facts that were found on a host, as plain data.
 
 use std::error::Error;
 use std::fmt;
@@ -18,7 +18,7 @@ pub(super) struct Facts {
     pub(super) partitions: Option<Vec<Partitions>>,
 }
 
-/// What was measured of a GPU under MPS.
+/// The result of a measurement of a GPU under MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Partitions {
     /// The GPU, as the configuration names it.
@@ -27,7 +27,7 @@ pub(super) struct Partitions {
     pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
 }
 
-/// What is not to be had, and what to do about it.
+/// A part of the host that is missing or broken, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) finding: String,
@@ -35,7 +35,8 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// An error of ours says what failed and, behind its first semicolon, what to do; its causes say why.
+    /// This program's errors say what failed and, behind the first semicolon, what to do; their
+    /// causes say why.
     pub(super) fn of(error: &dyn Error) -> Self {
         let said = error.to_string();
         let (finding, advice) = said.split_once("; ").unwrap_or((&said, ""));
@@ -47,7 +48,7 @@ impl Trouble {
 /// NVIDIA's driver.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Driver {
-    /// What NVML says, or why it says nothing.
+    /// NVML's facts, or why it gives none.
     pub(super) nvml: Result<nvml::Host, Trouble>,
     /// Where the dynamic linker finds `libcuda.so.1`.
     pub(super) libcuda: Option<PathBuf>,
@@ -82,13 +83,12 @@ pub(super) struct Mps {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Control {
     pub(super) path: PathBuf,
-    /// As it says itself, 13000 for 13.0; or what came instead.
+    /// As the driver gives it, 13000 for 13.0; or the driver's other answer.
     pub(super) version: Result<u32, String>,
     /// Whether it knows `lspart`, the list of static partitions.
     pub(super) knows_partitions: bool,
 }
 
-/// A process of MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MpsProcess {
     pub(super) kind: MpsKind,
@@ -109,7 +109,7 @@ pub(super) enum MpsKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PipeDirectory {
     pub(super) path: PathBuf,
-    /// Whether anybody listens there.
+    /// Whether a process listens there.
     pub(super) alive: bool,
 }
 
@@ -136,7 +136,7 @@ pub(super) struct System {
 /// The run directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunDir {
-    /// Neither the configuration nor the environment names one.
+    /// Neither the configuration nor the environment names a library.
     Unknown,
     /// It can be made, or is there and can be written to.
     Usable(PathBuf),
@@ -153,7 +153,8 @@ pub(super) struct EngineFacts {
     pub(super) library: Result<Shared, Trouble>,
     /// ONNX Runtime's version, if the library tells it.
     pub(super) version: Option<Version>,
-    /// What all providers in libraries of their own need, `libonnxruntime_providers_shared.so`.
+    /// The library that all providers in libraries of their own need,
+    /// `libonnxruntime_providers_shared.so`.
     pub(super) shared: Option<Shared>,
     /// `libonnxruntime_providers_cuda.so`.
     pub(super) cuda: Option<Shared>,
@@ -169,7 +170,8 @@ pub(super) struct Shared {
     pub(super) path: PathBuf,
     /// The names of the libraries that it names itself.
     pub(super) needs: Vec<String>,
-    /// Those that the dynamic linker would not find, whether it needs them itself or another one does; each once.
+    /// The libraries that the dynamic linker would not find, whether this library needs them itself
+    /// or through another library; each is listed once.
     pub(super) missing: Vec<Missing>,
     /// Why it cannot be read.
     pub(super) unreadable: Option<String>,

@@ -1,4 +1,4 @@
-//! `shadowslice doctor`: what a host offers, and what to do about what is missing.
+//! `shadowslice doctor`: what a host offers, and how to get the missing parts.
 //!
 //! `gather` looks at the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
 
@@ -17,7 +17,7 @@ use shadowslice_config as config;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
-/// What is checked, and how it is told.
+/// The extent of the check, and the form of its result.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Count as faults only what this configuration needs [default: what real GPUs need].
@@ -25,8 +25,8 @@ pub struct Options {
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
-    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a few seconds. Other
-    /// programs there are slowed down meanwhile, and falsify what is found.
+    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a
+    /// few seconds. Other programs there are slowed down meanwhile, and falsify the result.
     #[arg(long)]
     partitions: bool,
 }

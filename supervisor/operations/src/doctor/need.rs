@@ -1,22 +1,22 @@
-//! What a configuration needs of its host.
+//! The parts of a host that a configuration needs.
 
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
 
 /// Descriptors that are reckoned with where no configuration says how many connections there may be.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// What is needed. What is not is only a note.
+/// The needed parts. A missing part that is not needed is only a note.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
-    /// The real GPUs; `None` for whichever there are.
+    /// The real GPUs; `None` for all that the host has.
     pub(super) gpus: Option<Vec<CudaDevice>>,
-    /// CUDA MPS, for shares of one.
+    /// CUDA MPS, for shares of a GPU.
     pub(super) mps: bool,
     /// ONNX Runtime, for models on any device.
     pub(super) onnxruntime: bool,
     /// Its CUDA provider, for models on real GPUs.
     pub(super) cuda: bool,
-    /// Its TensorRT provider, for those that ask for it.
+    /// Its TensorRT provider, for models that ask for it.
     pub(super) tensorrt: bool,
     /// Open files.
     pub(super) descriptors: u64,
@@ -35,7 +35,7 @@ impl Need {
         }
     }
 
-    /// What this configuration needs.
+    /// The needs of this configuration.
     pub(super) fn of(config: &Config) -> Self {
         let device = |gpu: &Gpu| match gpu {
             Gpu::Cuda { device, .. } => Some(device.clone()),

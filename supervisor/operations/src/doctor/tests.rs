@@ -103,7 +103,7 @@ fn the_gpu(facts: &mut Facts) -> &mut Gpu {
     facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
 }
 
-/// What is not fine, as `level name`.
+/// The findings that are not fine, as `level name`.
 fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
     let complaint = |check: Check| match check.level {
         Level::Ok => None,
@@ -330,7 +330,7 @@ fn an_onnx_runtime_that_does_not_do() {
 }
 
 #[test]
-fn a_missing_cudnn_is_named_with_who_needs_it() {
+fn a_missing_cudnn_is_named_with_the_library_that_needs_it() {
     let mut facts = h200();
     let missing = |name: &str, by: &str| Missing { name: name.to_owned(), by: by.to_owned() };
     facts.engine.cudnn.1 = None;
@@ -365,7 +365,7 @@ fn a_driver_may_be_too_old_for_the_provider() {
 }
 
 #[test]
-fn tensorrt_matters_to_those_who_ask_for_it() {
+fn tensorrt_matters_if_a_model_asks_for_it() {
     let wanted = Need { tensorrt: true, ..Need::everything() };
     let mut facts = h200();
     assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
@@ -427,7 +427,7 @@ fn a_configuration_needs_what_its_models_need() {
 }
 
 #[test]
-fn lines_for_people_and_json_for_scripts() {
+fn lines_to_read_and_json_for_scripts() {
     let checks = vec![Check::ok("user", "root"), Check::fault("mps", "not there", "install it")];
     let report = Checks { checks };
     assert_eq!(report.lines(), "ok       user: root\nfault    mps: not there; install it");

@@ -1,4 +1,4 @@
-//! The metrics of real GPUs. Of an emulated one NVML says nothing, and so these have no values of it.
+//! The metrics of real GPUs. NVML gives no values for an emulated GPU.
 
 use super::table::one;
 use super::text::MetricType::{Counter, Gauge};

@@ -14,18 +14,18 @@ use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
 use shadowslice_datapath::trace::Counted;
 use text::{escaped, write_all};
 
-/// What is told of one model.
+/// The source of one model's metrics.
 #[derive(Debug)]
 pub struct ModelMetrics {
     /// How it stands.
     pub status: ModelStatus,
-    /// What was measured of its requests and batches since the start.
+    /// Totals of its requests and batches since the start.
     pub totals: Totals,
     /// The changes of its share since the start.
     pub changes: Changes,
 }
 
-/// What is told of the policy.
+/// The source of the policy's metrics.
 #[derive(Debug)]
 pub struct Policy {
     /// Its name.
@@ -34,8 +34,8 @@ pub struct Policy {
     pub took: LatencyHistogram,
 }
 
-/// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are traced, and for
-/// the machine. Ours come first.
+/// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are
+/// traced, and for the machine. The supervisor's own metrics come before Triton's.
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,

@@ -1,4 +1,4 @@
-//! The metrics of the policy. Where none decides, these have no values.
+//! The metrics of the policy. They have no values where no policy decides.
 
 use super::Policy;
 use super::table::histogram;

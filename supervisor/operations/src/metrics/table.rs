@@ -9,7 +9,7 @@ use super::text::{Metric, Sample};
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::{LatencyHistogram, RowsHistogram};
 
-/// All metrics. Values of one metric may be added up: nothing is counted under two labels.
+/// All metrics. Values of one metric may be added up: no event is counted under two labels.
 pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_model_ready",
@@ -41,7 +41,7 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_share_held",
         kind: Gauge,
-        help: "1 if people hold the share, so that the policy does not change it; else 0.",
+        help: "1 if an operator holds the share, so that the policy does not change it; else 0.",
         samples: |model| one(f64::from(model.status.held)),
     },
     Metric {
@@ -170,7 +170,7 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_handover_in_process_total",
         kind: Counter,
-        help: "Completed changes of share inside the worker, for which none was started.",
+        help: "Completed changes of share inside the worker, for which no worker was started.",
         samples: |model| one(model.status.handovers.in_process as f64),
     },
     Metric {
@@ -182,13 +182,13 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_failovers_total",
         kind: Counter,
-        help: "Times that a standing worker served in the place of one that died.",
+        help: "Times that a standing worker served in the place of a worker that died.",
         samples: |model| one(model.status.handovers.failovers as f64),
     },
     Metric {
         name: "shadowslice_repartitions_total",
         kind: Counter,
-        help: "Orders to change the share, by who gave them and what became of them.",
+        help: "Orders to change the share, by cause and outcome.",
         samples: repartitions,
     },
     Metric {
@@ -242,7 +242,7 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_worker_restarts_total",
         kind: Counter,
-        help: "Workers started in the place of one that died, where no other stood ready or was about to.",
+        help: "Workers started in the place of a worker that died, where no other stood ready or was about to.",
         samples: |model| one(model.status.worker_restarts as f64),
     },
     Metric {
@@ -253,7 +253,8 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     },
 ];
 
-/// What became of the orders, by who gave them. Those that answer no change of a load come first.
+/// The outcomes of orders, by the giver of the order. Orders that answer no change of a load come
+/// first.
 fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
@@ -280,7 +281,8 @@ fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
     samples
 }
 
-/// Workers of one role are added up. None where the memory is not known, for which 0 would be a lie.
+/// Workers of one role are added up. A worker whose memory is not known has no value, as 0 would be
+/// false.
 fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {

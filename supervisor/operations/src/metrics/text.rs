@@ -9,7 +9,7 @@ pub(super) struct Metric<S> {
     pub(super) samples: fn(&S) -> Vec<Sample>,
 }
 
-/// What may be done with a metric's values.
+/// The kind of a metric's values, which says what may be done with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MetricType {
     Counter,
@@ -19,7 +19,7 @@ pub(super) enum MetricType {
 
 /// One value of a metric.
 pub(super) struct Sample {
-    /// What follows the metric's name; empty but for histograms.
+    /// The text after the metric's name; empty except for histograms.
     pub(super) suffix: &'static str,
     /// Labels beyond the subject's own, of subjects that have some.
     pub(super) labels: Vec<(&'static str, String)>,
@@ -36,7 +36,7 @@ impl MetricType {
     }
 }
 
-/// Writes metrics of all their subjects, whose own labels are written as `labels` says; it may say nothing.
+/// Writes metrics of all their subjects; `labels` gives a subject's own labels, if it has any.
 pub(super) fn write_all<S>(
     text: &mut String,
     metrics: &[Metric<S>],

@@ -1,4 +1,4 @@
-//! What becomes of traces.
+//! The metrics of traces.
 
 use super::text::MetricType::Counter;
 use super::text::{Metric, Sample};

@@ -1,4 +1,5 @@
-//! The metrics that Triton has, under its names, so that what reads those reads these.
+//! The metrics that Triton has, under its names, so that readers of Triton's metrics can read them
+//! here.
 
 use std::time::Duration;
 
@@ -11,10 +12,9 @@ use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
 use shadowslice_datapath::pipeline::Durations;
 
-/// The one version that every model has.
+/// The version that every model has.
 const VERSION: &str = "1";
 
-/// Those of models.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "nv_inference_request_success",
@@ -78,7 +78,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     },
 ];
 
-/// Those of real GPUs.
+/// Metrics of real GPUs.
 pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     Metric {
         name: "nv_gpu_utilization",
@@ -118,7 +118,6 @@ pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     },
 ];
 
-/// Those of the machine.
 pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
     Metric {
         name: "nv_cpu_utilization",
@@ -152,7 +151,8 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// By Triton's reasons. What was accepted and failed did so for its worker, or for want of one.
+/// By Triton's reasons. A request that was accepted and failed did so for its worker, or for want
+/// of a worker.
 fn failures(model: &ModelMetrics) -> Vec<Sample> {
     let requests = &model.status.requests;
     let reasons = [

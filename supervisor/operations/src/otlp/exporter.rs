@@ -22,10 +22,10 @@ use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{Counts, Traced, Tracer};
 use shadowslice_shared::errors;
 
-/// What is left at the end is sent within this.
+/// The longest time in which the remaining spans are sent at the end.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the first request of a message waits for others.
+/// How long the first request of a message waits for further requests.
 const GATHER: Duration = Duration::from_millis(200);
 
 /// The most requests in a message.
@@ -43,7 +43,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Why traces cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    /// The address is none.
+    /// The address is malformed.
     #[error("`tracing.otlp: {0}` is no address that can be sent to; write `http://127.0.0.1:4317`, say")]
     Address(String, #[source] tonic::transport::Error),
     /// No thread.
@@ -51,7 +51,7 @@ pub enum ExporterError {
     Thread(#[source] io::Error),
 }
 
-/// Sends what a tracer is told.
+/// Sends the spans that a tracer takes in.
 #[derive(Debug)]
 pub struct Exporter {
     stop: oneshot::Sender<()>,
@@ -59,7 +59,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts to send what comes out of a tracer. The collector need not be there.
+    /// Starts to send a tracer's spans. The collector need not be there.
     pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Tracer, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
@@ -78,14 +78,14 @@ impl Exporter {
                 let sender = Sender { endpoint, client, clock, counts, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
-            // Nobody may wait for it.
+            // It fails if the exporter was dropped, and no task waits for the end.
             end.send(()).ok();
         };
         thread::Builder::new().name("traces".to_owned()).spawn(run).map_err(ExporterError::Thread)?;
         Ok((tracer, Self { stop, ended }))
     }
 
-    /// Sends what is left, for [`FLUSH_WITHIN`] at most.
+    /// Sends the remaining spans, for [`FLUSH_WITHIN`] at most.
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
@@ -116,7 +116,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends until it is told to stop, and then what is left.
+    /// Sends until it is told to stop, and then sends the remaining spans.
     async fn run(mut self, mut traced: mpsc::Receiver<Traced>, stopped: oneshot::Receiver<()>) {
         let mut stopped = std::pin::pin!(stopped);
         loop {
@@ -182,7 +182,8 @@ impl Sender {
             }
             Err(status) => {
                 self.counts.unsent(count);
-                // A connection that has gone silent would not be found out for minutes, and pings are held against clients.
+                // A connection that has gone silent would not be noticed for minutes, and some
+                // servers hold pings against their clients.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }

@@ -1,7 +1,7 @@
 //! Sends traces of requests to a collector, by OTLP over gRPC, from a thread of its own.
 //!
-//! Nobody waits for it. While the collector is away, spans are dropped and counted, and the log says so once in a
-//! while.
+//! Requests never wait for it. While the collector is away, spans are dropped and counted, and the
+//! log says so once in a while.
 
 mod attributes;
 mod exporter;

@@ -1,4 +1,5 @@
-//! What the log hears of a collector that is away: not every batch, but how it stands. Pure.
+//! The log's lines about a collector that is away: not a line for every batch, but for every
+//! change. Pure.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use shadowslice_shared::units::Moment;
 /// The log is told of dropped spans this often at most.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Spans that were dropped, and what of that was said.
+/// Spans that were dropped, and how many of them the log has reported.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     unsaid: u64,
@@ -15,7 +16,7 @@ pub(super) struct Outage {
     failing: bool,
 }
 
-/// What is to be said.
+/// A line for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
     /// So many spans were dropped since this was last said.
@@ -36,7 +37,7 @@ impl Outage {
         })
     }
 
-    /// Spans were taken, and none was dropped since the last time.
+    /// Spans were taken, and no span was dropped since the last time.
     pub(super) fn sent(&mut self) -> Option<Word> {
         std::mem::take(&mut self.failing).then(|| Word::Over(std::mem::take(&mut self.unsaid)))
     }

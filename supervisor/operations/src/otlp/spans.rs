@@ -1,8 +1,8 @@
-//! From what happened to a request to spans. Pure.
+//! Turns a request's steps into spans. Pure.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
-//!            └─ one pair for each time that it was tried        └─ execution
+//!            └─ a pair for each try                             └─ execution
 //! ```
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ const SAMPLED: u32 = 0x101;
 /// The parent is another process's.
 const REMOTE: u32 = 0x200;
 
-/// What the wall's clock says at a moment.
+/// The wall clock's time at a moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wall {
     /// Since 1970, at [`Wall::at`].
@@ -44,7 +44,7 @@ struct Maker<'t> {
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
-/// The spans of a request, its own first. `next_id` gives those of its children.
+/// The spans of a request, its own first. `next_id` gives the ids of its children.
 pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = Maker { traced, wall, next_id };
     let mut spans = vec![maker.request()];
@@ -187,7 +187,7 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// What is the server's fault is an error, as OpenTelemetry's conventions for servers say.
+/// A fault of the server is an error, as OpenTelemetry's conventions for servers say.
 fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
     let faulty = match outcome {
         Outcome::Cancelled => false,

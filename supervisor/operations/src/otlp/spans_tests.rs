@@ -139,7 +139,7 @@ fn what_never_ran_or_was_given_up_ends_with_the_request() {
 }
 
 #[test]
-fn faults_of_the_server_are_errors_and_those_of_clients_are_not() {
+fn faults_of_the_server_are_errors_and_faults_of_clients_are_not() {
     let refused =
         || Journey { refusal: Some("late"), why: Some("too late".to_owned()), ..Journey::default() };
     for (outcome, refusal, kind, faulty) in [
@@ -161,7 +161,7 @@ fn faults_of_the_server_are_errors_and_those_of_clients_are_not() {
 }
 
 #[test]
-fn a_hand_over_says_who_served_before() {
+fn a_hand_over_names_the_worker_that_served_before() {
     let handover = Some(Handover { at: at(150), from: Some(3), to: 4 });
     let [span] = &made(&traced(Outcome::Http(200), Journey { handover, ..Journey::default() }))[..] else {
         panic!()

@@ -1,4 +1,5 @@
-//! A worker started as for serving, then given batch after batch: on one partition after another, or at its one share.
+//! A worker started as for serving, then given batch after batch: on one partition after another,
+//! or at a single share.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(super) enum BenchError {
     /// Its words.
     #[error("the model cannot be run: {0}")]
     Refused(String),
-    /// The host's processor has none of its operators, for reference answers.
+    /// The host's processor has none of the operators that the reference answers need.
     #[error("the model cannot be run: {0}")]
     NoOperator(String),
     /// Its share cannot be a partition inside the worker.
@@ -101,7 +102,7 @@ pub(super) struct Bench<'b> {
     pub(super) all_memory: &'b dyn Fn(i32) -> u64,
 }
 
-/// What was found at one share.
+/// The results at one share.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) sms: Sms,
@@ -268,7 +269,7 @@ impl Bench<'_> {
         Ok(times[times.len() / 2].max(1) as f64 / 1e3)
     }
 
-    /// A batch of one request whose inputs lie at the slab's start.
+    /// A batch of one request; its inputs lie at the slab's start.
     fn batch(&self, inputs: &[TensorSpec], plan: &WarmUp, size: u32, run: u32) -> Result<Batch, BenchError> {
         let mut offset = 0_u64;
         let mut extents = Vec::with_capacity(inputs.len());
@@ -292,7 +293,7 @@ impl Bench<'_> {
     }
 }
 
-/// What a worker found, and how much memory its activations take, in bytes.
+/// What a worker reported when it was ready, and how much memory its activations take, in bytes.
 struct Booted {
     loaded: Loaded,
     activations: u64,
@@ -339,7 +340,7 @@ async fn converse(
     Err(BenchError::Ended("nothing is known of it".to_owned()))
 }
 
-/// A worker's no, whose advice is for those who have a configuration.
+/// A worker's refusal. Its advice names keys of a configuration, which become options here.
 fn refused(why: &impl std::fmt::Display) -> BenchError {
     BenchError::Refused(advice(&why.to_string()))
 }
@@ -378,7 +379,9 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
         FromWorker::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
-        FromWorker::Answer(_) => Err(BenchError::Ended("when it answered what nobody asked".to_owned())),
+        FromWorker::Answer(_) => {
+            Err(BenchError::Ended("when it sent an answer that was not asked for".to_owned()))
+        }
     }
 }
 
@@ -386,13 +389,13 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
     let FromWorker::Answer(answer) = report(socket).await? else {
-        return Err(BenchError::Ended("when it spoke of a partition that nobody asked for".to_owned()));
+        return Err(BenchError::Ended("when it reported a partition that was not asked for".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;
     Ok(answer.execution_us)
 }
 
-/// `count` elements that any model takes: floats that differ, and ones.
+/// `count` elements that any model takes: floats that differ, and ones in all other types.
 fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
     // Low bits of a generator's state would repeat; only differing values matter here.
     let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;

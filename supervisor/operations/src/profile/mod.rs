@@ -1,5 +1,5 @@
-//! `shadowslice profile`: what a model costs on a device, measured over batch sizes and shares with the workers that
-//! would serve it.
+//! `shadowslice profile`: a model's times and memory on a device, measured over batch sizes and
+//! shares with the workers that would serve it.
 
 mod bench;
 mod options;
@@ -128,7 +128,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     put(options, &yaml::write(&profile, &comment))
 }
 
-/// Measures to the end, or until somebody wants this process to end: then what it made goes, too.
+/// Measures to the end, or until this process is told to end: then all that it made goes, too.
 async fn unless_interrupted(
     measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
 ) -> Result<Vec<Column>, ProfileError> {
@@ -196,7 +196,7 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     if let Some(library) = &options.library {
         document["onnxruntime"] = serde_json::json!({"library": json(library)?});
     }
-    // JSON is YAML, and a file is what configurations are read from.
+    // JSON is YAML, and configurations are read from files.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
     let asked = |why: &str| ProfileError::Asked(options::instead_of_keys(why, &file));
@@ -207,7 +207,7 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     }
 }
 
-/// A profile of what was measured, one column a share.
+/// A profile of the measurements, one column a share.
 fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
@@ -217,7 +217,7 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
     // Starting takes the longest with the fewest SMs, which is when it matters.
     let boots = columns.iter().map(|column| column.boot);
     let start = boots.map(start).reduce(longest).unwrap_or_default();
-    // The context grows with the share, and so do some workspaces: the most is what must be there.
+    // The context grows with the share, and so do some workspaces: the largest column must fit.
     let most = columns.iter().map(|column| column.memory).reduce(most).unwrap_or_default();
     let (source, memory, bandwidth) = match (measured, &model.profile) {
         (Some(measured), _) => (measured, most, 0.0),

@@ -1,4 +1,4 @@
-//! What `shadowslice profile` is asked for.
+//! The options of `shadowslice profile`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The longest name that a model may have.
 const LONGEST_NAME: usize = 128;
 
-/// Which option says what a key of the configuration says.
+/// The option that stands for a key of the configuration.
 const OPTIONS: [(&str, &str); 7] = [
     ("models[0].path", "MODEL"),
     ("models[0].profile", "--emulate"),
@@ -17,7 +17,7 @@ const OPTIONS: [(&str, &str); 7] = [
     ("onnxruntime.library", "--library"),
 ];
 
-/// What a worker advises about a configuration, and what that comes to on the command line.
+/// A worker's advice about a configuration, and its form on the command line.
 const ADVICE: [(&str, &str); 6] = [
     ("raise limits.response_bytes", "give a smaller --max-batch"),
     ("use a smaller batch.max", "give a smaller --max-batch"),
@@ -27,7 +27,7 @@ const ADVICE: [(&str, &str); 6] = [
     ("warmup.", "--shape "),
 ];
 
-/// What is measured, and how.
+/// The model to measure, and how.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// The model's file.
@@ -70,7 +70,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The model's name: its file's stem, as far as that is one.
+    /// The model's name: its file's stem, with other letters replaced.
     pub(super) fn name(&self) -> String {
         let stem = self.model.file_stem().unwrap_or_default().to_string_lossy();
         let fits = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
@@ -80,7 +80,8 @@ impl Options {
     }
 }
 
-/// What is said of the configuration that was made up in that file, told of the options that it was made from.
+/// A message about the configuration that was made up in that file, in terms of the options that it
+/// was made from.
 pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
     let place = format!("{}:", made_up.display());
     let line = |line: &str| {

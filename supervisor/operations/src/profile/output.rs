@@ -4,15 +4,15 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Fails where a file could not be written there. What is there stays as it is, and what is not is not made: a
-/// measurement may fail.
+/// Fails if a file could not be written there. An existing file stays as it is, and no file is
+/// made: the measurement may fail.
 pub(super) fn may_be_written(path: &Path) -> io::Result<()> {
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(ErrorKind::IsADirectory.into());
     }
     match fs::metadata(path) {
         Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
-        // Whoever reads a pipe would take this for its end.
+        // Opening and closing a pipe would look to its reader like the end of the file.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => tempfile::tempfile_in(folder(path)).map(drop),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! What NVIDIA's driver tells of what was measured.
+//! Facts that NVIDIA's driver gives about the measured GPU.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,7 +32,7 @@ impl DriverView {
         self.gpu().and_then(|(_, gpu)| gpu.usage.bytes_of(pid)).unwrap_or(0)
     }
 
-    /// What was measured, and when; `None` on an emulated device.
+    /// The device and the time of the measurement; `None` on an emulated device.
     pub(super) fn source(&self) -> Option<Source> {
         let (driver, gpu) = self.gpu()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -7,7 +7,8 @@ use shadowslice_shared::profile::{Profile, Source};
 
 const MIB: u64 = 1 << 20;
 
-/// The file of a profile, which reads as the same profile but for its rounding: times to a µs, memory up to a MiB.
+/// The file of a profile, which reads as the same profile except for rounding: times to a µs,
+/// memory up to a MiB.
 pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let mut text = String::new();
     for line in comment.lines() {

@@ -1,4 +1,4 @@
-//! What the status says of GPUs, and of the memory that workers have there.
+//! The status of GPUs, and of the memory that workers have there.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,28 +10,28 @@ use shadowslice_control::nvml::{Memory, Reading, Watched};
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// What NVML says of a GPU.
+/// NVML's facts of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlStatus {
     /// `GPU-...`.
     pub uuid: String,
     /// The product's name.
     pub name: String,
-    /// Its memory; `None` while NVML does not say.
+    /// Its memory; `None` while NVML does not give it.
     pub memory: Option<GpuMemory>,
     /// The part of the last moments in which any kernel ran, however few SMs it took.
     pub utilisation_percent: Option<u32>,
-    /// What it draws now, in mW.
+    /// Its power now, in mW.
     pub power_mw: Option<u32>,
     /// The most that it may draw, in mW.
     pub power_limit_mw: Option<u32>,
-    /// What it took since its driver was loaded, in mJ.
+    /// The energy that it used since its driver was loaded, in mJ.
     pub energy_mj: Option<u64>,
     /// Errors that the driver reported since the start.
     pub xid_errors: u64,
 }
 
-/// A GPU's memory. What the driver keeps for itself is neither used nor free.
+/// A GPU's memory. The driver's own memory is neither used nor free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuMemory {
     /// Taken by processes.
@@ -48,7 +48,8 @@ pub struct WorkerStatus {
     /// As its controller sees it.
     #[serde(flatten)]
     pub standing: WorkerReport,
-    /// The memory that it has on its GPU; `None` on an emulated one, and where NVML does not say.
+    /// The memory that it has on its GPU; `None` on an emulated GPU, and where NVML does not give
+    /// it.
     pub memory_mib: Option<u64>,
 }
 
@@ -61,8 +62,9 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Why a model with these workers cannot have another one, if there is no memory for it. It takes what the one that
-/// serves has, else `need`, in bytes; what the standing one has would be given up for it.
+/// Why a model with these workers cannot have another worker, if there is no memory for it. The new
+/// worker takes as much memory as the serving worker has, else `need`, in bytes; the memory of the
+/// standing worker would be given up for it.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);
@@ -73,7 +75,7 @@ pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&
     lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
 
-/// A GPU in a line for people; `None` where there is nothing to say.
+/// A GPU in a line of text; `None` where there is nothing to say.
 pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
     let NvmlStatus { name, memory, utilisation_percent, xid_errors, .. } = gpu.nvml.as_ref()?;
     let memory = memory.map_or("memory unknown".to_owned(), |GpuMemory { used_mib, total_mib, .. }| {
@@ -88,7 +90,7 @@ pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
     Some(format!("GPU {} ({name}): {memory}{busy}{errors}", gpu.device))
 }
 
-/// What is told of a reading.
+/// A reading's part in the status.
 pub(super) fn of_reading(reading: &Reading) -> NvmlStatus {
     let usage = reading.usage.as_ref();
     let power = usage.map(|usage| usage.power).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the policy would do, for people.
+//! The changes that the policy would make, as text.
 
 use super::aligned;
 use shadowslice_control::controller::{ModelPlan, PlanReport};

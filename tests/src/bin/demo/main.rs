@@ -1,6 +1,6 @@
 //! The demo: three models on an emulated GPU, resized again and again while they serve, with every
 //! answer checked.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a demo talks to whoever runs it")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a demo writes to its user's terminal")]
 
 mod report;
 mod resizes;

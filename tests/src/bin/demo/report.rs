@@ -1,4 +1,4 @@
-//! What the demo prints.
+//! The demo's output.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,14 +51,14 @@ fn number(value: Option<f64>, digits: usize) -> String {
 
 /// The outcome of the whole demo.
 pub(crate) struct Report<'a> {
-    /// The models with what became of their requests.
+    /// The models with the outcomes of their requests.
     pub(crate) workloads: &'a [Workload],
-    /// What became of their resizes, in the same order.
+    /// The outcomes of their resizes, in the same order.
     pub(crate) resizes: &'a [Resizes],
 }
 
 impl Report<'_> {
-    /// The final table, with what the server itself says in `status`.
+    /// The final table, with figures from the server's own `status`.
     pub(crate) fn table(&self, status: &Status) {
         println!(
             "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>12}{:>9}{:>12}{:>13}",

@@ -25,12 +25,12 @@ const REST: Duration = Duration::from_secs(2);
 /// How long to wait for the first batch at a new share.
 const EFFECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// What became of the resizes of one model.
+/// The outcomes of one model's resizes.
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
-    /// Those carried out.
+    /// The resizes that were carried out.
     pub(crate) completed: Vec<Handover>,
-    /// Those that were not.
+    /// The number of resizes that were not carried out.
     pub(crate) failed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of each model, and what it must answer.
+//! The requests to each model, and the answers that they must get.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(crate) struct Workload {
     pub(crate) name: &'static str,
     /// Shares it is given in turn, in percent.
     pub(crate) shares: &'static [u32],
-    /// What became of its requests so far.
+    /// The outcomes of its requests so far.
     pub(crate) tally: Arc<Mutex<Tally>>,
     /// Labels that were true, where its cases tell the truth.
     pub(crate) truths: Option<Arc<AtomicU64>>,

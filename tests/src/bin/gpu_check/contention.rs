@@ -1,5 +1,5 @@
-//! What one model's batches cost another's, at several shares of both: on the same groups of SMs, on others, and on some that
-//! both have.
+//! How much one model's batches slow down another's, at several shares of both: on the same groups
+//! of SMs, on disjoint groups, and on groups of which both models have some.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -35,11 +35,11 @@ const SHARES: [[u32; 2]; 10] = [
     [50, 50],
 ];
 
-/// Rows of the largest batches, which are the other's, and those of the batches that are slowed down: one request at a time, so
-/// that nothing is queued.
+/// Rows of the largest batches, which the other model runs, and rows of the batches that are slowed
+/// down: one request at a time, so that nothing is queued.
 const BATCHES: [(u32, &[u32]); 2] = [(16, &[1, 8]), (2, &[1])];
 
-/// Requests under way of the other: one executes, one is next, one is on its way.
+/// Requests of the other model under way: one executes, one is next, one is on its way.
 const UNDER_WAY: usize = 3;
 
 /// How long each is measured.
@@ -77,7 +77,7 @@ async fn pair(
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // What is in force already is no failure.
+            // A share that is in force already is no failure.
             serving.server.resize(&subject.model, share).await.ok();
         }
         for &rows in rows {
@@ -93,7 +93,7 @@ async fn pair(
     Ok(measured)
 }
 
-/// The mean latency of one request after the other, of so many rows.
+/// The mean latency of requests of so many rows, sent one after the other.
 async fn latency(serving: &Serving, one: &Arc<Subject>, rows: u32) -> Result<f64, Error> {
     let asked = one.saturate(&serving.server, (rows, 1), SPAN).await?;
     Ok(mean(&asked.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))

@@ -1,4 +1,4 @@
-//! What can go wrong with a stage.
+//! The failures of a stage.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) enum Error {
     /// A file or process.
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
-    /// JSON that is none.
+    /// A text that is no JSON.
     #[error("{what} is no JSON")]
     Json { what: String, source: serde_json::Error },
     /// A program that failed.
@@ -28,7 +28,7 @@ pub(crate) enum Error {
     /// A request that was not answered.
     #[error("{model} did not answer: {why}")]
     Request { model: String, why: String },
-    /// Whatever else makes a measurement impossible.
+    /// Any other condition that makes a measurement impossible.
     #[error("{0}")]
     Unusable(String),
 }

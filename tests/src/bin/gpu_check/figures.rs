@@ -1,4 +1,5 @@
-//! The figures: a tree of JSON that outlives a run, so that the next one goes on where it ended.
+//! The figures: a tree of JSON that outlives a run, so that the next run goes on where the last one
+//! ended.
 
 use std::fs;
 use std::io::Read;
@@ -15,13 +16,13 @@ use crate::tools::{Device, Setting};
 #[derive(Debug)]
 pub(crate) struct Figures {
     folder: PathBuf,
-    /// Tells the binaries under test from others.
+    /// Tells the binaries under test from other builds.
     binaries: String,
     tree: Value,
 }
 
 impl Figures {
-    /// Those in a folder, or none yet.
+    /// The figures in a folder; empty if there are none yet.
     pub(crate) fn open(folder: &Path, setting: &Setting) -> Result<Self, Error> {
         let path = folder.join("gpu.json");
         let tree = match fs::read(&path) {
@@ -45,7 +46,7 @@ impl Figures {
         Ok(figures)
     }
 
-    /// What stands at a path.
+    /// The value at a path.
     pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter().try_fold(&self.tree, |tree, key| tree.get(key)).filter(|value| !value.is_null())
     }
@@ -62,7 +63,7 @@ impl Figures {
         *tree = value.into();
     }
 
-    /// Removes what stands at a path.
+    /// Removes the value at a path.
     pub(crate) fn remove(&mut self, path: &[&str]) {
         if let Some((last, way)) = path.split_last()
             && let Some(tree) = way.iter().try_fold(&mut self.tree, |tree, key| tree.get_mut(key))
@@ -81,7 +82,8 @@ impl Figures {
             && (quick || at("quick").and_then(Value::as_bool) == Some(false))
     }
 
-    /// Whether an unfinished stage has a model's figures, taken with these binaries and no quicker than wanted.
+    /// Whether an unfinished stage has a model's figures, taken with these binaries, and not by a
+    /// quick run if a full run is wanted.
     pub(crate) fn has_model(&self, stage: Stage, model: &str, quick: bool) -> bool {
         let taken = self.get(&["progress", stage.name(), model]);
         let quickly = taken.and_then(|taken| taken["quick"].as_bool());

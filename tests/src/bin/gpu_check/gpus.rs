@@ -1,4 +1,5 @@
-//! Two GPUs of one host: what each carries beside the other, and whether hand-overs and a dying MPS server stay on their own.
+//! Two GPUs of one host: how much each carries beside the other, and whether hand-overs and a dying
+//! MPS server leave the other GPU alone.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -67,13 +68,13 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     judged
 }
 
-/// A GPU as a configuration names it, and its UUID if it is a real one.
+/// A GPU as a configuration names it, and its UUID if it is a real GPU.
 struct Gpu {
     device: String,
     uuid: Option<String>,
 }
 
-/// The one to measure, and another of the host; nothing where there is none.
+/// The GPU to measure, and another GPU of the host; `None` if the host has a single GPU.
 async fn two(setting: &Setting) -> Result<Option<[Gpu; 2]>, Error> {
     let Device::Gpu(measured) = &setting.device else {
         let gpu = || Gpu { device: gpu(setting), uuid: None };
@@ -136,7 +137,7 @@ async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 
     Ok(())
 }
 
-/// What was done to the second GPU, and when.
+/// The disturbance of the second GPU, and when it happened.
 struct Disturbed {
     calm: Window,
     handovers: Window,
@@ -180,7 +181,8 @@ fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
     })
 }
 
-/// Fails where an answer was wrong, or requests were lost, but for those of a GPU whose MPS server was killed.
+/// Fails if an answer was wrong or a request was lost. Lost requests of a GPU whose MPS server was
+/// killed are allowed.
 fn into_figures(
     figures: &mut Figures,
     names: &[String],
@@ -200,7 +202,7 @@ fn into_figures(
     figures.set(&["gpus", "handovers"], HANDOVERS * (names.len() - on_first));
     let back = killed.map(|(killed, back)| rounded((back - killed).as_secs_f64()));
     figures.set(&["gpus", "back_after_s"], back);
-    // What was under way on a GPU whose MPS server dies is lost.
+    // Requests under way on a GPU are lost when its MPS server dies.
     let spared = if killed.is_some() { &loaded[..on_first] } else { loaded };
     let lost: u64 = spared.iter().map(|loaded| loaded.tally.failures()).sum();
     let wrong: u64 = loaded.iter().map(|loaded| loaded.tally.wrong).sum();

@@ -60,7 +60,7 @@ async fn of_model(setting: &Setting, serving: &Serving, model: &Model) -> Result
     Ok(handovers)
 }
 
-/// The medians, and what they come from.
+/// Stores the medians and the values that they come from.
 fn into_figures(figures: &mut Figures, model: &str, handovers: &[HandedOver]) {
     let raw: Vec<Value> = handovers.iter().map(HandedOver::json).collect();
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();

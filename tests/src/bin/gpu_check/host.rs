@@ -1,4 +1,4 @@
-//! What is measured on: device, driver, MPS, and what the host lacks.
+//! The host of the measurement: device, driver, MPS, and the parts that the host lacks.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     Ok(())
 }
 
-/// The whole of what `shadowslice doctor` says, whatever its exit status.
+/// The whole report of `shadowslice doctor`, whatever its exit status.
 async fn doctor(setting: &Setting) -> Result<Value, Error> {
     let mut command = Command::new(setting.supervisor());
     command.args(["doctor", "--json"]).kill_on_drop(true);

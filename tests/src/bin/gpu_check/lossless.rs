@@ -41,7 +41,8 @@ const UNDER_WAY: usize = 16;
 /// Parts of the load that the twin run repeats.
 const TWIN_PARTS: u64 = 15;
 
-/// What the twin run may take, and what it does: loading the same for as long, and then some.
+/// The longest time of the twin run, which loads the same models for as long as the run with
+/// changes, and then ends.
 const TWIN: Duration = Duration::from_secs(45);
 
 /// The models under load, and how much of it.
@@ -52,7 +53,7 @@ pub(crate) struct Loads {
 }
 
 impl Loads {
-    /// Half of what each model carries while all of them are saturated.
+    /// Half of the rate that each model carries while all models are saturated.
     pub(crate) async fn half(serving: &Serving, models: &[String]) -> Result<Self, Error> {
         let learning = models.iter().map(|model| Subject::learn(&serving.server, model));
         let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
@@ -110,8 +111,9 @@ fn p99(tally: &Tally) -> f64 {
     rounded(tally.latency_ms(0.99))
 }
 
-/// Leaves beside the log what it takes to see when which requests were slow: each request's arrival and latency, and each
-/// hand-over's order and end with the parts of its worker's start. Times are the system's clock, in microseconds.
+/// Writes the data beside the log that shows which requests were slow, and when: each request's
+/// arrival and latency, and each hand-over's order and end with the parts of its worker's start.
+/// Times are the system's clock, in microseconds.
 fn record(
     setting: &Setting,
     loads: &Loads,
@@ -142,7 +144,7 @@ fn record(
     setting.keep("lossless.handovers.jsonl", &lines)
 }
 
-/// What became of one model's hand-overs.
+/// The outcome of one model's hand-overs.
 #[derive(Debug, Default)]
 struct Done {
     effects_ms: Vec<f64>,

@@ -1,6 +1,6 @@
 //! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON and as
 //! a page. It drives the real binaries over their sockets.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it talks to whoever runs it")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
 
 mod contention;
 mod error;
@@ -42,7 +42,7 @@ use crate::tools::Setting;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
-/// A stage whose figures are there, taken with the same binaries, is skipped. A stage that fails is recorded with
+/// A stage with figures from the same binaries is skipped. A stage that fails is recorded with
 /// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -61,7 +61,7 @@ struct Arguments {
     /// Fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Run stages again whose figures are there.
+    /// Run stages again that have figures.
     #[arg(long)]
     again: bool,
     /// The GPU's index, or `emulated` to rehearse without one.
@@ -76,7 +76,8 @@ struct Arguments {
     /// Only this policy of the stages `policies` and `mixes`; may be given several times.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
-    /// How often the stages `policies` and `mixes` measure each policy: in turn, and back in every other round, as a host has busy times.
+    /// How often the stages `policies` and `mixes` measure each policy: in turn, and back in every
+    /// other round, as a host has busy times.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
@@ -101,7 +102,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Ends when somebody wants the check to end, so that what it started is cleaned up.
+/// Ends when this process is told to end, so that the processes that it started are cleaned up.
 async fn stopped() -> String {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return "no signal can be awaited".into();

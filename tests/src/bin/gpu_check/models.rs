@@ -13,7 +13,7 @@ use crate::error::Error;
 /// Which models come first, in case that time runs out.
 const FIRST: [&str; 5] = ["resnet50", "bert-base", "mobilenet-v2", "alexnet", "vgg19"];
 
-/// What an axis of any size other than the batch gets.
+/// The size of an axis of any size, other than the batch axis.
 const OPEN_AXIS: i64 = 16;
 
 /// INT64 inputs are drawn from 0 to this, without it.
@@ -35,7 +35,7 @@ impl Model {
     }
 }
 
-/// The models in a folder, only those named if any is.
+/// The models in a folder; if `only` names some, just these.
 pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> {
     let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
     let mut models = BTreeMap::new();
@@ -59,7 +59,7 @@ pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> 
 /// An input as the server describes it: name, datatype, whole shape.
 pub(crate) type Described = (String, String, Vec<i64>);
 
-/// The inputs of one request of so many rows; another seed gives other ones.
+/// The inputs of one request of so many rows; another seed gives other inputs.
 pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Vec<Tensor>, Error> {
     let of = |(name, datatype, shape): &Described| {
         let mut shape: Vec<i64> = shape.iter().map(|&axis| if axis < 0 { OPEN_AXIS } else { axis }).collect();
@@ -78,8 +78,8 @@ pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Ve
     described.iter().map(of).collect()
 }
 
-/// Half noise, half one value for each channel: through averages over an image noise would vanish, and
-/// all answers were the same.
+/// Half noise, half a single value for each channel: averages over an image would remove pure
+/// noise, and then all answers would be the same.
 fn floats(shape: &[i64], seed: u64) -> Bytes {
     let mut random = SplitMix64::new(seed);
     let mut normal = || (-2.0 * (1.0 - random.fraction()).ln()).sqrt() * (TAU * random.fraction()).cos();

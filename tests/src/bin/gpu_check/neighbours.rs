@@ -1,5 +1,5 @@
-//! What a warming shadow costs its incumbent and the other models: requests that overlap a hand-over beside the same
-//! load without any.
+//! How much a warming shadow slows down its incumbent and the other models: requests that overlap a
+//! hand-over, compared with the same load without a hand-over.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ fn into_figures(
     }
 }
 
-/// p99 of the latencies, in ms, of requests that were under way in one of the windows.
+/// p99 of the latencies, in ms, of requests that were under way in any of the windows.
 pub(crate) fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
     let within = |span: &&Span| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
     let latencies: Vec<f64> =

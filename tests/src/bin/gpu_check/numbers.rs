@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// The smallest value that `quantile` of the sample do not exceed; none of an empty one.
+/// The smallest value that `quantile` of the sample do not exceed; `None` for an empty sample.
 pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -15,7 +15,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The mean of a sample and its standard error; none of fewer than two.
+/// The mean of a sample and its standard error; `None` for fewer than two values.
 pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     let count = values.len() as f64;
     if count < 2.0 {

@@ -1,4 +1,4 @@
-//! What two models cost each other: every pair side by side at 50 % each, both saturated.
+//! How much two models slow each other down: every pair side by side at 50 % each, both saturated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const UNDER_WAY: usize = 3;
 /// How long each model and each pair runs.
 const SPAN: Duration = Duration::from_millis(2500);
 
-/// What a saturated model does.
+/// The pace of a saturated model.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     rows_per_s: f64,

@@ -1,5 +1,6 @@
-//! Shares that change inside the workers: nothing lost or wrong under load, how soon they are in force, what they cost, who
-//! keeps apart, and that percentages refuse half precision with a reason.
+//! Shares that change inside the workers: no request lost or answered wrongly under load, how soon
+//! changes are in force, what they cost, which models keep apart, and that percentages refuse half
+//! precision with a reason.
 
 use std::time::Duration;
 
@@ -29,13 +30,15 @@ const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 /// From one change of a model to the next.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Parts of the load of the twin runs, which have no changes: one at each of the shares that take turns.
+/// Parts of the load of the twin runs, which have no changes: one part at each of the shares that
+/// take turns.
 const TWIN_PARTS: u64 = 5;
 
-/// Two models that are to keep apart, if they are there: the one that must not notice, and the one that never rests.
+/// Two models that are to keep apart, if they are there: the quiet model, which must not notice,
+/// and the busy model, which never rests.
 const PAIR: [&str; 2] = ["mobilenet-v2", "vgg19"];
 
-/// What the first of them is asked, in requests a second, and for how many parts of a load.
+/// The load of the quiet model, in requests a second, and the number of parts of the load.
 const QUIET_RATE: f64 = 150.0;
 const QUIET_PARTS: u64 = 3;
 
@@ -69,7 +72,7 @@ async fn changes(
     let names = starts(&serving, figures).await?;
     let loads = Loads::half(&serving, &names).await?;
     let mut twins = Vec::new();
-    // The one with which the changes begin comes last.
+    // The share with which the changes begin comes last.
     for share in ANNOUNCED.iter().rev() {
         settle(&serving, &names, *share).await;
         twins.push(end_all(loads.begin(Some(TWIN_PARTS)), false).await?);
@@ -91,12 +94,13 @@ async fn changes(
     if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
 }
 
-/// Gives all models this share. What is in force already is no failure.
+/// Gives all models this share. A share that is in force already is no failure.
 async fn settle(serving: &Serving, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
-/// How the workers started, and which groups they have; returns the models whose shares change inside them.
+/// How the workers started, and which groups they have; returns the models with shares that change
+/// inside the worker.
 async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>, Error> {
     let models = serving.server.status().await?.models;
     for model in &models {
@@ -124,7 +128,7 @@ fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
     before.iter().zip(after).filter_map(grown).collect()
 }
 
-/// What became of the changes of one model.
+/// The outcomes of one model's changes.
 #[derive(Debug, Default)]
 struct Changed {
     /// From the order to its answer: the next batch runs there.
@@ -154,7 +158,7 @@ async fn change(server: &Server, model: &str, shares: &[u32], times: usize, dead
     changed
 }
 
-/// Leaves figures, and says what was not as it must be.
+/// Stores figures, and returns the faults that were found.
 fn into_figures(
     figures: &mut Figures,
     kind: &str,
@@ -190,7 +194,8 @@ fn into_figures(
     failures
 }
 
-/// The latency of a model that is asked at random beside one that never rests: alone, on other groups, on the same ones.
+/// The latency of a model with requests at random times beside a busy model: alone, on other
+/// groups, on the same groups.
 async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -> Result<(), Error> {
     let pair: Vec<Model> =
         PAIR.iter().filter_map(|name| models.iter().find(|model| model.name == *name)).cloned().collect();
@@ -201,12 +206,12 @@ async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -
     let hogging = Subject::learn(&serving.server, &hog.name).await?;
     let quiet_load = async || Load::begin(&subject, QUIET_RATE, Some(QUIET_PARTS)).end(false).await;
     serving.server.resize(&hog.name, 75).await?;
-    // The first one warms up what is only used now.
+    // The first load warms up the shapes and shares that are used from now on.
     quiet_load().await?;
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // What is in force already is no failure.
+            // A share that is in force already is no failure.
             serving.server.resize(&model.name, share).await.ok();
         }
         let span = Duration::from_secs(2 * QUIET_PARTS + 1);
@@ -224,7 +229,8 @@ fn latencies(figures: &mut Figures, what: &str, loaded: &Loaded, hog_rate: Optio
     figures.set(&["partitions", "isolation", what], of);
 }
 
-/// Half precision at a share by percentage is refused, and the model says what is known and what helps.
+/// Half precision at a share by percentage is refused, and the model reports the reason and the
+/// remedy.
 async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Result<(), Error> {
     let models = std::slice::from_ref(half);
     let service = Service { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };

@@ -52,7 +52,7 @@ const BATCH: u32 = 16;
 /// Spans of a quick run are so many times shorter.
 const QUICK: u64 = 4;
 
-/// Who asks a model.
+/// The clients of a model.
 #[derive(Debug, Clone, Copy)]
 enum Asked {
     /// So many clients, each of which asks again as soon as it is answered.
@@ -61,7 +61,7 @@ enum Asked {
     AtRandom(&'static [f64]),
 }
 
-/// A model, and who asks it.
+/// A model and its clients.
 #[derive(Debug, Clone, Copy)]
 struct Guest {
     model: &'static str,
@@ -77,7 +77,7 @@ struct Guest {
 struct Scenario {
     name: &'static str,
     guests: &'static [Guest],
-    /// The parts that it is measured in, one after the other, in seconds.
+    /// The lengths of the parts in which it is measured, one after the other, in seconds.
     spans_s: &'static [u64],
     /// Shares in percent that fit onto the GPU together, if it is also measured with such.
     by_hand: &'static [u32],
@@ -136,7 +136,8 @@ const SCENARIOS: [Scenario; 7] = [
         spans_s: &[14, 6],
         by_hand: &[],
     },
-    // As much as one worker carries, and half as much again, are refused in part: what is accepted is to be in time.
+    // As much as one worker carries, and half as much again. A part of it is refused; accepted
+    // requests must be in time.
     Scenario {
         name: "flood",
         guests: &[guest("bert-base", 8, 1, Asked::AtRandom(&[3000.0, 6000.0, 9000.0]))],
@@ -145,8 +146,9 @@ const SCENARIOS: [Scenario; 7] = [
     },
 ];
 
-/// Five models at once: of different sizes and priorities, of which twice and four times as much is asked by and by; and exported by
-/// PyTorch, of half precision and not, all of which are asked for more and more, with SLOs that are easy to keep and that are not.
+/// Five models at once. First, models of different sizes and priorities, of which twice and four
+/// times as much is asked by and by. Second, models exported by PyTorch, of half precision and not,
+/// all of which are asked for more and more, with SLOs that are easy to keep and SLOs that are not.
 const MIXES: [Scenario; 5] = [
     Scenario { name: "exported", guests: &EXPORTED, spans_s: &[8; 4], by_hand: &[] },
     Scenario { name: "exported, others", guests: &OTHERS, spans_s: &[8; 4], by_hand: &[] },
@@ -193,17 +195,17 @@ const fn mix([resnet50, mobilenet, bert, alexnet, vgg19]: [u64; 5]) -> [Guest; 5
     ]
 }
 
-/// What all scenarios are called.
+/// The names of all scenarios.
 pub(crate) fn scenarios() -> impl Iterator<Item = &'static str> {
     SCENARIOS.iter().chain(&MIXES).map(|scenario| scenario.name)
 }
 
-/// What all policies are called in the figures.
+/// The names of all policies in the figures.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CONTESTANTS.iter().chain([&BY_HAND]).map(|contestant| contestant.name)
 }
 
-/// What follows a policy's name from the second round on.
+/// The suffix of a policy's name from the second round on.
 pub(crate) const ROUND: &str = ", round ";
 
 /// These policies in turn, and back in every other round, each with its name in the figures.
@@ -344,7 +346,7 @@ impl Scenario {
         Ok(spans.into())
     }
 
-    /// What the supervisor has counted of each model.
+    /// The supervisor's counts for each model.
     async fn counted(&self, serving: &Serving) -> Result<Vec<Counted>, Error> {
         let socket = serving.server.home().run_dir().join("metrics.sock");
         let failed = |source| Error::Io { what: "ask for the metrics".into(), source };
@@ -365,7 +367,7 @@ impl Scenario {
     }
 }
 
-/// What the supervisor counts of one model.
+/// The supervisor's counts for one model.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     /// Requests answered within the SLO.
@@ -408,8 +410,9 @@ impl Guest {
         }
     }
 
-    /// What became of its requests, as clients see it and as the supervisor counted it. They are divided by the time in which they were
-    /// sent: who answers the last one later has not answered fewer in it.
+    /// The outcome of its requests, as clients see it and as the supervisor counted it. Counts are
+    /// divided by the time in which the requests were sent: a late last answer must not lower the
+    /// rate.
     fn figures(&self, tally: &Tally, span: Duration, counted: Counted, share: u32) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({

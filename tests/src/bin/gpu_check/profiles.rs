@@ -18,7 +18,7 @@ const WITHIN: Duration = Duration::from_secs(240);
 /// The shares, in percent.
 const SHARES: &str = "6,12,20,30,45,60,80,100";
 
-/// Those of a quick run.
+/// The shares of a quick run.
 const QUICK_SHARES: &str = "12,30,100";
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
@@ -54,7 +54,7 @@ async fn measure(setting: &Setting, figures: &mut Figures, model: &Model) -> Res
     Ok(())
 }
 
-/// Says what it was measured on and what memory it took, where the profile itself does not.
+/// Adds the device and memory of the measurement, where the profile itself does not name them.
 fn attributed(setting: &Setting, figures: &Figures, model: &str, text: &str) -> String {
     let line = |line: &str| match setting.device {
         Device::Gpu(_) if line.starts_with("source:") => source(setting, figures),
@@ -76,7 +76,7 @@ pub(crate) fn source(setting: &Setting, figures: &Figures) -> String {
     }
 }
 
-/// A profile's line `memory`, from what the stage sweep measured.
+/// A profile's line `memory`, from the measurements of the stage sweep.
 pub(crate) fn memory(figures: &Figures, model: &str) -> String {
     let mib = |part| figures.get(&["shadow_memory_mib", model, part]).and_then(Value::as_f64);
     let mib = |part| mib(part).map_or(0, |mib| mib.max(0.0) as u64);

@@ -14,7 +14,8 @@ use crate::error::Error;
 
 const SCRIPT: &str = include_str!("../../../python/ask.py");
 
-/// How long it may take beyond what is planned: to make its requests, and for its last answers.
+/// How long the client may take beyond the planned time: to make its requests, and for its last
+/// answers.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize)]

@@ -1,5 +1,5 @@
-//! The page: the figures as tables, what each of them means, and which command took it. What is not there is
-//! said to be missing.
+//! The page: the figures as tables, with the meaning of each figure and the command that took it.
+//! Missing figures are reported as missing.
 
 mod contention;
 mod partitions;

@@ -96,7 +96,7 @@ impl Serving {
         Ok(HandedOver { handover: last, worker })
     }
 
-    /// Waits until a model has one worker only, and returns it.
+    /// Waits until a model has a single worker, and returns it.
     pub(crate) async fn alone(&self, model: &str) -> Result<Worker, Error> {
         let alone = |model: &status::Model| model.workers.len() == 1 && incumbent(model).is_some();
         let standing = self.server.wait_status(model, "the end of the old worker", alone).await?;
@@ -104,7 +104,8 @@ impl Serving {
         incumbent(&standing).cloned().ok_or_else(gone)
     }
 
-    /// Stops it. What it leaves behind is a figure, and no reason to throw others away.
+    /// Stops it. Processes and files that it leaves behind are a figure, and no reason to discard
+    /// other figures.
     pub(crate) async fn stop(self, figures: &mut Figures) -> Result<(), Error> {
         match self.server.stop().await {
             Err(home::Error::Left(left)) => figures.set(&["left_behind", &self.name], left),
@@ -136,7 +137,7 @@ pub(crate) fn home(setting: &Setting, name: &str, config: &str) -> Result<Home, 
     home.set_binary(setting.supervisor());
     home.set_patience(PATIENCE);
     home.set_log(setting.log(name));
-    // CUDA keeps what it compiles in the home directory, where the next supervisor finds it.
+    // CUDA keeps compiled kernels in the home directory, where the next supervisor finds them.
     let kept = setting.out.join("cache");
     std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
     home.set_env("HOME", kept);

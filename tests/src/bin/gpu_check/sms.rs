@@ -1,4 +1,5 @@
-//! From percent to SMs, and what contexts cost: asked of the worker's binary under a private MPS daemon.
+//! From percent to SMs, and the costs of contexts: asked of the worker's binary under a private MPS
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const BLANK_WITHIN: Duration = Duration::from_secs(90);
 /// The share of a blank worker, in percent.
 const BLANK_SHARE: &str = "50";
 
-/// What `shadowslice-worker --probe` says.
+/// The output of `shadowslice-worker --probe`.
 #[derive(Debug, Deserialize)]
 struct Probe {
     sms: u32,
@@ -34,7 +35,7 @@ struct Probe {
     memory_total: u64,
 }
 
-/// What `shadowslice-worker --probe green` says.
+/// The output of `shadowslice-worker --probe green`.
 #[derive(Debug, Deserialize)]
 struct Green {
     /// The same work without a switch.
@@ -44,13 +45,13 @@ struct Green {
     switch_us: Vec<f64>,
 }
 
-/// What `shadowslice-worker --probe ipc` says.
+/// The output of `shadowslice-worker --probe ipc`.
 #[derive(Debug, Deserialize)]
 struct Ipc {
     open_us: Vec<f64>,
 }
 
-/// What `shadowslice-worker --probe blank` says.
+/// The output of `shadowslice-worker --probe blank`.
 #[derive(Debug, Deserialize)]
 struct Blank {
     libraries_ms: f64,
@@ -66,7 +67,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     };
     let uuid = smi(setting, index, "uuid").await?;
     let daemon = Daemon::start(setting, &uuid).await?;
-    // What the server itself takes is no client's.
+    // The server's own memory belongs to no client.
     let idle = smi(setting, index, "memory.used").await?.parse::<f64>().ok();
     let mut faults = Vec::new();
     let mut note = |what: &str, result: Result<(), Error>| {
@@ -89,7 +90,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     if faults.is_empty() { Ok(()) } else { Err(Error::Unusable(faults.join("; "))) }
 }
 
-/// One field of what nvidia-smi says of the GPU.
+/// One field of nvidia-smi's output for the GPU.
 async fn smi(setting: &Setting, index: &str, field: &str) -> Result<String, Error> {
     let mut command = Command::new("nvidia-smi");
     command.args(["-i", index, &format!("--query-gpu={field}"), "--format=csv,noheader,nounits"]);

@@ -1,4 +1,4 @@
-//! The stages: their order, their bounds, and what becomes of those that fail.
+//! The stages: their order, their bounds, and the treatment of a failed stage.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Stage {
-    /// Device, driver, MPS, what `shadowslice doctor` says.
+    /// Device, driver, MPS, the output of `shadowslice doctor`.
     Host,
     /// From percent to SMs; contexts, green contexts, shared memory, blank workers.
     Sms,
@@ -25,9 +25,9 @@ pub(crate) enum Stage {
     Lossless,
     /// Shares that change inside the workers, half precision included.
     Partitions,
-    /// What one model's batches cost another's, by the shares of both.
+    /// How much one model's batches slow down another's, by the shares of both.
     Contention,
-    /// What a warming shadow costs the others.
+    /// How much a warming shadow slows down the other models.
     Neighbours,
     /// Each model at each share: execution times, memory, errors of the answers.
     Sweep,
@@ -98,10 +98,10 @@ impl Stage {
 /// Below this nothing is begun any more.
 const TOO_LITTLE: Duration = Duration::from_secs(5);
 
-/// What a stage that plans its own end keeps for stopping what it started.
+/// The time that a stage with a planned end reserves for stopping its processes.
 pub(crate) const STOPPING: Duration = Duration::from_secs(20);
 
-/// Runs the stages one after the other, at most until `end`; says whether all went well.
+/// Runs the stages one after the other, at most until `end`; returns whether no stage failed.
 pub(crate) async fn run_all(
     stages: &[Stage],
     setting: &Setting,

@@ -19,10 +19,10 @@ use crate::stages::Stage;
 use crate::tools::{Device, Setting, output};
 use crate::traffic::Subject;
 
-/// The shares, in percent, from the one that is started with.
+/// The shares, in percent; the first is the share of the start.
 const SHARES: [u32; 8] = [100, 80, 60, 45, 30, 20, 12, 6];
 
-/// Those of a quick run.
+/// The shares of a quick run.
 const QUICK_SHARES: [u32; 3] = [100, 30, 12];
 
 /// The batch sizes, in rows.

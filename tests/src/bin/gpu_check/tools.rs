@@ -1,4 +1,4 @@
-//! What all stages are given, and programs run to their end within a bound.
+//! The settings of all stages, and programs that run to their end within a bound.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,23 +14,23 @@ use crate::Arguments;
 use crate::error::Error;
 use crate::models::{self, Model};
 
-/// What is measured.
+/// The device to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Device {
     /// A GPU by its index.
     Gpu(String),
-    /// None: a rehearsal.
+    /// No GPU: a rehearsal.
     Emulated,
 }
 
-/// What all stages are given.
+/// The settings of all stages.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) bin_dir: PathBuf,
     pub(crate) out: PathBuf,
     pub(crate) device: Device,
     pub(crate) models: Vec<Model>,
-    /// Those that compute in half precision, which have no share by percentage.
+    /// The models that compute in half precision, which have no share by percentage.
     pub(crate) halves: Vec<Model>,
     /// Only these scenarios, if any is named.
     pub(crate) scenarios: Vec<String>,
@@ -43,7 +43,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// What the arguments come to; makes the folders.
+    /// The settings that follow from the arguments; makes the folders.
     pub(crate) fn new(arguments: &Arguments) -> Result<Self, Error> {
         let device = match arguments.device.as_str() {
             "emulated" => Device::Emulated,
@@ -103,7 +103,7 @@ impl Setting {
     }
 }
 
-/// Runs a program to its end, its stderr added to a log, and returns what it printed.
+/// Runs a program to its end, adds its stderr to a log, and returns its output.
 pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, Error> {
     let program = {
         let command = command.as_std();
@@ -127,7 +127,7 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     }
 }
 
-/// A program and whatever it started, to be killed if it is given up.
+/// A program and all processes that it started; they are killed if the program is given up.
 #[derive(Debug)]
 pub(crate) struct Family(Option<Process>);
 
@@ -142,7 +142,7 @@ impl Drop for Family {
     fn drop(&mut self) {
         let Some(own) = self.0.filter(|own| own.alive()) else { return };
         let others = descendants(own.pid);
-        // Both fail only for processes that are gone, which is what is wanted.
+        // Both fail only for processes that are gone, which need no signal.
         let _ = own.signal(Signal::SIGKILL);
         for other in others {
             let _ = other.signal(Signal::SIGKILL);

@@ -1,4 +1,4 @@
-//! Requests whose answers are checked, open-loop and closed-loop.
+//! Requests with checked answers, open-loop and closed-loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,17 +15,17 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::error::Error;
 use crate::models::{Described, inputs};
 
-/// How far an answer may lie from the first one to the same input, as part of its largest value: kernels
-/// and the order of sums depend on the batch size and the share.
+/// How far an answer may lie from the first answer to the same input, as part of its largest value:
+/// kernels and the order of sums depend on the batch size and the share.
 pub(crate) const TOLERANCE: f32 = 0.02;
 
 /// The same for BF16, which has eight bits.
 const TOLERANCE_BF16: f32 = 0.06;
 
-/// Different inputs, of those that are told apart by their answers.
+/// The number of different inputs that can be told apart by their answers.
 const INPUTS: u64 = 8;
 
-/// Connections that a model's loads share: one for each client, of most loads.
+/// Connections that a model's loads share: in most loads, every client has its own connection.
 const CONNECTIONS: usize = 24;
 
 /// A load consists of parts of this length, each with arrivals of its own.
@@ -34,7 +34,7 @@ const PART: Duration = Duration::from_secs(2);
 /// How long one answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// A model with requests whose answers are known.
+/// A model, and requests with known answers.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) model: String,
@@ -44,7 +44,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Asks each input once; what comes back is what must come back from then on.
+    /// Asks each input once; from then on, the same input must get the same answer.
     pub(crate) async fn learn(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
         let failed = |why: String| Error::Request { model: model.into(), why };
         let mut client = server.client();
@@ -93,7 +93,7 @@ impl Subject {
         std::mem::take(&mut tally.lock())
     }
 
-    /// The planned requests come, whether or not earlier ones were answered.
+    /// The planned requests are sent whether or not earlier requests were answered.
     pub(crate) async fn ask_at_random(self: &Arc<Self>, plan: &Plan) -> Tally {
         let tally = Arc::default();
         load::run(plan, &tally, |n| Arc::clone(self).asked(n)).await;
@@ -144,7 +144,8 @@ impl Subject {
         Ok(Saturated { rows_per_s, latencies_ms })
     }
 
-    /// One request after the other until `end`, at least one; the latency of each in ms.
+    /// Sends requests one after the other until `end`, at least one; returns the latency of each in
+    /// ms.
     async fn in_turn(&self, mut client: Client, inputs: &[Tensor], end: Instant) -> Result<Vec<f64>, Error> {
         let failed = |why: String| Error::Request { model: self.model.clone(), why };
         let mut latencies_ms = Vec::new();
@@ -167,14 +168,14 @@ pub(crate) struct Made {
     inputs: Vec<Vec<Tensor>>,
 }
 
-/// What a closed loop yields.
+/// The result of a closed loop.
 #[derive(Debug)]
 pub(crate) struct Saturated {
     pub(crate) rows_per_s: f64,
     pub(crate) latencies_ms: Vec<f64>,
 }
 
-/// The largest magnitude among the FP32 outputs; none if one of them is no number.
+/// The largest magnitude among the FP32 outputs; `None` if an output is no number.
 fn largest(outputs: &[Tensor]) -> Option<f32> {
     let mut elements = outputs.iter().filter_map(Tensor::as_fp32).flatten();
     elements.try_fold(0.0_f32, |largest, value| value.is_finite().then(|| largest.max(value.abs())))
@@ -197,7 +198,7 @@ pub(crate) struct Load {
     spans: Arc<Mutex<Vec<Span>>>,
 }
 
-/// What became of a load.
+/// The outcome of a load.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) tally: Tally,
@@ -225,7 +226,7 @@ impl Load {
         Self { task, stop, parts, tally, spans }
     }
 
-    /// Waits for the end of the part under way, or of the last one.
+    /// Waits for the end of the part under way, or of the last part.
     pub(crate) async fn end(mut self, at_once: bool) -> Result<Loaded, Error> {
         self.stop.store(at_once, Ordering::Relaxed);
         (&mut self.task).await.map_err(|_| Error::Unusable("a load's task panicked".into()))?;

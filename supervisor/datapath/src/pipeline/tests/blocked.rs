@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn what_an_idle_worker_could_not_take_is_sent_once_it_can_though_nobody_asks_again() {
+async fn a_batch_that_an_idle_worker_could_not_take_is_sent_later_without_another_request() {
     let stage = Stage::new();
     let mut stuffed = 0;
     let worker = stage.enter_as(1, Sms(10), |_, socket| {

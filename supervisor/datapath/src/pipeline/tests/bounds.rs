@@ -1,14 +1,14 @@
-//! What the queue and the memory have no room for, and for whom they make it.
+//! The bounds of the queue and the memory, and the room that given-up requests make.
 
 use super::*;
 
 #[tokio::test]
-async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
+async fn the_queue_has_its_bound_and_given_up_requests_make_room() {
     let stage = Stage::new();
     let worker = stage.enter(1);
     let running = stage.ask();
     let batch = worker.batch().await;
-    // One more batch fits into the socket; four wait.
+    // One more batch fits into the socket; four requests wait.
     let second = stage.ask();
     stage.until((0, 2)).await;
     let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
@@ -34,7 +34,7 @@ async fn the_queue_has_its_bound_and_makes_room_for_those_who_stay() {
     assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
 }
 
-/// Who gave up while his request executed keeps nobody out once that waits again.
+/// A request that was given up while it executed, and then waits again, keeps no other request out.
 #[tokio::test]
 async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
     let mut stage = Stage::new();
@@ -47,7 +47,7 @@ async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
     while !leaves.is_finished() {
         tokio::task::yield_now().await;
     }
-    // A search while that one executes finds nobody, and nobody is counted any more.
+    // A search while that request executes finds no settled request, so none is counted any more.
     stage.pipeline.state.lock().scheduler.forget_settled();
     drop(worker);
     assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
@@ -60,7 +60,7 @@ async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
 }
 
 #[tokio::test]
-async fn the_memory_has_its_bound_and_makes_room_for_those_who_stay() {
+async fn the_memory_has_its_bound_and_given_up_requests_make_room() {
     let stage = Stage::new();
     let half = || stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
     let (leaves, stays) = (half(), half());

@@ -1,4 +1,4 @@
-//! What a sharing policy's door does to requests, and what the policy sees.
+//! A sharing policy's door: which requests it refuses, and what the policy sees.
 //!
 //! Profiled times are so far from the SLOs that nothing depends on how long the test itself takes.
 
@@ -8,7 +8,7 @@ use super::*;
 
 const OPEN: Door = Door::open(u32::MAX);
 
-/// A pipeline that refuses, where one row takes 1 s on 60 SMs, and eight take 100.
+/// A pipeline that refuses late requests; one row takes 1 s on 60 SMs, and eight rows take 100 s.
 fn stage(slo: Duration) -> Stage {
     let row = |batch, ms| Row { batch, ms: vec![ms] };
     let rows = vec![row(1, 1e3), row(8, 1e5)];
@@ -60,7 +60,7 @@ async fn batches_are_no_larger_than_the_door_says() {
 }
 
 #[tokio::test]
-async fn who_comes_too_late_is_refused_at_the_door_and_an_idle_lane_tries_anyone() {
+async fn a_request_that_would_be_late_is_refused_at_the_door_but_an_idle_lane_tries_any() {
     let stage = stage(HOPELESS);
     let worker = enter(&stage, 1);
     stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
@@ -75,7 +75,7 @@ async fn who_comes_too_late_is_refused_at_the_door_and_an_idle_lane_tries_anyone
 }
 
 #[tokio::test]
-async fn who_has_become_too_late_is_refused_when_his_batch_is_sent() {
+async fn a_request_that_has_become_late_is_refused_when_its_batch_is_sent() {
     let stage = stage(HOPELESS);
     let watch = watch(&stage);
     let worker = enter(&stage, 1);
@@ -92,7 +92,7 @@ async fn who_has_become_too_late_is_refused_when_his_batch_is_sent() {
 }
 
 #[tokio::test]
-async fn who_waits_behind_takes_the_place_of_who_is_refused() {
+async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     let stage = stage(Duration::from_nanos(1));
     let worker = enter(&stage, 1);
     let first = stage.ask();
@@ -107,7 +107,7 @@ async fn who_waits_behind_takes_the_place_of_who_is_refused() {
     worker.answer_well(&batch);
     refused(late, "SLO").await;
     let batch = worker.batch().await;
-    assert_eq!(batch.requests.len(), 2, "and not only the one that was among the oldest two");
+    assert_eq!(batch.requests.len(), 2, "and not only the request that was among the oldest two");
     worker.answer_well(&batch);
     for request in others.into_iter().chain([first]) {
         answered(request).await;
@@ -115,7 +115,7 @@ async fn who_waits_behind_takes_the_place_of_who_is_refused() {
 }
 
 #[tokio::test]
-async fn where_the_late_are_served_the_door_turns_nobody_away() {
+async fn where_late_requests_are_served_the_door_turns_no_request_away() {
     let stage = Stage::with(|settings| {
         (settings.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
@@ -254,7 +254,7 @@ async fn what_executed_at_another_share_is_not_seen() {
 }
 
 #[tokio::test]
-async fn a_batch_that_would_be_padded_is_parted_where_that_delays_nobody() {
+async fn a_batch_that_would_be_padded_is_parted_where_that_delays_no_request() {
     for (pads, parts) in [(true, vec![2, 1]), (false, vec![3])] {
         let stage = stage(EASY);
         let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();

@@ -1,4 +1,4 @@
-//! Workers that hang, and who is served meanwhile.
+//! Workers that hang, and the requests that are served meanwhile.
 
 use super::super::pending::Shapes;
 use super::super::shapes::ShapeTimes;
@@ -7,10 +7,11 @@ use super::*;
 /// Longer than between two looks.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long the request behind the hung one waits for company: well below the time between two looks.
+/// How long the request behind the hung request waits for company: well below the time between two
+/// looks.
 const DELAY: Duration = Duration::from_millis(10);
 
-/// A worker whose batches should take a millisecond, and the request that it executes.
+/// A worker whose batches should take 1 ms, and the request that it executes.
 async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Output>, Failure>>) {
     let times = vec![(1, Duration::from_millis(1))];
     let actor = stage.enter_as(worker, Sms(10), |arrival, _| arrival.slice.times = times);
@@ -51,7 +52,8 @@ async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
     two.abort();
 }
 
-/// Where requests differ in their shapes, one that was never seen may take long, and one that was as long as it did.
+/// Where requests differ in their shapes, a shape that was never executed may take long; a shape
+/// that was executed may take about as long as it did.
 #[tokio::test]
 async fn a_shape_that_was_never_executed_is_given_time() {
     let mut stage = Stage::new();

@@ -1,4 +1,4 @@
-//! What is noted of requests that are traced.
+//! The notes on requests that are traced.
 
 use super::*;
 use crate::trace::{Ending, Handover, Journal, Lost};
@@ -15,7 +15,7 @@ fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<Output>, Failure>>, Journal) {
 }
 
 #[tokio::test]
-async fn a_death_and_the_retry_after_it_are_noted_with_who_ran_it() {
+async fn a_death_and_the_retry_after_it_are_noted_with_the_worker() {
     let stage = Stage::new();
     let first = stage.enter(1);
     let (asked, journal) = ask(&stage);

@@ -1,10 +1,10 @@
-//! Priorities, timeouts, and clients that go away: who runs, who does not, and how each is counted.
+//! Priorities, timeouts, and clients that go away: which requests run, and how each is counted.
 
 use std::time::Instant;
 
 use super::*;
 
-/// One request that executes, and one behind it on the lane, so that all others wait.
+/// One request executes, and another is behind it on the lane, so that all further requests wait.
 async fn busy(stage: &Stage) -> (Actor, Batch) {
     let worker = stage.enter(1);
     stage.ask();
@@ -44,7 +44,8 @@ async fn lower_priorities_go_first_and_share_no_batch_with_others() {
         asked.push(ask(&stage, 1, priority(level)));
         stage.until((count + 1, 2)).await;
     }
-    // First what is on its way; then 1 and 1, 0 and 100, which are the same, 300, and the rest.
+    // First the requests that are on their way; then 1 and 1, 0 and 100, which are the same, 300,
+    // and the rest.
     let mut sizes = Vec::new();
     for _ in 0..6 {
         sizes.push(batch.requests.len());
@@ -103,7 +104,7 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
             "{timed_out:?}"
         );
     }
-    // The batch is through, its slot free for others; nobody hears of its answer.
+    // The batch is finished and its slot is free again; its answer reaches no client.
     worker.answer_well(&batch);
     worker.answer_well(&worker.batch().await);
     assert_eq!(answered.await.unwrap(), Ok(good()));
@@ -129,7 +130,7 @@ async fn a_timeout_longer_than_time_itself_is_none() {
 }
 
 #[tokio::test]
-async fn who_goes_away_is_counted_at_once_and_not_run() {
+async fn a_request_that_its_client_gives_up_is_counted_at_once_and_not_run() {
     let stage = Stage::new();
     let (worker, first) = busy(&stage).await;
     let leaves = ask(&stage, 1, RequestOptions::default());
@@ -140,7 +141,7 @@ async fn who_goes_away_is_counted_at_once_and_not_run() {
     let stays = stage.ask();
     worker.answer_well(&worker.batch().await);
     let batch = worker.batch().await;
-    assert_eq!(batch.requests.len(), 1, "who left is not in it");
+    assert_eq!(batch.requests.len(), 1, "the request that was given up is not in it");
     worker.answer_well(&batch);
     assert_eq!(stays.await.unwrap(), Ok(good()));
     assert_eq!(stage.pipeline.totals().batch_rows.count(), 3);
@@ -148,7 +149,7 @@ async fn who_goes_away_is_counted_at_once_and_not_run() {
 }
 
 #[tokio::test]
-async fn those_who_go_away_make_room_and_the_last_few_are_left_out_when_their_turn_comes() {
+async fn given_up_requests_make_room_and_the_last_few_are_left_out_when_their_turn_comes() {
     let stage = Stage::with(|settings| settings.max_requests = 32);
     let (worker, first) = busy(&stage).await;
     let mut asked = Vec::new();
@@ -168,7 +169,7 @@ async fn those_who_go_away_make_room_and_the_last_few_are_left_out_when_their_tu
 }
 
 #[tokio::test]
-async fn who_goes_away_while_he_is_served_is_no_success() {
+async fn a_request_that_is_given_up_while_it_runs_is_no_success() {
     let stage = Stage::new();
     let worker = stage.enter(1);
     let leaves = ask(&stage, 1, RequestOptions::default());
@@ -185,7 +186,8 @@ async fn who_goes_away_while_he_is_served_is_no_success() {
     assert_eq!((totals.durations.count, timings.rows, totals.batch_rows.count()), (1, 1, 2));
 }
 
-/// What is counted of the way of a request that began to come half a minute ago.
+/// How much of the time counts that a request took to arrive, if it began to arrive half a minute
+/// ago.
 async fn counted_of_half_a_minute(terms: RequestOptions) -> Duration {
     let stage = Stage::with(|settings| settings.slo.latency = Duration::from_secs(100));
     let worker = stage.enter(1);

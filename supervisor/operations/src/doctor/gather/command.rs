@@ -18,7 +18,7 @@ pub(super) enum Silent {
     TooLate,
 }
 
-/// What a program writes, to stdout and then to stderr, until it ends.
+/// A program's output, on stdout and then on stderr, until it ends.
 pub(super) fn output(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Result<String, Silent> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Silent::Run)?;
     let mut command = Command::new(program);

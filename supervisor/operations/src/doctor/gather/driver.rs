@@ -49,7 +49,7 @@ fn is_device(name: &str) -> bool {
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// Who else computes on the GPUs. A process that this user cannot see has no name.
+/// The other processes that compute on the GPUs. A process that this user cannot see has no name.
 fn strangers(host: &Host, processes: &Processes) -> Vec<(u32, String)> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);

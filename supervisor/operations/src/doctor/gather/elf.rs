@@ -11,14 +11,15 @@ use object::read::{ReadCache, StringTable};
 
 type Header = FileHeader64<Endianness>;
 
-/// What a library says of itself.
+/// A library's own description.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// The number of the processor's kind.
     pub(super) machine: u16,
     /// The libraries that it needs.
     pub(super) needed: Vec<String>,
-    /// Where those may lie, `$ORIGIN` as it is written; from its RUNPATH, else its RPATH.
+    /// The folders in which the needed libraries may lie, with `$ORIGIN` as it is written; from the
+    /// RUNPATH, else the RPATH.
     pub(super) search: Vec<String>,
     /// The names of its symbols' versions.
     pub(super) versions: Vec<String>,
@@ -75,7 +76,7 @@ fn versions<'data>(
     let strings: StringTable<'_, _> = sections.strings(endian, data, strings)?;
     let mut names = Vec::new();
     for definition in definitions {
-        // The first name is the version's own, the others those of versions that it follows.
+        // The first name is the version's own; the other names are of versions that it follows.
         if let Some(name) = definition?.1.next()? {
             names.push(text(name.name(endian, strings)?));
         }

@@ -1,4 +1,4 @@
-//! ONNX Runtime and what it needs.
+//! ONNX Runtime and the libraries that it needs.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The dynamic linker's search, done without loading anything: what a vendor's library does when it is loaded
-//! must not happen in the supervisor.
+//! The dynamic linker's search, done without loading any library: a vendor's library may run code
+//! when it is loaded, and that must not happen in the supervisor.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use super::elf::Elf;
 use crate::doctor::facts::{Missing, Shared};
 use shadowslice_shared::errors;
 
-/// The most libraries that one library's needs are followed through.
+/// The most libraries that are read for one library.
 const MAX_LIBRARIES: usize = 512;
 
 /// Where the linker looks at last.
 const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// Where `ldconfig` may lie, which is not in everybody's PATH.
+/// Where `ldconfig` may lie; the PATH of many users does not have its folder.
 const LDCONFIG: [&str; 3] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"];
 
 /// Where libraries lie on this host.
@@ -91,8 +91,8 @@ impl Linker {
         missing
     }
 
-    /// The first library of that name, for that kind of processor. Those of another kind are passed over, as the
-    /// linker does.
+    /// The first library of that name, for that kind of processor. Libraries for another kind are
+    /// passed over, as the linker does.
     fn resolve(&self, name: &str, search: &[PathBuf], machine: u16) -> Option<(PathBuf, Elf)> {
         let named = |dirs: &[PathBuf]| dirs.iter().map(|dir| dir.join(name)).collect::<Vec<_>>();
         let cached = self.cache.get(name).cloned().unwrap_or_default();
@@ -120,7 +120,7 @@ fn file_name(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// This test's own binary: an ELF file whose needs this host meets.
+    /// This test's own binary: an ELF file, and this host has all libraries that it needs.
     fn own() -> (PathBuf, Elf) {
         let path = std::env::current_exe().unwrap();
         let elf = Elf::read(&path).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nowhere_is_missing_once_and_named_with_who_needs_it() {
+    fn a_library_that_is_nowhere_is_missing_once_and_named_with_the_library_that_needs_it() {
         let (path, elf) = own();
         let (shared, _) = Linker::default().inspect(&path);
         let names: BTreeSet<_> = shared.missing.iter().map(|missing| missing.name.clone()).collect();

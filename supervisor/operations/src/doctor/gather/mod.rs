@@ -1,4 +1,5 @@
-//! Looking at the host. Nothing is changed, made or loaded, but NVML, and where it is asked for a daemon of MPS.
+//! Looking at the host. Nothing is changed, made or loaded, except NVML and, if a measurement of
+//! partitions is asked for, a daemon of MPS.
 
 mod command;
 mod driver;
@@ -16,7 +17,7 @@ use super::facts::Facts;
 use linker::Linker;
 use shadowslice_config::Config;
 
-/// What there is, where this configuration would look for it.
+/// The facts of this host, looked up where this configuration would look.
 pub(super) fn facts(config: Option<&Config>) -> Facts {
     let linker = Linker::of_this_host();
     let processes = processes::all();

@@ -1,4 +1,4 @@
-//! CUDA MPS: its programs and whoever runs them.
+//! CUDA MPS: its programs and the processes that run them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,7 +18,7 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// Where CUDA and the control program look for each other when nothing is said, of one version or another.
+/// Where CUDA and the control program look for each other by default, in one version or another.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
 /// The most of a program's file that is searched, in bytes.
@@ -30,7 +30,7 @@ pub(super) fn facts(processes: &Processes) -> Mps {
     Mps { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
 }
 
-/// A program in one of these folders, if it is named without one.
+/// The program in one of these folders, if it is named without a folder.
 fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
@@ -46,14 +46,14 @@ fn control(path: PathBuf) -> Control {
 
 /// The number in a line such as `... Binary version: 13000`.
 fn version(said: &str) -> Option<u32> {
-    // What follows is the years of a copyright.
+    // The years of a copyright follow.
     let after = said.rsplit_once("ersion:").map_or(said, |(_, after)| after);
     let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
     numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
 }
 
-/// Whether a program's file holds this word. Which commands a control program knows can otherwise only be asked
-/// of a daemon, and none is started for that.
+/// Whether a program's file holds this word. Only a daemon could otherwise say which commands a
+/// control program knows, and no daemon is started for that.
 fn mentions(path: &Path, word: &[u8]) -> bool {
     let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
     let bytes = if size <= MAX_PROGRAM_BYTES { fs::read(path).unwrap_or_default() } else { Vec::new() };
@@ -81,14 +81,15 @@ fn pipes() -> Vec<PipeDirectory> {
     there.map(|path| PipeDirectory { alive: is_heard(&path.join("control")), path }).collect()
 }
 
-/// Whether anybody listens on a control socket. Nothing is said there.
+/// Whether a process listens on a control socket. Nothing is sent there.
 fn is_heard(path: &Path) -> bool {
     let tried = UnixAddr::new(path).and_then(|address| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(socket.as_raw_fd(), &address)
     });
-    // Other failures (another kind of socket, no permission, a full backlog) come from somebody who is there.
+    // Other failures (another kind of socket, no permission, a full backlog) show that a process
+    // listens.
     !matches!(tried, Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::ENOTSOCK))
 }
 
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_listens_on_is_told_from_one_that_is_heard() {
+    fn a_socket_without_a_listener_is_told_from_a_socket_with_one() {
         let folder = tempfile::tempdir().unwrap();
         let listened = folder.path().join("listened");
         let listener = std::os::unix::net::UnixListener::bind(&listened).unwrap();

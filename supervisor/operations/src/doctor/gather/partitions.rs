@@ -1,4 +1,5 @@
-//! Whether partitions inside processes keep apart, as `serve` finds it out: under a daemon of MPS that ends with this.
+//! Whether partitions inside processes keep apart, measured as `serve` does it: under a daemon of
+//! MPS that ends with the measurement.
 
 use std::path::Path;
 

@@ -8,7 +8,6 @@ const SUPERVISOR: &str = "shadowslice";
 /// How many ancestors of a process are looked at.
 const MAX_ANCESTORS: usize = 16;
 
-/// One process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
     /// The file name of its program, as it was called.
@@ -33,7 +32,8 @@ fn seen(process: &procfs::process::Process) -> Option<Process> {
     Some(Process { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// The name in `/proc/PID/stat` is cut short; that of the program is in the arguments, which processes of the kernel do not have.
+/// The name in `/proc/PID/stat` is cut short; the program's name is in the arguments, which
+/// processes of the kernel do not have.
 fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
     program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_itself_and_who_started_it() {
+    fn finds_itself_and_its_parent() {
         let own = i32::try_from(std::process::id()).unwrap();
         let all = all();
         let me = &all[&own];

@@ -16,7 +16,7 @@ use shadowslice_config::Config;
 use shadowslice_control::host;
 use shadowslice_control::process::{may_raise_priority, temporary_folder};
 
-/// What CUDA and MPS read, beside all that begins with CUDA_MPS_.
+/// The variables that CUDA and MPS read, besides all that begin with CUDA_MPS_.
 const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
 
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -26,7 +26,7 @@ pub(super) fn facts(config: Option<&Config>) -> System {
         variables: variables(std::env::vars_os()),
         uid: geteuid().as_raw(),
         may_raise_priority: may_raise_priority(),
-        // The supervisor raises its soft limit to the hard one.
+        // The supervisor raises its soft limit to the hard limit.
         open_files: limit(Resource::RLIMIT_NOFILE, |(_, hard)| hard),
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
@@ -45,7 +45,7 @@ fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, St
     found
 }
 
-/// A limit; `None` for none, and for one that is not told.
+/// A limit; `None` if there is no limit, or if it cannot be read.
 fn limit(resource: Resource, which: impl Fn((u64, u64)) -> u64) -> Option<u64> {
     getrlimit(resource).ok().map(which).filter(|limit| *limit != RLIM_INFINITY)
 }

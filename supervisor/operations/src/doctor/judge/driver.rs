@@ -18,7 +18,7 @@ const MAX_NAMED: usize = 5;
 pub(super) fn checks(driver: &Driver, need: &Need) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
-        // What is missing without a driver is missing because of that.
+        // Without a driver, the parts that come with it are missing, too.
         Err(trouble) if driver.files.is_empty() => return vec![Check::met("driver", trouble)],
         Err(trouble) => return vec![Check::met("driver", trouble), files(driver)],
     };
@@ -51,7 +51,7 @@ fn files(driver: &Driver) -> Check {
         return Check::fault(
             name,
             format!("this user may not read and write {} in /dev", closed.join(", ")),
-            "give the user a group that may, or run as one who may; in a container, pass the devices in",
+            "give the user a group that may, or run as a user that may; in a container, pass the devices in",
         );
     }
     if !is_there("nvidiactl") {
@@ -164,7 +164,7 @@ fn others(index: u32, gpu: &Gpu, driver: &Driver) -> Check {
     )
 }
 
-/// Under MPS its server is the one process that has contexts there.
+/// Under MPS, its server is the only process that has contexts there.
 fn compute_mode(index: u32, mode: ComputeMode, mps: bool) -> Check {
     let name = format!("gpu {index} compute mode");
     let set = |mode: &str| format!("as root, `nvidia-smi -i {index} -c {mode}`");

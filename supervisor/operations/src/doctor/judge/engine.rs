@@ -3,10 +3,10 @@
 use crate::doctor::check::Check;
 use crate::doctor::facts::{Driver, EngineFacts, Shared, Version};
 
-/// The oldest ONNX Runtime whose interface workers speak.
+/// The oldest ONNX Runtime that workers can use: workers speak its interface.
 const LEAST_VERSION: Version = Version(1, 24, 0);
 
-/// What to do where ONNX Runtime has no part for GPUs.
+/// The advice where ONNX Runtime has no part for GPUs.
 const GET_GPU_BUILD: &str = "put the libraries of an ONNX Runtime for GPUs there (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
 
 /// The library that all models need.
@@ -35,7 +35,7 @@ pub(super) fn library(engine: &EngineFacts) -> Check {
     }
 }
 
-/// What models on GPUs need.
+/// The libraries that models on GPUs need.
 pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
     let Ok(library) = &engine.library else { return Vec::new() };
     vec![provider(library, engine, driver), cudnn(engine)]
@@ -84,7 +84,7 @@ fn cuda_of(provider: &Shared) -> Option<u32> {
     provider.needs.iter().find_map(major)
 }
 
-/// What keeps a library from being loaded.
+/// The fault that keeps a library from being loaded.
 fn broken(name: &str, library: &Shared) -> Option<Check> {
     let path = library.path.display();
     if let Some(why) = &library.unreadable {
@@ -109,7 +109,8 @@ fn broken(name: &str, library: &Shared) -> Option<Check> {
     Some(Check::fault(name, finding, advice))
 }
 
-/// Newer providers look for cuDNN when a model first needs it, older ones cannot be loaded without.
+/// Newer providers look for cuDNN when a model first needs it; older providers cannot be loaded
+/// without it.
 fn cudnn(engine: &EngineFacts) -> Check {
     let name = "cudnn";
     let (library, found) = &engine.cudnn;
@@ -125,7 +126,7 @@ fn cudnn(engine: &EngineFacts) -> Check {
     Check::warning(name, finding, advice)
 }
 
-/// What models that ask for TensorRT need.
+/// The libraries that models with the TensorRT provider need.
 pub(super) fn tensorrt(engine: &EngineFacts) -> Vec<Check> {
     let name = "tensorrt";
     let Ok(library) = &engine.library else { return Vec::new() };

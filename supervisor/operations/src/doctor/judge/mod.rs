@@ -1,4 +1,4 @@
-//! What the facts about a host mean for serving there. Pure.
+//! The meaning of a host's facts for serving there. Pure.
 
 mod driver;
 mod engine;
@@ -10,7 +10,7 @@ use super::check::Check;
 use super::facts::Facts;
 use super::need::Need;
 
-/// Every check, those of what others rest on first.
+/// Every check; a check comes before the checks that rest on it.
 pub(super) fn judge(facts: &Facts, need: &Need) -> Vec<Check> {
     let Facts { driver, mps, system, engine, partitions } = facts;
     [

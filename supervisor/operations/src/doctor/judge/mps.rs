@@ -50,7 +50,7 @@ fn program(mps: &Mps) -> Check {
     }
 }
 
-/// What this version can do. Percentages, which all can, are what is used.
+/// The abilities of this version. Percentages, which every version knows, are used.
 fn generation(control: &Control, version: u32) -> &'static str {
     if version >= NAMED_SERVERS {
         "shares as percentages; knows static partitions (-S) and named servers (-p 3)"
@@ -61,7 +61,7 @@ fn generation(control: &Control, version: u32) -> &'static str {
     }
 }
 
-/// Daemons and servers of others.
+/// MPS daemons and servers that this supervisor did not start.
 fn daemons(mps: &Mps, driver: &Driver, system: &System) -> Check {
     let name = "mps daemons";
     if mps.foreign.is_empty() {
@@ -73,7 +73,7 @@ fn daemons(mps: &Mps, driver: &Driver, system: &System) -> Check {
     let gpus = driver.nvml.iter().flat_map(|host| host.gpus.iter().flatten());
     let exclusive = gpus.filter(|gpu| gpu.compute_mode == ComputeMode::ExclusiveProcess).count() > 0;
     let advice =
-        "end them if nobody needs them (`echo quit | CUDA_MPS_PIPE_DIRECTORY=... nvidia-cuda-mps-control`)";
+        "end them if they are unused (`echo quit | CUDA_MPS_PIPE_DIRECTORY=... nvidia-cuda-mps-control`)";
     if serves && exclusive {
         let advice = format!("a GPU in EXCLUSIVE_PROCESS mode takes one server only; {advice}");
         return Check::fault(name, finding, advice);

@@ -1,4 +1,4 @@
-//! Shares that change inside the worker, and what half precision needs of them.
+//! Shares that change inside the worker, and the needs of half precision for that.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{Driver, Partitions};

@@ -9,10 +9,12 @@ use crate::doctor::need::Need;
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// What Docker gives a container for `/dev/shm` unasked, in bytes; hardly enough for CUDA's own use.
+/// The size of `/dev/shm` that Docker gives a container by default, in bytes; hardly enough for
+/// CUDA's own use.
 const SMALL_SHARED_MEMORY: u64 = 64 * MIB;
 
-/// What workers inherit of what CUDA reads. What names GPUs and shares is set for each of them instead.
+/// The CUDA variable that workers inherit. The variables that name GPUs and shares are set for each
+/// worker instead.
 const INHERITED: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// The longest pipe directory that MPS is known to take, in bytes: its sockets lie below.
@@ -21,12 +23,12 @@ const MAX_PIPE_DIRECTORY: usize = 75;
 /// The longest way from the run directory to a pipe directory.
 const PIPES: &str = "private/mps63/pipe";
 
-/// What only real GPUs need.
+/// Checks for real GPUs only.
 pub(super) fn of_gpus(system: &System) -> Vec<Check> {
     vec![environment(system), shared_memory(system), locked_memory(system)]
 }
 
-/// What only MPS needs.
+/// Checks for MPS only.
 pub(super) fn of_mps(system: &System) -> Vec<Check> {
     match &system.run_dir {
         RunDir::Usable(path) | RunDir::Taken(path) => vec![pipes(path)],
@@ -34,7 +36,7 @@ pub(super) fn of_mps(system: &System) -> Vec<Check> {
     }
 }
 
-/// What is needed with and without GPUs.
+/// Checks with and without GPUs.
 pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
     vec![
         user(system),
@@ -46,7 +48,7 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
     ]
 }
 
-/// What can be had in any case.
+/// The emulated device, which every host can have.
 pub(super) fn emulated(system: &System) -> Check {
     let name = "emulated devices";
     match system.worker {
@@ -118,8 +120,8 @@ fn pipes(run_dir: &Path) -> Check {
 }
 
 fn user(system: &System) -> Check {
-    let who = if system.uid == 0 { "root".to_owned() } else { format!("uid {}", system.uid) };
-    Check::ok("user", who)
+    let user = if system.uid == 0 { "root".to_owned() } else { format!("uid {}", system.uid) };
+    Check::ok("user", user)
 }
 
 fn priority(system: &System) -> Check {

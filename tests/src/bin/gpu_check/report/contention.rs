@@ -1,4 +1,4 @@
-//! What models cost each other.
+//! How much models slow each other down.
 
 use serde_json::Value;
 

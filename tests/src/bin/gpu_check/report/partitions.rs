@@ -1,4 +1,4 @@
-//! What became of shares that change inside the workers.
+//! The outcomes of shares that change inside the workers.
 
 use serde_json::Value;
 

@@ -41,7 +41,8 @@ pub(super) fn policies(figures: &Value) -> String {
     text
 }
 
-/// The same with a line a span: what all models together had answered within their SLOs, and what part each.
+/// The same with a line for each span: how many answers of all models together were within their
+/// SLOs, and the part of each model.
 pub(super) fn mixes(figures: &Value) -> String {
     let mut text = String::new();
     for (mix, policies) in entries(&figures["mixes"]) {
@@ -69,7 +70,7 @@ pub(super) fn mixes(figures: &Value) -> String {
     text
 }
 
-/// What of all requests was in time under each policy that ran more than once, on average.
+/// The part of all requests that was in time under each policy that ran more than once, on average.
 fn means(policies: &Value) -> String {
     let mut runs: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for (name, spans) in entries(policies) {

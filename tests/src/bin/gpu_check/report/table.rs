@@ -6,7 +6,7 @@ use serde_json::Value;
 pub(super) struct Table(String);
 
 impl Table {
-    /// One with these heads.
+    /// A table with these heads.
     pub(super) fn new(heads: &[&str]) -> Self {
         let rule = vec!["---"; heads.len()];
         Self(format!("| {} |\n|{}|\n", heads.join(" | "), rule.join("|")))
@@ -24,7 +24,7 @@ impl Table {
     }
 }
 
-/// A value for a reader; a dash if there is none.
+/// A value for a reader; a dash for a missing value.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
