@@ -172,7 +172,7 @@ async fn one_that_nobody_wants_any_more_is_given_up_while_it_starts() {
     let alone = |model: &Model| model.workers.len() == 1;
     let model = server.wait_status("echo", "one worker", alone).await.unwrap();
     assert!(incumbent(&model).is_some(), "{model:?}");
-    assert!(!server.log().contains("a worker stands ready"), "{}", server.log());
+    assert!(!server.log().contains("the standing worker is ready"), "{}", server.log());
     assert!(!server.log().contains("ignored its stop"), "{}", server.log());
     server.stop().await.unwrap();
 }

@@ -270,7 +270,11 @@ impl Controller {
             }
             WorkerSaid::Warmed(warmed) => {
                 self.attach(worker, &warmed);
-                tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
+                tracing::info!(
+                    model = self.model.name,
+                    pid = self.pid(worker),
+                    "the standing worker is ready"
+                );
                 self.standby.state = State::Ready { worker, since: self.now() };
                 self.standby.obstacle = None;
                 // It stopped counting as a spare if the incumbent died meanwhile; here it is a

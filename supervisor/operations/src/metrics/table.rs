@@ -41,7 +41,7 @@ pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
     Metric {
         name: "shadowslice_share_held",
         kind: Gauge,
-        help: "1 if people hold the share, so that the policy does not change it; else 0.",
+        help: "1 if the operator holds the share, so that the policy does not change it; else 0.",
         samples: |model| one(f64::from(model.status.held)),
     },
     Metric {
