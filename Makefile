@@ -64,7 +64,7 @@ unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system te
 	fi
 
 .PHONY: clients
-clients: onnxruntime python | have-cargo ## Triton's own clients against a running server
+clients: onnxruntime python | have-cargo ## Triton's own clients against a running supervisor
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
@@ -89,16 +89,16 @@ beside: build | $(measured) ## The simulator beside the real thing, alone: targe
 # Triton comes from PyPI, some 800 MB of it unpacked; it takes x86-64 and Python 3.11 or 3.12. It is no part of `make bench`, which would
 # have to fetch it.
 .PHONY: versus
-versus: build $(py_stamp) $(rivals) | $(measured) ## This server beside NVIDIA Triton: target/measurements/versus.md (five minutes once built; not in bench)
+versus: build $(py_stamp) $(rivals) | $(measured) ## shadowslice beside NVIDIA Triton: target/measurements/versus.md (five minutes once built; not in bench)
 	$(with_env) $(TARGET)/release/shadowslice-versus --page $(measured)/versus.md \
 	  --json $(measured)/versus.json $(VERSUS_ARGS)
 
 .PHONY: perf-analyzer
-perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against this server, over both protocols, with and without shared memory
+perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against the supervisor, over both protocols, with and without shared memory
 	$(with_libs) tests/python/perf_analyzer.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
 .PHONY: loadgen
-loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against this server: it must say VALID
+loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against the supervisor: it must say VALID
 	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
 # Counts come from linux-perf (as root) and valgrind, Debian's names; what is missing is said, and its columns are left out. Builds side by side:

@@ -61,7 +61,7 @@ enum Command {
     /// Give a model another share, and wait until it is in force.
     ///
     /// The worker moves to other SMs, or a shadow worker starts at the new share, warms up and proves its answers while the
-    /// old one serves, and takes over between two batches. A policy does not change that share until `shadowslice release`.
+    /// incumbent serves, and takes over between two batches. A policy does not change that share until `shadowslice release`.
     Resize {
         /// The model's name.
         model: String,

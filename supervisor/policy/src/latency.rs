@@ -67,7 +67,7 @@ pub struct Predictor {
     observed: BTreeMap<u32, Observed>,
     /// The factor on the observed times now; never zero.
     pace: f64,
-    /// How far predictions have been off of late, on average, as a part of the prediction.
+    /// How far recent predictions have been off, on average, as a part of the prediction.
     error: f64,
 }
 

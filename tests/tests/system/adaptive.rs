@@ -238,7 +238,7 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     let loads = [("one", 200.0), ("two", 200.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(6)));
     let says_so = |model: &Model| {
-        model.more["verdict"].as_str().is_some_and(|why| why.contains("SMs do not mend that"))
+        model.more["verdict"].as_str().is_some_and(|why| why.contains("more SMs would not help"))
     };
     server.wait_status("one", "that it misses for another reason", says_so).await.unwrap();
     let [one, two] = loads;

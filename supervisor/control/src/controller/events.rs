@@ -278,6 +278,9 @@ impl Controller {
             WorkerSaid::Warmed(warmed) => {
                 self.note_warm();
                 self.tell(Fact::Warmed { worker, warmed, asked });
+                if self.workers.role_and_phase(worker) == ("standby", "standing") {
+                    tracing::info!(model = self.model.name, pid, "the standing worker is ready");
+                }
             }
             WorkerSaid::Refused(refusal) => {
                 tracing::error!(model, pid, %refusal, "a worker refused");

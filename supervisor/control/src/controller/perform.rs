@@ -60,7 +60,11 @@ impl Controller {
 
     /// A worker that has served stands ready from now on, if there is memory for it.
     fn keep(&mut self, worker: WorkerId) -> Option<Fact> {
-        tracing::info!(model = self.model.name, pid = self.pid(worker), "a worker stands ready");
+        tracing::info!(
+            model = self.model.name,
+            pid = self.pid(worker),
+            "the relieved worker stays as the standing one"
+        );
         // Removes a call for the memory of the standing worker before this one.
         self.note_standing(false);
         self.note_standing(true);

@@ -37,7 +37,7 @@ pub enum MakeError {
     #[error("reference answers cannot be kept")]
     Reference(#[source] ReferenceError),
     /// The control thread has ended.
-    #[error("the server is stopping")]
+    #[error("the supervisor is stopping")]
     Stopping,
 }
 
@@ -276,6 +276,6 @@ pub(super) async fn serving(
     match state.unwrap_or(ModelState::Stopping) {
         ModelState::Ready => Ok(()),
         ModelState::Unready(why) => Err(why),
-        _ => Err("the server is stopping".to_owned()),
+        _ => Err("the supervisor is stopping".to_owned()),
     }
 }

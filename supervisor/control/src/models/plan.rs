@@ -44,7 +44,7 @@ impl Change {
 
 /// What cannot change while the supervisor runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{} cannot change while the server runs; restart it, or undo that change and reload again", .0.join(", "))]
+#[error("{} cannot change while the supervisor runs; restart it, or undo that change and reload again", .0.join(", "))]
 pub(super) struct Fixed(pub(super) Vec<&'static str>);
 
 /// From the configuration in force to the new one. `start` says how to start, and may differ.

@@ -272,14 +272,14 @@ async fn reload(reach: &Reach) -> Reply {
     let (reply, outcome) = oneshot::channel();
     if reach.reloads.try_send(Reload { reply }).is_err() {
         return Reply::Refused(
-            "too many reloads wait, or the server is stopping; try again later".to_owned(),
+            "too many reloads wait, or the supervisor is stopping; try again later".to_owned(),
         );
     }
     match outcome.await {
         Ok(Ok(report)) => Reply::Reloaded(report),
         Ok(Err(ReloadRefused::Faulty(faults))) => Reply::Faulty(faults),
         Ok(Err(refused)) => Reply::Refused(refused.to_string()),
-        Err(_) => Reply::Refused("the server is stopping".to_owned()),
+        Err(_) => Reply::Refused("the supervisor is stopping".to_owned()),
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) enum BenchError {
     #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
     TooLarge(u32, #[source] OutOfSlab),
     /// An input that has no size.
-    #[error("input '{0}' has axes of unknown size; give --shape {0}=AXISxAXIS, without the batch axis")]
+    #[error("input '{0}' has dynamic axes; give --shape {0}=AXISxAXIS, without the batch axis")]
     Unknown(String),
     /// The reference answers.
     #[error("reference answers cannot be kept")]

@@ -193,7 +193,7 @@ pub enum ResizeRefused {
     },
     /// The supervisor ends, or the model's workers do.
     #[error(
-        "the workers of this model are told to end: the server is stopping, or the model is unloaded or replaced"
+        "the workers of this model are told to end: the supervisor is stopping, or the model is unloaded or replaced"
     )]
     Stopping,
 }

@@ -157,7 +157,7 @@ impl OnGpu {
         let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
         if let Some(spec) = inputs.iter().find(open) {
             return Err(format!(
-                "input `{}` has axes of any length besides the batch, and a recording has one length; \
+                "input `{}` has dynamic axes besides the batch, and a recording has one length; \
                  export the model with fixed axes",
                 spec.name
             ));
@@ -166,7 +166,9 @@ impl OnGpu {
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
                 "some of it is computed on the host's processor, which a recording would not repeat: {}",
-                self.on_host.as_deref().unwrap_or("an open axis of an input has no name, or several lengths")
+                self.on_host
+                    .as_deref()
+                    .unwrap_or("a dynamic axis of an input has no name, or several lengths")
             )),
             Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),

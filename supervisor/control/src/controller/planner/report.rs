@@ -213,7 +213,7 @@ pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String 
 fn reason(why: &Why, names: &[String], now: Moment) -> String {
     let said = |Missed { part, may }: &Missed| {
         format!(
-            "{:.1} % of its requests missed their SLO of late, and {:.1} % may",
+            "{:.1} % of its requests missed their SLO in the last seconds, and {:.1} % may",
             part * 100.0,
             may * 100.0
         )
@@ -241,7 +241,7 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
             until.since(now).as_secs_f64()
         ),
         Why::NotItsBatches { missed, two_batches } => format!(
-            "{}; two of its batches take no more than {:.1} ms, so SMs do not mend that",
+            "{}; two of its batches take no more than {:.1} ms, so more SMs would not help; the host or the clients may be slow",
             said(missed),
             ms(*two_batches)
         ),
@@ -267,7 +267,7 @@ mod tests {
             (
                 keep(Why::Met(missed)),
                 "keep",
-                "12.3 % of its requests missed their SLO of late, and 1.0 % may",
+                "12.3 % of its requests missed their SLO in the last seconds, and 1.0 % may",
             ),
             (keep(Why::Short { missed, steps: 0 }), "keep", "it is tried next"),
             (keep(Why::Short { missed, steps: 2 }), "keep", "in 2 steps"),
@@ -279,7 +279,7 @@ mod tests {
             (
                 keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
                 "keep",
-                "2.0 ms, so SMs",
+                "2.0 ms, so more SMs would not help",
             ),
             (
                 change(60, 40, None),
