@@ -5,14 +5,13 @@
 //! that the caller carries out. So tests and simulations run exactly what serves.
 //!
 //! [`scheduler`] takes a model's requests from their arrival to batches on its workers' lanes,
-//! [`latency`] says how long those batches should take, [`blame`] what becomes of a request when
-//! its worker dies, and [`restart`] when the next worker starts. [`handover`] replaces a worker by
-//! its shadow, [`groups`] says which SMs a partition has, and [`sharing`] divides the GPUs by what
-//! was seen.
+//! [`latency`] says how long those batches should take, and [`blame`] what becomes of a request when
+//! its worker dies. [`workers`] says which workers a model has and which one has the traffic,
+//! [`restart`] when the next one starts, and [`groups`] which SMs a partition has. [`sharing`]
+//! divides the GPUs by what was seen.
 
 pub mod blame;
 pub mod groups;
-pub mod handover;
 pub mod latency;
 pub mod restart;
 pub mod scheduler;

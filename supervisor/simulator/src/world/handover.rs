@@ -1,12 +1,17 @@
-//! A model's hand-overs, by the supervisor's own state machine. Workers start in the time that the
+//! A model's workers, by the supervisor's own state machine. They start in the time that the
 //! scenario says, and none fails.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::handover::{Action, Fact, Handover, PhaseName, Side, Timeouts};
 use shadowslice_policy::sharing::Change;
+use shadowslice_policy::workers::{
+    Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
+};
+use shadowslice_shared::boot::{WarmTime, Warmed};
 use shadowslice_shared::contention::Occupant;
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::{Percent, Sms};
 
 use super::model::{Model, id};
 use super::{Stage, Timer, timer};
@@ -15,20 +20,20 @@ use crate::time::{NEVER, at_ns, moment, ns};
 /// A time limit that is never reached.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
-/// A hand-over that is under way.
-#[derive(Debug)]
-pub(super) struct Under {
-    machine: Handover,
-    /// The worker that served when it began.
-    incumbent: usize,
-    /// The share that it brings.
-    to: Sms,
-}
-
-impl Under {
-    fn worker(&self, side: Side) -> usize {
-        if side == Side::Incumbent { self.incumbent } else { 1 - self.incumbent }
-    }
+/// The workers of a model on a GPU of so many SMs, none of which is started yet.
+pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
+    let settings = Settings {
+        model: name.to_owned(),
+        min: Percent::yielding(Sms(1), gpu),
+        max: Percent::WHOLE,
+        handover: HandoverMode::Shadow,
+        standby: false,
+        timeouts: Timeouts { spawn: LONG, warm: LONG, drain: LONG, dwell, stop: LONG },
+        policy_acts: true,
+        on_gpu: false,
+        sms: Percent::all().map(|share| share.sms_of(gpu)).collect(),
+    };
+    Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
 }
 
 impl Model<'_> {
@@ -39,109 +44,142 @@ impl Model<'_> {
 
     /// The share that a hand-over under way brings, or has just brought.
     pub(super) fn coming(&self) -> Option<Sms> {
-        let under = self.under.as_ref()?;
-        let comes =
-            matches!(under.machine.phase(), PhaseName::Spawning | PhaseName::Warming | PhaseName::Draining);
-        comes.then_some(under.to)
+        self.machine.coming().map(|share| share.sms_of(self.gpu))
     }
 
     /// The share of the worker that stands ready.
     pub(super) fn standing(&self) -> Option<Sms> {
-        let under = self.under.as_ref().filter(|under| under.machine.phase() == PhaseName::Probation)?;
-        Some(self.workers[under.incumbent].sms)
+        self.machine.ready_share().map(|share| share.sms_of(self.gpu))
+    }
+
+    /// The first worker serves, at once.
+    pub(super) fn begin(&mut self, stage: &mut Stage<'_>) {
+        let actions = self.machine.begin(None, moment(0));
+        self.perform(actions, 0, stage);
+        self.repartitions.clear();
     }
 
     /// Begins a hand-over, unless one is under way: to the worker that stands ready, or to a new
     /// one once that has gone.
-    pub(super) fn change(&mut self, change: &Change, gpu: Sms, now: u64, stage: &mut Stage<'_>) {
-        let to = Sms(change.to.0.clamp(Sms::STEP.min(gpu.0), gpu.0));
-        if self.coming().is_some() || to == self.share() {
-            return;
-        }
-        let timeouts = Timeouts { spawn: LONG, warm: LONG, drain: LONG, dwell: stage.dwell, stop: LONG };
-        let stands = self.standing() == Some(to);
-        self.tell(if stands { Fact::Adopt } else { Fact::Reclaim }, now, stage);
-        let (machine, actions) = match stands {
-            true => Handover::begin_standing(moment(now), timeouts),
-            false => Handover::begin(moment(now), true, timeouts),
-        };
-        self.under = Some(Under { machine, incumbent: self.serving, to });
-        self.perform(actions, now, stage);
+    pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
+        let share = Percent::yielding(change.to, self.gpu);
+        let (cause, decided) = (Cause::Policy, moment(now));
+        let request = ResizeRequest { number: None, share, cause, onset: None, decided };
+        self.tell(Fact::Resize { request, hold: false }, now, stage);
     }
 
     /// The shadow has come a step further.
     pub(super) fn shadow_came(&mut self, now: u64, stage: &mut Stage<'_>) {
         stage.timers.set(timer(self.index, Timer::Shadow), NEVER);
-        let Some(under) = &self.under else { return };
-        if under.machine.phase() == PhaseName::Spawning {
-            return self.tell(Fact::Connected, now, stage);
-        }
-        let (shadow, to) = (under.worker(Side::Shadow), under.to);
-        self.attach(shadow, to);
-        stage.gpus.grant(self.workers[shadow].seat, Occupant::anywhere(to));
-        self.tell(Fact::Warmed, now, stage);
+        let Some(fact) = self.shadow.take() else { return };
+        self.tell(fact, now, stage);
     }
 
     /// The relieved worker has nothing left.
-    pub(super) fn drained(&mut self, now: u64, stage: &mut Stage<'_>) {
-        self.tell(Fact::Drained, now, stage);
+    pub(super) fn drained(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
+        self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, stage);
     }
 
-    /// A phase of the hand-over has lasted as long as it may.
+    /// A phase of a worker has lasted as long as it may.
     pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
-        let Some(under) = &mut self.under else { return };
-        let actions = under.machine.on_time(moment(now));
+        let actions = self.machine.on_time(moment(now));
         self.perform(actions, now, stage);
     }
 
     fn tell(&mut self, fact: Fact, now: u64, stage: &mut Stage<'_>) {
-        let Some(under) = &mut self.under else { return };
-        let actions = under.machine.on(fact, moment(now));
+        let actions = self.machine.on(fact, moment(now));
         self.perform(actions, now, stage);
     }
 
-    fn perform(&mut self, actions: Vec<Action>, now: u64, stage: &mut Stage<'_>) {
-        for action in actions {
-            self.act(action, now, stage);
+    fn perform(&mut self, mut actions: Vec<Action>, now: u64, stage: &mut Stage<'_>) {
+        let mut facts = VecDeque::new();
+        loop {
+            for action in actions {
+                facts.extend(self.act(action, now, stage));
+            }
+            let Some(fact) = facts.pop_front() else { break };
+            actions = self.machine.on(fact, moment(now));
         }
-        let due = self.under.as_ref().and_then(|under| under.machine.due());
-        stage.timers.set(timer(self.index, Timer::Phase), due.map_or(NEVER, at_ns));
+        stage.timers.set(timer(self.index, Timer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) {
-        let Some(under) = &self.under else { return };
-        let start = self.served.truth.start;
+    /// Performs an action; returns what it brings about at once.
+    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
         match action {
-            Action::Spawn => stage.timers.set(timer(self.index, Timer::Shadow), now + ns(start.process)),
-            Action::Warm => {
+            Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
+                return vec![Fact::ReferenceWritten { worker, result: Ok(()) }];
+            }
+            Action::Start(launch) => return self.start(launch, now, stage),
+            Action::Load(worker) => {
+                let warmed = Fact::Warmed { worker, warmed: self.warmed(worker), asked: None };
+                if !self.serves() {
+                    return vec![warmed];
+                }
+                let start = self.served.truth.start;
+                self.shadow = Some(warmed);
                 stage.timers.set(timer(self.index, Timer::Shadow), now + ns(start.load) + ns(start.warm));
             }
-            Action::Route(side) => {
-                self.serving = under.worker(side);
-                self.scheduler.route(Some(id(self.serving)));
+            Action::Attach { worker, slice, .. } => {
+                let Some(seat) = self.seat_of(worker) else { return Vec::new() };
+                stage.gpus.grant(self.workers[seat].seat, Occupant::anywhere(slice.sms));
+                self.attach(seat, &slice);
+            }
+            Action::Route(worker) => {
+                let Some(seat) = self.seat_of(worker) else { return Vec::new() };
+                self.serving = seat;
+                self.scheduler.route(Some(id(seat)));
                 self.share_changed(now);
                 self.dispatch(now, stage);
             }
-            Action::Drain(side) => {
-                let worker = under.worker(side);
-                if self.scheduler.drain(id(worker)) {
-                    self.drained(now, stage);
+            Action::Drain(worker) => {
+                let idle = self.seat_of(worker).is_some_and(|seat| self.scheduler.drain(id(seat)));
+                return if idle { vec![Fact::Drained(worker)] } else { Vec::new() };
+            }
+            Action::Stop(worker) | Action::Kill(worker, _) => {
+                if let Some(seat) = self.seat_of(worker) {
+                    self.scheduler.detach(id(seat));
                 }
+                return vec![Fact::Exited { worker, status: "it was told to".to_owned(), idle: true }];
             }
-            Action::Stop(side) | Action::Kill(side) => {
-                let worker = under.worker(side);
-                self.scheduler.detach(id(worker));
-                self.tell(Fact::Exited(side), now, stage);
-            }
-            Action::Finish(_) => self.under = None,
-            // A released worker is the shadow of the next hand-over. The rest is for workers that
-            // fail or hang.
-            Action::Release(_)
-            | Action::Park(_)
-            | Action::Complete
-            | Action::Requeue(_)
-            | Action::GiveUp(_) => {}
+            // The rest is for workers that fail, for partitions, and for reports.
+            _ => {}
         }
+        Vec::new()
+    }
+
+    /// The first worker is there at once, a shadow after a while.
+    fn start(&mut self, launch: Launch, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
+        let seat = if launch.spare { 1 - self.serving } else { self.serving };
+        self.workers[seat].name = launch.worker;
+        let connected = Fact::Connected(launch.worker);
+        if !launch.spare {
+            return vec![connected];
+        }
+        self.shadow = Some(connected);
+        let process = self.served.truth.start.process;
+        stage.timers.set(timer(self.index, Timer::Shadow), now + ns(process));
+        Vec::new()
+    }
+
+    fn serves(&self) -> bool {
+        self.scheduler.serving_lane().is_some()
+    }
+
+    /// What a worker's warm-up finds.
+    fn warmed(&self, worker: WorkerId) -> Warmed {
+        let sms = self.machine.share_of(worker).map_or(Sms(0), |share| share.sms_of(self.gpu));
+        let times = self.times(sms).into_iter().map(|(rows, took)| WarmTime { rows, took, error: 0.0 });
+        Warmed {
+            times: times.collect(),
+            warmup: Duration::ZERO,
+            proof: Duration::ZERO,
+            activations: 0,
+            partitions: None,
+        }
+    }
+
+    fn seat_of(&self, worker: WorkerId) -> Option<usize> {
+        self.workers.iter().position(|seated| seated.name == worker)
     }
 
     /// Another share is in force.

@@ -209,7 +209,7 @@ impl<'a> World<'a> {
                 model.resize_inside(change, stage.gpus.gpu(gpu), *now);
                 partitions::place_all(models, gpu, stage);
             } else {
-                model.change(change, scenario.gpus[gpu], *now, stage);
+                model.change(change, *now, stage);
             }
         }
     }

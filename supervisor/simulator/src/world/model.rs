@@ -1,15 +1,18 @@
 //! One model: the supervisor's own scheduler, and two workers that execute what it sends.
 
+use std::time::Duration;
+
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice};
 use shadowslice_policy::sharing::{Door, Live};
+use shadowslice_policy::workers::{Fact, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Sms;
 
-use super::handover::Under;
+use super::handover;
 use super::partitions::Inside;
 use super::tally::Counts;
 use super::{Stage, Timer, timer};
@@ -21,6 +24,8 @@ use crate::time::{NEVER, at_ns, moment, ns};
 pub(super) struct Worker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
+    /// What the machine calls it.
+    pub(super) name: WorkerId,
 }
 
 #[derive(Debug)]
@@ -32,8 +37,12 @@ pub(super) struct Model<'a> {
     /// The worker that serves, and the one that did or is about to.
     pub(super) workers: [Worker; 2],
     pub(super) serving: usize,
-    /// The hand-over that is under way.
-    pub(super) under: Option<Under>,
+    /// What decides about them.
+    pub(super) machine: Workers,
+    /// What the shadow that starts says next.
+    pub(super) shadow: Option<Fact>,
+    /// The SMs of its GPU.
+    pub(super) gpu: Sms,
     /// Its groups, where its share changes inside its worker.
     pub(super) inside: Option<Inside>,
     pub(super) since: u64,
@@ -50,11 +59,11 @@ pub(super) fn id(worker: usize) -> WorkerId {
 impl<'a> Model<'a> {
     pub(super) fn new(served: &'a Served, index: usize, stage: &mut Stage<'a>) -> Self {
         let terms = &served.terms;
-        let sms = terms.initial;
+        let (sms, gpu) = (terms.initial, stage.gpus.gpu(terms.gpu).sms);
         let worker = |which: Timer| {
             let seat =
                 stage.gpus.add_seat(terms.gpu, &served.truth, Occupant::anywhere(sms), timer(index, which));
-            Worker { seat, sms }
+            Worker { seat, sms, name: WorkerId(0) }
         };
         let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);
         let rules = Rules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
@@ -67,33 +76,38 @@ impl<'a> Model<'a> {
             scheduler,
             workers,
             serving: 0,
-            under: None,
+            machine: handover::workers(&terms.name, sms, gpu, stage.dwell),
+            shadow: None,
+            gpu,
             inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
             since: 0,
             repartitions: Vec::new(),
             tally: Counts::new(),
             alarm: NEVER,
         };
-        new.attach(0, sms);
-        new.scheduler.route(Some(id(0)));
+        new.begin(stage);
         new
     }
 
-    /// A worker is there, warm, with so many SMs.
-    pub(super) fn attach(&mut self, worker: usize, sms: Sms) {
-        self.workers[worker].sms = sms;
-        let blank = Predictor::new(self.served.terms.profile.as_ref(), sms);
+    /// A worker is there, warm, with this part of the GPU.
+    pub(super) fn attach(&mut self, worker: usize, slice: &Slice) {
+        self.workers[worker].sms = slice.sms;
+        let blank = Predictor::new(self.served.terms.profile.as_ref(), slice.sms);
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
-        self.scheduler.attach(Lane::new(id(worker), &self.slice(Groups::WHOLE, sms), blank, slots));
+        self.scheduler.attach(Lane::new(id(worker), slice, blank, slots));
     }
 
-    /// A part of the GPU, with the times of batches in the warm-up there: of one row, of twice as
-    /// many, up to the largest.
+    /// A part of the GPU, with the times of batches in the warm-up there.
     pub(super) fn slice(&self, groups: Groups, sms: Sms) -> Slice {
+        Slice { groups, sms, times: self.times(sms) }
+    }
+
+    /// How long batches take on so many SMs: of one row, of twice as many, up to the largest.
+    pub(super) fn times(&self, sms: Sms) -> Vec<(u32, Duration)> {
         let most = self.served.terms.max_batch.max(1);
         let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < most).chain([most]);
         let time = |rows| (rows, self.served.truth.execution.time(rows, f64::from(sms.0)));
-        Slice { groups, sms, times: sizes.map(time).collect() }
+        sizes.map(time).collect()
     }
 
     /// A request comes.
@@ -168,7 +182,7 @@ impl<'a> Model<'a> {
         }
         self.scheduler.completed(worker, &batch, took);
         if self.scheduler.recycle(worker, batch.slot) {
-            self.drained(now, stage);
+            self.drained(worker, now, stage);
         }
         self.dispatch(now, stage);
     }

@@ -99,23 +99,23 @@ fn an_incomplete_batch_waits_for_its_delay() {
 #[test]
 fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let scenario = on_one_gpu(100, vec![model("a", 100.0)]);
-    let mut script = Script::new(vec![(1, change(25, false)), (2, change(10, false))]);
+    let mut script = Script::new(vec![(1, change(40, false)), (2, change(10, false))]);
     // The batch in flight at 3.5 s ends on the incumbent, while the shadow executes its own.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
-    assert_eq!(script.at(2).coming, Some(Sms(25)));
+    assert_eq!(script.at(2).coming, Some(Sms(40)));
     assert_eq!((script.at(6).share, script.at(6).standing), (Sms(50), None));
     let after = script.at(8);
-    assert_eq!((after.share, after.coming, after.standing), (Sms(25), None, Some(Sms(50))));
+    assert_eq!((after.share, after.coming, after.standing), (Sms(40), None, Some(Sms(50))));
     assert_eq!(after.since, moment(3_500 * MS), "0.5 s and three seconds of start");
     assert_eq!(script.at(17).standing, Some(Sms(50)));
     assert_eq!(script.at(18).standing, None, "it drained at 3.52 s and stood for 5 s");
     let executed = |tick: usize| script.at(tick).seen.executed.iter().map(|e| e.count).sum::<u64>();
-    assert_eq!((executed(7), executed(8)), (0, 2), "only those at the new share");
+    assert_eq!((executed(7), executed(8)), (0, 3), "only those at the new share");
     let tally = &outcome.models[0].tally;
-    // The first ends at 3520 ms on the incumbent; the next end at 3700, 3900 and 4100 ms on the
-    // shadow; the last one takes 200 ms.
-    assert_eq!(tally.latency_sum_ns / u128::from(MS), 100 + 270 + 460 + 650 + 200);
+    // The first ends at 3520 ms on the incumbent; the next end at 3625, 3750 and 3875 ms on the
+    // shadow; the last one takes 125 ms.
+    assert_eq!(tally.latency_sum_ns / u128::from(MS), 100 + 195 + 310 + 425 + 125);
     assert_eq!(
         outcome.models[0].repartitions,
         [3_500 * MS],
@@ -127,11 +127,11 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
 fn a_standing_worker_takes_over_at_once() {
     let scenario = on_one_gpu(100, vec![model("a", 100.0)]);
     let mut script =
-        Script::new(vec![(1, change(25, false)), (10, change(50, true)), (11, change(30, true))]);
+        Script::new(vec![(1, change(26, false)), (10, change(50, true)), (11, change(30, true))]);
     let outcome = script.run(&scenario, vec![at(0), at(9_000)]);
-    assert_eq!(script.at(10).share, Sms(25));
+    assert_eq!(script.at(10).share, Sms(26));
     let back = script.at(11);
-    assert_eq!((back.share, back.since, back.standing), (Sms(50), moment(5_000 * MS), Some(Sms(25))));
+    assert_eq!((back.share, back.since, back.standing), (Sms(50), moment(5_000 * MS), Some(Sms(26))));
     assert_eq!(script.at(12).coming, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
     assert_eq!(script.at(12).standing, None, "the parked one made room for it");
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
@@ -182,8 +182,8 @@ fn noise_spreads_execution_times_around_the_profiles() {
 fn inside_a_worker_a_share_changes_with_the_next_batch() {
     let served = Served { in_process: true, ..model("a", 100.0) };
     let scenario = on_one_gpu(100, vec![served.clone(), Served { in_process: true, ..model("b", 1.0) }]);
-    // Of 100 SMs, 4 are left over; 25 SMs need four groups of 8.
-    let mut script = Script::new(vec![(1, change(25, false))]);
+    // Of 100 SMs, 4 are left over; 26 SMs need four groups of 8.
+    let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
     assert_eq!((script.at(1).share, script.at(1).standing), (Sms(56), None));
     let after = script.at(2);
