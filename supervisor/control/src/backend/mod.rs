@@ -150,7 +150,7 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
     fn enter(&self) -> Result<Lease, GrantError>;
 
     /// Takes back what a worker had; it is dead.
-    fn leave(&self, _ticket: Lease) {}
+    fn leave(&self, _lease: Lease) {}
 
     /// What the worker's environment must say.
     fn environment(&self, wanted: &GrantRequest) -> Environment;
@@ -178,7 +178,7 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
     }
 
     /// Ends when the worker of this lease has surely lost its context, even if it does not know.
-    fn lost(&self, _ticket: Lease) -> Option<Wait> {
+    fn lost(&self, _lease: Lease) -> Option<Wait> {
         None
     }
 

@@ -77,7 +77,7 @@ impl GpuBackend for WholeGpu {
         environment
     }
 
-    fn device(&self, _ticket: Lease) -> DeviceSpec {
+    fn device(&self, _lease: Lease) -> DeviceSpec {
         DeviceSpec::Cuda
     }
 

@@ -11,7 +11,7 @@ use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, watch};
 
 use super::groups::{GroupLedger, Tenancy};
-use super::memory::{MemoryLedger, Place};
+use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
 use super::{Order, loaded};
@@ -96,8 +96,8 @@ pub struct Controller {
     fault: Option<String>,
     /// The memory of its GPU.
     pub(super) ledger: Arc<MemoryLedger>,
-    /// Its own place there.
-    pub(super) place: Place,
+    /// What it is called there.
+    pub(super) entry: EntryId,
     pub(super) records: Records,
     pub(super) events: mpsc::Sender<WorkerEvent>,
     pub(super) standing: watch::Sender<ModelReport>,
@@ -137,7 +137,7 @@ impl Controller {
         });
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
-        let place = ledger.enter(&model, workers.needs_shadows());
+        let entry = ledger.enter(&model, workers.needs_shadows());
         let (standing, seen) = watch::channel(ModelReport::loading(&workers));
         let controller = Self {
             context,
@@ -150,7 +150,7 @@ impl Controller {
             tenancy,
             fault,
             ledger,
-            place,
+            entry,
             records: Records::default(),
             events,
             standing,

@@ -11,10 +11,8 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Moment;
 use tokio::sync::watch;
 
-use super::events::Controller;
-use super::launch::LaunchError;
-use crate::backend::{GrantError, Room, gib};
-use shadowslice_config::{Gpu, Model};
+use crate::backend::gib;
+use shadowslice_config::Model;
 
 /// How long it takes until NVML's readings show what a worker took.
 const READINGS_LAG: Duration = Duration::from_secs(2);
@@ -30,7 +28,7 @@ pub struct MemoryLedger {
 
 /// One of a model's controllers, of which there are two while one replaces the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(u64);
+pub(super) struct EntryId(u64);
 
 #[derive(Debug, Default)]
 struct Book {
@@ -57,7 +55,7 @@ struct Row {
     /// Whether it may have a shadow.
     has_shadows: bool,
     /// The standing workers of its controllers.
-    spares: BTreeMap<Place, Spare>,
+    spares: BTreeMap<EntryId, Spare>,
 }
 
 /// A standing worker.
@@ -126,14 +124,14 @@ impl MemoryLedger {
 
     /// Enters a controller of a model: the first, or the one that replaces it. What was seen of a
     /// model of that name stays known.
-    pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> Place {
+    pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> EntryId {
         self.tell(model, has_shadows);
         let mut book = self.book.lock();
         if let Some(row) = book.rows.get_mut(&model.name) {
             row.controllers += 1;
         }
         book.entered += 1;
-        Place(book.entered)
+        EntryId(book.entered)
     }
 
     /// This is how the model is configured now, and whether shadows of it may be started.
@@ -149,7 +147,7 @@ impl MemoryLedger {
     }
 
     /// A controller has ended. With a model's last one goes what would be kept for its shadows.
-    fn leave(&self, model: &str) {
+    pub(super) fn leave(&self, model: &str) {
         let mut book = self.book.lock();
         if let Some(row) = book.rows.get_mut(model) {
             row.controllers = row.controllers.saturating_sub(1);
@@ -163,13 +161,13 @@ impl MemoryLedger {
     }
 
     /// Takes note of what the processes that serve have.
-    fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
+    pub(super) fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
         for row in self.book.lock().rows.values_mut() {
             row.seen = row.serving.and_then(&bytes_of).or(row.seen);
         }
     }
 
-    fn serves(&self, model: &str, pid: Option<i32>) {
+    pub(super) fn serves(&self, model: &str, pid: Option<i32>) {
         if let Some(row) = self.book.lock().rows.get_mut(model) {
             row.serving = pid;
         }
@@ -182,14 +180,14 @@ impl MemoryLedger {
     }
 
     /// A worker is warm, and has its memory.
-    fn warmed(&self, now: Moment) {
+    pub(super) fn warmed(&self, now: Moment) {
         self.book.lock().quiet_until = now + READINGS_LAG;
     }
 
     /// Whether a worker of this model may stand ready; `there`: it has its memory already.
-    fn may_stand(
+    pub(super) fn may_stand(
         &self,
-        (model, place): (&str, Place),
+        (model, entry): (&str, EntryId),
         memory: Memory,
         there: bool,
         now: Moment,
@@ -205,7 +203,7 @@ impl MemoryLedger {
         // The controller's own spare is replaced; that of the model's other controller still
         // counts.
         let spares = book.rows.values().flat_map(|row| &row.spares);
-        let taken = spares.filter(|(other, _)| **other != place).map(|(_, spare)| spare.bytes).sum::<u64>();
+        let taken = spares.filter(|(other, _)| **other != entry).map(|(_, spare)| spare.bytes).sum::<u64>();
         if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
             return Err(NoRoom::Limit { needed, limit, taken });
         }
@@ -222,20 +220,20 @@ impl MemoryLedger {
     }
 
     /// Whether this controller of the model has a standing worker, which needs as much as any.
-    fn stands(&self, (model, place): (&str, Place), stands: bool, now: Moment) {
+    pub(super) fn stands(&self, (model, entry): (&str, EntryId), stands: bool, now: Moment) {
         let mut book = self.book.lock();
         let Some(row) = book.rows.get_mut(model) else { return };
         if stands {
             let bytes = row.need().unwrap_or(0);
-            row.spares.entry(place).or_default().bytes = bytes;
-        } else if row.spares.remove(&place).is_some_and(|spare| spare.called_in) {
+            row.spares.entry(entry).or_default().bytes = bytes;
+        } else if row.spares.remove(&entry).is_some_and(|spare| spare.called_in) {
             book.quiet_until = now + READINGS_LAG;
         }
     }
 
     /// Calls in standing workers until `bytes` more will be free, this model's first and then the
     /// largest. False if there is no standing worker.
-    fn call_in(&self, model: &str, bytes: u64) -> bool {
+    pub(super) fn call_in(&self, model: &str, bytes: u64) -> bool {
         let mut book = self.book.lock();
         let spares = book.rows.iter_mut().flat_map(|(name, row)| {
             let other = name != model;
@@ -254,7 +252,7 @@ impl MemoryLedger {
 
     /// Calls in standing workers of lower priorities, the lowest first, if that makes enough room
     /// for this model's. Those that are called in already count, so that none goes for nothing.
-    fn call_in_lower(&self, model: &str, no_room: &NoRoom) {
+    pub(super) fn call_in_lower(&self, model: &str, no_room: &NoRoom) {
         let bytes = no_room.excess();
         let mut book = self.book.lock();
         let Some(own) = book.rows.get(model).map(|row| row.priority) else { return };
@@ -272,9 +270,9 @@ impl MemoryLedger {
         }
     }
 
-    fn is_called_in(&self, (model, place): (&str, Place)) -> bool {
+    pub(super) fn is_called_in(&self, (model, entry): (&str, EntryId)) -> bool {
         let book = self.book.lock();
-        book.rows.get(model).and_then(|row| row.spares.get(&place)).is_some_and(|spare| spare.called_in)
+        book.rows.get(model).and_then(|row| row.spares.get(&entry)).is_some_and(|spare| spare.called_in)
     }
 }
 
@@ -289,74 +287,6 @@ fn call<'s>(spares: impl Iterator<Item = &'s mut Spare>, bytes: u64) -> bool {
         freed += spare.bytes;
     }
     called
-}
-
-impl Controller {
-    fn memory(&self) -> Memory {
-        let readings = self.context.readings.look();
-        let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
-        if matches!(watched.gpu, Gpu::Emulated { .. }) {
-            return Memory::Emulated;
-        }
-        let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
-        let Some(usage) = usage else { return Memory::Unknown };
-        self.ledger.see(|pid| usage.bytes_of(pid));
-        let free = self.gpu.usage().unreserved(usage.memory.free);
-        Memory::Real { free, total: usage.memory.total }
-    }
-
-    /// The GPU memory that another worker will take, and what is free. `None` where either is not
-    /// known, as on an emulated GPU.
-    pub(super) fn room(&self) -> Option<Room> {
-        let readings = self.context.readings.look();
-        let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
-        self.ledger.see(|pid| usage.bytes_of(pid));
-        Some(Room { needed: self.ledger.need(&self.model.name)?, free: usage.memory.free })
-    }
-
-    /// Whether memory allows a worker that stands ready; `there`: it is one that runs already.
-    pub(super) fn room_to_stand(&self, there: bool) -> Result<(), NoRoom> {
-        self.ledger.may_stand(self.entry(), self.memory(), there, self.now())
-    }
-
-    /// There is no room for a standing worker: those of lower priorities make some, if they can.
-    pub(super) fn outrank(&self, no_room: &NoRoom) {
-        self.ledger.call_in_lower(&self.model.name, no_room);
-    }
-
-    /// The last thing that a controller does.
-    pub(super) fn leave_ledger(&self) {
-        self.note_standing(false);
-        self.ledger.leave(&self.model.name);
-    }
-
-    /// The controller's place in the ledger.
-    fn entry(&self) -> (&str, Place) {
-        (&self.model.name, self.place)
-    }
-
-    pub(super) fn note_standing(&self, stands: bool) {
-        self.ledger.stands(self.entry(), stands, self.now());
-    }
-
-    pub(super) fn note_serving(&self, pid: Option<i32>) {
-        self.ledger.serves(&self.model.name, pid);
-    }
-
-    pub(super) fn note_warm(&self) {
-        self.ledger.warmed(self.now());
-    }
-
-    /// Whether the standing worker must go, as another worker needs its memory.
-    pub(super) fn is_called_in(&self) -> bool {
-        self.ledger.is_called_in(self.entry())
-    }
-
-    /// A worker found no memory: calls in what stands ready. True if some will be free before long.
-    pub(super) fn make_room(&self, error: &LaunchError) -> bool {
-        let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
-        self.ledger.call_in(&self.model.name, needed.saturating_sub(*free))
-    }
 }
 
 #[cfg(test)]

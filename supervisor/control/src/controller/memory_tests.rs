@@ -3,8 +3,8 @@ use super::*;
 const GIB: u64 = 1 << 30;
 
 /// The only controller of a model.
-fn of(model: &str) -> (&str, Place) {
-    (model, Place(model.bytes().map(u64::from).sum()))
+fn of(model: &str) -> (&str, EntryId) {
+    (model, EntryId(model.bytes().map(u64::from).sum()))
 }
 
 fn row(need: Option<u64>, has_shadows: bool) -> Row {
@@ -159,7 +159,7 @@ fn who_stands_in_place_of_one_that_was_called_in_is_not() {
 #[test]
 fn a_controller_and_its_successor_each_answer_for_their_own() {
     let ledger = ledger(Some(5));
-    let (old, new) = (("a", Place(1)), ("a", Place(2)));
+    let (old, new) = (("a", EntryId(1)), ("a", EntryId(2)));
     ledger.stands(old, true, at(0));
     assert_eq!(ledger.may_stand(old, Memory::Emulated, false, at(0)), Ok(()), "its own is replaced");
     assert_eq!(ledger.may_stand(new, Memory::Emulated, false, at(0)), Ok(()));

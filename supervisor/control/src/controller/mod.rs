@@ -21,6 +21,7 @@ mod perform;
 mod planner;
 mod publish;
 mod reports;
+mod room;
 mod thread;
 
 pub use changes::{Changes, Outcomes};

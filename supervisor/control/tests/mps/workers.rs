@@ -89,15 +89,15 @@ fn a_worker_has_left_when_the_server_says_so() {
 fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let ticket = gpu.enter().unwrap();
+    let lease = gpu.enter().unwrap();
     let (daemon, server) = (rig.daemon(), gpu.standing().mps_server_pid.unwrap());
     kill(daemon);
     until("it is noticed", || gpu.standing().mps_server_pid != Some(server));
-    wait(gpu.lost(ticket).unwrap());
+    wait(gpu.lost(lease).unwrap());
     until("it is back", || takes_workers(&gpu));
     assert_ne!(rig.daemon(), daemon);
     assert!(!rig.processes().contains(&server), "the old server is ended too");
-    assert_ne!(gpu.enter().unwrap(), ticket, "those who come now are not lost");
+    assert_ne!(gpu.enter().unwrap(), lease, "those who come now are not lost");
     gpu.stop(false);
 }
 
@@ -105,13 +105,13 @@ fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
 fn a_server_at_fault_takes_no_workers_until_all_have_gone() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (ticket, mut client, mut died) = (gpu.enter().unwrap(), rig.client(), rig.client());
+    let (lease, mut client, mut died) = (gpu.enter().unwrap(), rig.client(), rig.client());
     rig.order("fault", "");
     died.kill();
     wait(gpu.departed(died.pid()).unwrap());
     let refused = gpu.enter().unwrap_err();
     assert!(matches!(&refused, GrantError::Recovering(why) if why.contains("fault")), "{refused:?}");
-    wait(gpu.lost(ticket).unwrap());
+    wait(gpu.lost(lease).unwrap());
     client.kill();
     until("it recovers", || takes_workers(&gpu));
     assert_eq!(gpu.standing().why, None);
@@ -138,13 +138,13 @@ fn a_server_that_stays_at_fault_is_replaced_with_its_daemon() {
 fn a_server_that_is_gone_is_replaced() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (ticket, server) = (gpu.enter().unwrap(), gpu.standing().mps_server_pid.unwrap());
+    let (lease, server) = (gpu.enter().unwrap(), gpu.standing().mps_server_pid.unwrap());
     let mut died = rig.client();
     kill(server);
     until("it is dead", || rig.ask("get_server_list").is_empty());
     died.kill();
     wait(gpu.departed(died.pid()).unwrap());
-    wait(gpu.lost(ticket).unwrap());
+    wait(gpu.lost(lease).unwrap());
     until("another one is there", || gpu.standing().mps_server_pid.is_some_and(|pid| pid != server));
     gpu.stop(false);
 }

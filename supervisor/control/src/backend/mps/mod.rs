@@ -383,7 +383,7 @@ impl GpuBackend for MpsGpu {
         environment
     }
 
-    fn device(&self, _ticket: Lease) -> DeviceSpec {
+    fn device(&self, _lease: Lease) -> DeviceSpec {
         DeviceSpec::Cuda
     }
 
