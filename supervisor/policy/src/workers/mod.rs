@@ -183,7 +183,8 @@ impl Workers {
             Fact::Resize { request, hold } => self.resize(request, hold),
             Fact::Configured(settings) => {
                 self.settings = settings;
-                self.set_share(self.share);
+                // Of the share that is to come, if a change inside the worker is under way.
+                self.ask_groups(self.share_inside());
             }
             Fact::Stop => self.stop(),
             Fact::NotStarted { worker, failure } => self.not_started(worker, failure),

@@ -139,7 +139,7 @@ impl Workers {
 
     /// Takes note of the partitions that a warm worker has proven; it was to begin with `asked`.
     fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
-        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
         partition.proven.clone_from(&proven.counts);
         let cannot = (proven.ready != asked).then_some(asked);
@@ -186,6 +186,12 @@ impl Workers {
             Some(Change::Inside { request, from }) => Some((request, from)),
             _ => None,
         }
+    }
+
+    /// The share whose groups the model is to have: the one that is to come, if a change inside the
+    /// worker is under way.
+    pub(super) fn share_inside(&self) -> Percent {
+        self.inside().map_or(self.share, |(request, _)| request.share)
     }
 
     /// From now on this worker serves, on the partition that it began with.
@@ -271,7 +277,7 @@ impl Workers {
         if self.serving() != Some(worker) {
             return;
         }
-        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
         let awaited = partition.moving.take_if(|(moving, _)| *moving == groups).is_some();
         match result {
