@@ -64,7 +64,12 @@ impl Workers {
 
     pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
         let Some(slot) = self.slots.remove(&worker) else { return };
-        let Role::Starting { aim, until, .. } = slot.role else { return };
+        let (aim, until) = match slot.role {
+            Role::Starting { aim, until, .. } => (aim, until),
+            // It was told to end before this was heard.
+            Role::Leaving { leaver, .. } => return self.left(leaver, failure.why()),
+            _ => return,
+        };
         match aim {
             Aim::Reference | Aim::Serve => match failure {
                 // No death of a worker.
