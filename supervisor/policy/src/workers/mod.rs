@@ -371,6 +371,11 @@ impl Workers {
                     self.ends(worker, Leaver::Primary { why: None });
                 }
             }
+            Some(Role::Draining { then, .. }) => {
+                self.act(Action::Requeue(worker));
+                let leaver = self.cannot_drain(then);
+                self.ends(worker, leaver);
+            }
             Some(Role::Parked { .. }) => {
                 self.ends(worker, Leaver::Unneeded);
                 self.finish(Outcome::Kept);
@@ -380,6 +385,17 @@ impl Workers {
                 self.dismiss(worker, Leaver::Standing { rest, failed: true });
             }
             _ => {}
+        }
+    }
+
+    /// A worker that should have drained is as good as dead: what follows at its exit.
+    fn cannot_drain(&mut self, then: Drained) -> Leaver {
+        match then {
+            Drained::Park => {
+                self.complete();
+                Leaver::Handover(Outcome::Kept)
+            }
+            Drained::Restart => Leaver::Replaced,
         }
     }
 
@@ -408,10 +424,13 @@ impl Workers {
                 self.died(why.to_owned());
             }
             Some(Role::Serving { .. }) => self.kill(worker, primary(), why),
-            // Its exit follows, and is what its role makes of it.
-            Some(Role::Draining { .. } | Role::Parked { .. }) => {
-                self.act(Action::Kill(worker, why.to_owned()));
+            // It must not get the traffic back.
+            Some(Role::Draining { then, .. }) => {
+                self.act(Action::Condemn(worker));
+                let leaver = self.cannot_drain(then);
+                self.kill(worker, leaver, why);
             }
+            Some(Role::Parked { .. }) => self.kill(worker, Leaver::Handover(Outcome::Kept), why),
             Some(Role::Leaving { leaver, .. }) => self.kill(worker, leaver, why),
             None => {}
         }
