@@ -38,7 +38,7 @@ mod view;
 use std::collections::BTreeMap;
 
 use shadowslice_shared::boot::Purpose;
-use shadowslice_shared::groups::Division;
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
@@ -205,15 +205,16 @@ impl Workers {
     }
 
     /// What is wanted and does not follow from one fact alone: the request behind a change that has
-    /// ended, a standing worker at the right share, its service where it is awaited, and batches on
-    /// the groups that the model has.
+    /// ended, the service of a standing worker that is awaited, a worker at the share in force, another
+    /// one that stands there, and batches on the groups that the model has.
     fn settle(&mut self) {
         if self.stopping {
             return;
         }
         self.resize_next();
-        self.tend_standing();
         self.tend_awaited();
+        self.tend_share();
+        self.tend_standing();
         self.tend_partition();
     }
 
@@ -476,7 +477,10 @@ impl Workers {
         let Some(slot) = self.slots.get(&worker) else { return false };
         match (slot.partition, &self.partition) {
             (Some(_), Ok(_)) => true,
-            (Some(_), Err(_)) => self.settings.sms_of(Percent::WHOLE) == self.settings.sms_of(share),
+            (Some(groups), Err(_)) => {
+                let whole = self.settings.sms_of(Percent::WHOLE);
+                groups == Groups::WHOLE && whole == self.settings.sms_of(share)
+            }
             (None, _) => self.settings.sms_of(slot.share) == self.sms(share),
         }
     }
