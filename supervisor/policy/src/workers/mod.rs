@@ -295,7 +295,8 @@ impl Workers {
         const TOO_LONG: &str = "it took too long to boot (timeouts.spawn, timeouts.warm)";
         match (aim, phase) {
             (Aim::Reference | Aim::Serve, _) => {
-                self.kill(worker, Leaver::Primary { why: Some(TOO_LONG.to_owned()) }, TOO_LONG);
+                let why = Some(TOO_LONG.to_owned());
+                self.kill(worker, Leaver::Primary { why, since: None }, TOO_LONG);
             }
             (Aim::Shadow, Phase::Spawning) => self.give_up_shadow(worker, Reason::SpawnTimedOut, TOO_LONG),
             (Aim::Shadow, Phase::Warming) => self.give_up_shadow(worker, Reason::WarmTimedOut, TOO_LONG),
@@ -313,7 +314,7 @@ impl Workers {
         };
         match leaver {
             // What it has is served elsewhere as soon as another worker is there.
-            Leaver::Primary { why: cause } => {
+            Leaver::Primary { why: cause, .. } => {
                 self.kill(worker, Leaver::Unneeded, why);
                 self.act(Action::Condemn(worker));
                 self.died(cause.unwrap_or_else(|| why.to_owned()));
@@ -345,13 +346,18 @@ impl Workers {
             }
             Role::Draining { then: Drained::Restart, .. } => self.replace(),
             Role::Parked { .. } => self.finish(Outcome::Kept),
-            Role::Leaving { leaver, .. } => self.left(leaver, status),
+            Role::Leaving { leaver, .. } => self.left(leaver, status, idle),
         }
     }
 
-    fn left(&mut self, leaver: Leaver, status: String) {
+    fn left(&mut self, leaver: Leaver, status: String, idle: bool) {
         match leaver {
-            Leaver::Primary { why } => self.died(why.unwrap_or(status)),
+            Leaver::Primary { why, since } => {
+                if let Some(since) = since {
+                    self.note_idle(since, idle);
+                }
+                self.died(why.unwrap_or(status));
+            }
             Leaver::Replaced => self.replace(),
             Leaver::Handover(outcome) => self.finish(outcome),
             Leaver::Standing { rest, failed } => self.standing_gone(rest, failed),
@@ -369,7 +375,7 @@ impl Workers {
                     self.lost(since, idle, "its socket ended".to_owned());
                 } else {
                     self.note_idle(since, idle);
-                    self.ends(worker, Leaver::Primary { why: None });
+                    self.ends(worker, Leaver::Primary { why: None, since: None });
                 }
             }
             Some(Role::Draining { then, .. }) => {
@@ -403,7 +409,7 @@ impl Workers {
     /// A worker hangs or sends nonsense. It is killed; if another worker can serve in its place, that
     /// begins before it is dead.
     fn misbehaved(&mut self, worker: WorkerId, why: &str) {
-        let primary = || Leaver::Primary { why: Some(why.to_owned()) };
+        let primary = |since| Leaver::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {
             Some(Role::Starting { aim: Aim::Shadow, .. }) => {
                 self.give_up_shadow(worker, Reason::Misbehaved, why);
@@ -412,7 +418,7 @@ impl Workers {
                 self.fail_standing(worker, why);
             }
             Some(Role::Starting { aim: Aim::Reference | Aim::Serve, .. }) => {
-                self.kill(worker, primary(), why);
+                self.kill(worker, primary(None), why);
             }
             Some(Role::Serving { .. }) if self.way_back().is_some() => {
                 self.act(Action::Condemn(worker));
@@ -424,7 +430,7 @@ impl Workers {
                 self.kill(worker, Leaver::Unneeded, why);
                 self.died(why.to_owned());
             }
-            Some(Role::Serving { .. }) => self.kill(worker, primary(), why),
+            Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
             // It must not get the traffic back.
             Some(Role::Draining { then, .. }) => {
                 self.act(Action::Condemn(worker));

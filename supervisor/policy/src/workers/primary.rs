@@ -67,7 +67,7 @@ impl Workers {
         let (aim, until) = match slot.role {
             Role::Starting { aim, until, .. } => (aim, until),
             // It was told to end before this was heard.
-            Role::Leaving { leaver, .. } => return self.left(leaver, failure.why()),
+            Role::Leaving { leaver, .. } => return self.left(leaver, failure.why(), false),
             _ => return,
         };
         match aim {
@@ -161,8 +161,10 @@ impl Workers {
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
                 self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
-            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why) }),
-            _ if self.reference.is_none() => self.ends(worker, Leaver::Primary { why: Some(why) }),
+            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why), since: None }),
+            _ if self.reference.is_none() => {
+                self.ends(worker, Leaver::Primary { why: Some(why), since: None })
+            }
             _ => self.down(why),
         }
     }
