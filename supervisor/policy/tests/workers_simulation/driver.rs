@@ -3,6 +3,7 @@
 use shadowslice_policy::workers::{
     Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, State,
 };
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Percent;
 
@@ -59,7 +60,8 @@ impl World {
                 self.at_once.extend(groups.filter(|_| !silent).map(Fact::Groups));
             }
             Action::Move { worker, slice, .. } => {
-                if self.is_troubled() && self.random.percent(self.script.odds.no_answer) {
+                let fails = slice.groups != Groups::WHOLE && self.is_troubled();
+                if fails && self.random.percent(self.script.odds.no_answer) {
                     let after = self.random.within(500 * MS);
                     self.schedule(after, Event::Process(worker, Next::Prepared(slice.groups, true)));
                 }

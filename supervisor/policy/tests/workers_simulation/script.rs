@@ -193,19 +193,20 @@ fn odds(faultless: bool, random: &mut Random) -> Odds {
 
 fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, Happening)> {
     let mut happenings = Vec::new();
-    let busy = random.pick(&[2, 5, 12]);
-    for _ in 0..=random.below(busy) {
-        happenings.push((random.within(span), Happening::Resize));
-    }
-    let mut some = |many, happening, random: &mut Random| {
+    // Much happens at about the same time.
+    let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
+    let moments: Vec<Duration> = (0..4).map(|_| random.within(span - shortly + MS)).collect();
+    let mut some = |many: u64, happening, random: &mut Random| {
         for _ in 0..random.below(many) {
-            happenings.push((random.within(span), happening));
+            happenings.push((random.pick(&moments) + random.within(shortly), happening));
         }
     };
+    let busy = random.pick(&[3, 6, 13]);
+    some(busy, Happening::Resize, random);
     some(4, Happening::StrayTimer, random);
     some(3, Happening::GroupsMove, random);
-    some(2, Happening::Configure, random);
-    some(2, Happening::MustNotStand, random);
+    some(3, Happening::Configure, random);
+    some(3, Happening::MustNotStand, random);
     some(2, Happening::Hold(true), random);
     some(2, Happening::Hold(false), random);
     if !faultless {
@@ -216,8 +217,8 @@ fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Dura
         some(many, Happening::Misbehaviour(Pick::Other), random);
         some(2, Happening::Poison, random);
     }
-    if random.percent(10) {
-        happenings.push((random.within(span), Happening::Stop));
+    if random.percent(30) {
+        some(2, Happening::Stop, random);
     }
     happenings
 }

@@ -10,6 +10,9 @@ use super::{Broken, Rules, Step, Told, rule};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MOST: u32 = 8;
 
+/// A worker that served for so long without work died neither of its start nor of its work.
+const STOOD: Duration = Duration::from_secs(10);
+
 #[derive(Default)]
 pub(super) struct Deaths {
     all: u64,
@@ -18,6 +21,8 @@ pub(super) struct Deaths {
     not_before: Moment,
     /// The worker that had the traffic is known to be gone in this step, and was not before.
     lost: bool,
+    /// The worker that dies had served for so long without work that earlier deaths do not count.
+    idled: bool,
 }
 
 impl Rules {
@@ -27,6 +32,17 @@ impl Rules {
             Told::Fact(Fact::Exited { worker, .. }) if self.routed == Some(*worker) && self.was_ready => {
                 let way_back = self.workers.values().any(|seen| seen.drains.is_some() && !seen.leaves());
                 self.workers.get(worker).as_ref().is_some_and(usable) && !way_back
+            }
+            _ => false,
+        };
+        self.deaths.idled = match step.told {
+            Told::Fact(Fact::Exited { worker, idle, .. }) if self.routed == Some(*worker) => {
+                self.workers.get(worker).is_some_and(|seen| {
+                    let (idle, end) = seen
+                        .lane_idle
+                        .map_or((*idle, step.now), |idle| (idle, seen.lane_ended.unwrap_or(step.now)));
+                    idle && seen.killed.is_none_or(|_| seen.misbehaved) && end.since(seen.routed) >= STOOD
+                })
             }
             _ => false,
         };
@@ -52,10 +68,18 @@ impl Rules {
         {
             rule(in_a_row == 0, "an answer ends a row of deaths")?;
         }
+        if self.deaths.idled && self.deaths.lost && died == 1 {
+            rule(in_a_row <= 1, "accidents of a model without work do not add up")?;
+        }
         if in_a_row <= before {
             return Ok(());
         }
         rule(died >= 1, "what counts in a row counts in all")?;
+        let idled = self.deaths.idled;
+        rule(
+            in_a_row == if idled { 1 } else { before + 1 },
+            "deaths count in a row unless a worker stood long without work",
+        )?;
         if in_a_row >= MOST {
             self.note("a model is given up");
             let down = matches!(step.workers.state(), State::Down(why) if why.contains("in a row"));

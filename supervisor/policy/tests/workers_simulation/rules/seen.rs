@@ -22,6 +22,10 @@ pub(super) struct Seen {
     pub(super) refused: Option<Moment>,
     pub(super) misbehaved: bool,
     pub(super) lane_ended: Option<Moment>,
+    /// Whether it had no batch then.
+    pub(super) lane_idle: Option<bool>,
+    /// When it got the traffic.
+    pub(super) routed: Moment,
     pub(super) told_to_end: Option<Moment>,
     /// When it must have ended that was told so.
     pub(super) ends_by: Option<Moment>,
@@ -65,6 +69,8 @@ impl Seen {
             refused: None,
             misbehaved: false,
             lane_ended: None,
+            lane_idle: None,
+            routed: Moment::default(),
             told_to_end: None,
             ends_by: None,
             killed: None,
@@ -137,8 +143,11 @@ impl Rules {
                 seen.refused.get_or_insert(now);
             }
             Fact::Misbehaved { .. } => seen.misbehaved = true,
-            Fact::LaneEnded { .. } => {
+            Fact::LaneEnded { idle, .. } => {
                 seen.lane_ended.get_or_insert(now);
+                if seen.killed.is_none() {
+                    seen.lane_idle.get_or_insert(*idle);
+                }
             }
             Fact::Drained(_) if seen.drains.is_some() => {
                 seen.busy = false;

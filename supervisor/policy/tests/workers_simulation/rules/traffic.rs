@@ -68,6 +68,7 @@ impl Rules {
         let seen = self.seen(worker);
         rule(seen.is_usable(), "traffic goes to a warm worker that is not known to be dead or told to end")?;
         (seen.busy, seen.drains, seen.parked, seen.stands_since) = (true, None, None, None);
+        seen.routed = step.now;
         rule(self.routed != Some(worker), "traffic moves from one worker to another")?;
         let before = self.routed.replace(worker);
         self.restarts = false;
