@@ -49,7 +49,7 @@ impl Rules {
     }
 
     pub(super) fn starts_in_time(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
-        let again = launch.spare || self.down || step.workers.deaths_in_a_row() == 0;
+        let again = launch.spare || self.down || self.restarts || step.workers.deaths_in_a_row() == 0;
         rule(
             again || step.now >= self.deaths.not_before,
             "the pause after a death doubles with each in a row",

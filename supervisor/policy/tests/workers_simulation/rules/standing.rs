@@ -135,7 +135,7 @@ impl Rules {
             if let (Some(rest), Some(seen)) = (unwanted, self.workers.get_mut(&worker))
                 && !seen.warm
             {
-                seen.rest = rest.min(seen.rest.max(rest));
+                seen.rest = seen.rest.max(rest);
             }
         }
         if self.stopping {
