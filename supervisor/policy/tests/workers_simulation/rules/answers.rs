@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shadowslice_policy::workers::{
-    Action, Cause, ChangeReport, Fact, Means, Reason, Report, ResizeRefused, ResizeRequest,
+    Cause, ChangeReport, Fact, Means, Reason, Report, ResizeRefused, ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
@@ -28,6 +28,14 @@ impl Answers {
 
     pub(super) fn begun(&self) -> Option<ResizeRequest> {
         self.begun.map(|(request, _)| request)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    pub(super) fn holds(&mut self, also: bool) {
+        self.held |= also;
     }
 
     pub(super) fn begun_at(&self) -> Option<Moment> {
@@ -56,23 +64,11 @@ impl Rules {
         rule(news == (before != held), "a hold is news if the share was not held")
     }
 
-    pub(super) fn asked(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn asked(&mut self, step: &Step<'_>) {
         self.shares.stall = None;
-        let Told::Fact(Fact::Resize { request, hold }) = step.told else { return Ok(()) };
-        self.answers.open.extend(request.number);
-        let refused = step.actions.iter().find_map(|action| match action {
-            Action::Report(Report::Refused(refused, why)) if refused == request => Some(why),
-            _ => None,
-        });
-        let held = self.answers.held && request.cause != Cause::Hand && !self.stopping;
-        let refused_so = matches!(refused, Some(ResizeRefused::Held(_)));
-        rule(held == refused_so, "a share that is held changes by hand only")?;
-        let outside = !(self.settings.min..=self.settings.max).contains(&request.share);
-        let refused_so = matches!(refused, Some(ResizeRefused::OutOfBounds { .. }));
-        rule(held || self.stopping || outside == refused_so, "a share is within its bounds")?;
-        let as_asked = matches!(refused, None | Some(ResizeRefused::InForce { .. }));
-        self.answers.held |= *hold && as_asked && self.settings.policy_acts && !self.stopping;
-        Ok(())
+        if let Told::Fact(Fact::Resize { request, .. }) = step.told {
+            self.answers.open.extend(request.number);
+        }
     }
 
     pub(super) fn report(&mut self, report: &Report, step: &Step<'_>) -> Result<(), Broken> {
@@ -133,6 +129,7 @@ impl Rules {
         }
         self.answers.begun = Some((*request, now));
         self.shares.last = None;
+        self.boots.begun();
         Ok(())
     }
 

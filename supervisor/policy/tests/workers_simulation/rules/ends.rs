@@ -14,11 +14,18 @@ const MOST: usize = 3;
 impl Rules {
     pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
         let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
-        let (routed, allowed, stop) = (self.routed, shut || self.stopping, self.settings.timeouts.stop);
+        let (routed, allowed) = (self.routed, shut || self.stopping);
+        let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
+        let restarts = self.restarts;
+        self.standing_stops(worker, allowed, step)?;
         let seen = self.seen(worker);
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
         rule(may, "the worker that has the traffic, and behaves, is not told to end")?;
+        let asked = matches!(step.told, Told::Fact(Fact::Resize { .. }));
+        let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
+        let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
+        rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
         rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
         seen.told_to_end = Some(step.now);
         // One that only stands need not notice before it is warm.

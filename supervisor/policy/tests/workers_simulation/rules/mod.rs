@@ -2,9 +2,11 @@
 //! what it shows.
 
 mod answers;
+mod boots;
 mod deaths;
 mod ends;
 mod partitions;
+mod refusals;
 mod rest;
 mod seen;
 mod shares;
@@ -20,8 +22,10 @@ use shadowslice_shared::units::Moment;
 
 use crate::script::Script;
 use answers::Answers;
+use boots::Boots;
 use deaths::Deaths;
 use partitions::Partitions;
+use refusals::Before;
 use seen::Seen;
 use shares::Shares;
 use standing::Stands;
@@ -79,6 +83,10 @@ pub(crate) struct Rules {
     stands: Stands,
     partitions: Partitions,
     deaths: Deaths,
+    before: Before,
+    boots: Boots,
+    /// Two workers have answered wrongly at the share in force.
+    wrong_for_good: bool,
     situations: Situations,
 }
 
@@ -103,6 +111,9 @@ impl Rules {
             stands: Stands::default(),
             partitions: Partitions::default(),
             deaths: Deaths::default(),
+            before: Before::default(),
+            boots: Boots::default(),
+            wrong_for_good: false,
             situations: Situations::new(),
         }
     }
@@ -132,6 +143,7 @@ impl Rules {
         self.down = matches!(state, State::Down(_));
         self.awaits = awaits(workers);
         self.was_ready = state == State::Ready;
+        self.look(workers);
         Ok(())
     }
 
@@ -150,7 +162,10 @@ impl Rules {
 
     /// What the fact alone says, before the machine's actions are looked at.
     fn before(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        self.asked(step)?;
+        self.asked(step);
+        self.wrong_before(step);
+        self.boots_before(step);
+        self.refused_rightly(step)?;
         self.deaths_before(step);
         self.groups_before(step);
         self.partitions.moved_as = None;
@@ -168,7 +183,7 @@ impl Rules {
             Action::Route(worker) => self.route(*worker, step)?,
             Action::Unroute => self.unroute(step)?,
             Action::Drain(worker) => self.drain(*worker, step.now)?,
-            Action::Requeue(worker) => self.requeue(*worker)?,
+            Action::Requeue(worker) => self.requeue(*worker, step)?,
             Action::Condemn(worker) => self.condemn(*worker, step.now)?,
             Action::Stop(worker) => self.stop(*worker, step)?,
             Action::Kill(worker, _) => self.kill(*worker, step)?,
@@ -201,6 +216,8 @@ impl Rules {
         self.memory_is_told(step)?;
         self.partitions_fit(step)?;
         self.deaths_count(step)?;
+        self.wrong_after(step)?;
+        self.boots_after(step)?;
         if self.faultless { self.all_is_well(step) } else { Ok(()) }
     }
 

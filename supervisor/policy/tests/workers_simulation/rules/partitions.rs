@@ -25,7 +25,7 @@ pub(super) struct Partitions {
 
 impl Partitions {
     /// The number of groups that a share comes to.
-    fn count_of(&self, division: &Division, share: Percent) -> usize {
+    pub(super) fn count_of(&self, division: &Division, share: Percent) -> usize {
         let fits = division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
         let mut able: Vec<usize> = able.collect();

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{HandoverMode, State, Workers};
 
-use super::shares::sms_of;
 use super::{Broken, Rules, rule};
 use crate::script::Afterwards;
 
@@ -39,10 +38,9 @@ impl Rules {
         rule(state == State::Ready, "a model serves once all is calm")?;
         self.note("serves at the end");
         let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
-        let told = sms_of(&self.settings, workers.share());
         let inside = workers.partition().is_some();
         let stand = self.workers.values().filter(|seen| seen.stands_since.is_some() && !seen.leaves());
-        let right = stand.filter(|seen| inside || sms_of(&self.settings, seen.share()) == told).count();
+        let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();
         rule(right == usize::from(standby), "a worker stands ready if one is wanted, at the share in force")?;
         rule(self.workers.len() == 1 + usize::from(standby), "no worker is left that serves for nothing")
     }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Fact, Launch};
+use shadowslice_policy::workers::{Fact, Launch, Settings};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::Rules;
+use super::shares::sms_of;
 
 /// A worker, as the rules see it.
 pub(super) struct Seen {
@@ -103,6 +104,13 @@ impl Seen {
     pub(super) fn share(&self) -> Percent {
         let whole = self.first.is_some() && self.runs_on == Groups::WHOLE;
         if whole { Percent::WHOLE } else { self.launch.share }
+    }
+
+    /// Whether it can stand for this share; `inside`: the model's share is a partition. On a partition that
+    /// is no more it stands for none.
+    pub(super) fn fits(&self, share: Percent, settings: &Settings, inside: bool) -> bool {
+        let apart = self.first.is_none() || self.runs_on == Groups::WHOLE;
+        inside || (apart && sms_of(settings, self.share()) == sms_of(settings, share))
     }
 
     /// Whether it could serve.

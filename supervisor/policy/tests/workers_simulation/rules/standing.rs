@@ -6,7 +6,6 @@ use shadowslice_policy::workers::{Action, Fact, HandoverMode, Launch, StartFailu
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 
-use super::shares::sms_of;
 use super::{Broken, Rules, Step, Told, awaits, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -111,6 +110,28 @@ impl Rules {
         Ok(())
     }
 
+    /// A worker that stands is told to end for a reason only.
+    pub(super) fn standing_stops(
+        &mut self,
+        worker: WorkerId,
+        allowed: bool,
+        step: &Step<'_>,
+    ) -> Result<(), Broken> {
+        let dwell = self.settings.timeouts.dwell.max(SECOND);
+        let wanted = self.wants_standing();
+        let inside = step.workers.partition().is_some();
+        let kept = step.actions.iter().any(|action| matches!(action, Action::Keep(_)));
+        let called_in = matches!(step.told, Told::Fact(Fact::MustNotStand(_)));
+        let Some(seen) = self.workers.get(&worker).filter(|seen| seen.role == "standby" && seen.is_usable())
+        else {
+            return Ok(());
+        };
+        let fits = seen.fits(step.workers.share(), &self.settings, inside);
+        let dwelt = seen.stands_since.is_some_and(|since| step.now >= since + dwell);
+        let goes = !(wanted && fits) && dwelt;
+        rule(allowed || kept || called_in || goes, "a worker that stands where it is wanted goes on standing")
+    }
+
     /// A standing worker that takes too long.
     pub(super) fn too_slow_to_stand(&mut self, worker: WorkerId) {
         let rest = self.stands.fails();
@@ -158,12 +179,11 @@ impl Rules {
     fn stands_at_the_right_share(&mut self, step: &Step<'_>) -> Result<(), Broken> {
         let dwell = self.settings.timeouts.dwell.max(SECOND) + self.allowance;
         let busy = step.workers.handover_phase().is_some() || step.workers.coming().is_some();
-        let told = sms_of(&self.settings, step.workers.share());
         let inside = step.workers.partition().is_some();
         for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
             let Some(since) = seen.stands_since else { continue };
             let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
-            let fits = inside || sms_of(&self.settings, seen.share()) == told;
+            let fits = seen.fits(step.workers.share(), &self.settings, inside);
             if busy || (wanted && fits) {
                 seen.unwanted = None;
                 continue;

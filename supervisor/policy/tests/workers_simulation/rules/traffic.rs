@@ -1,7 +1,7 @@
 //! Where requests go: to a worker that can serve, at every moment at which there is one.
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Action, Fact, Launch, State};
+use shadowslice_policy::workers::{Action, Fact, HandoverMode, Launch, State};
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
@@ -19,8 +19,7 @@ impl Rules {
         let serves = self.routed.and_then(|routed| self.workers.get(&routed)).is_some_and(Seen::is_usable);
         rule(!serves || launch.spare, "beside a worker that serves only spares are started")?;
         rule(launch.spare || !launch.stands, "a worker that stands is a spare")?;
-        let reference = launch.purpose != Purpose::Serve;
-        rule(!reference || !self.was_ready, "the reference answers are written before the model serves")?;
+        self.boots(launch, step)?;
         let shadow = launch.spare && !launch.stands;
         let started = if shadow { self.answers.begun_at().unwrap_or(step.now) } else { step.now };
         self.workers.insert(worker, Seen::new(*launch, started + self.settings.timeouts.spawn));
@@ -94,6 +93,8 @@ impl Rules {
             |action: &Action| matches!(action, Action::Drain(worker) if Some(*worker) == self.routed);
         rule(step.actions.iter().any(drained), "traffic stops only for a worker that drains")?;
         rule(self.was_ready, "traffic stops only where it flows")?;
+        let restart = self.settings.handover == HandoverMode::Restart;
+        rule(restart, "traffic stops only with `handover: restart`")?;
         self.routed = None;
         self.restarts = true;
         self.shares.restarts();
@@ -109,9 +110,14 @@ impl Rules {
         Ok(())
     }
 
-    pub(super) fn requeue(&mut self, worker: WorkerId) -> Result<(), Broken> {
+    pub(super) fn requeue(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
         rule(self.routed != Some(worker), "what the worker that serves has is not served elsewhere")?;
-        self.seen(worker).busy = false;
+        let (drain, now) = (self.settings.timeouts.drain, step.now);
+        let seen = self.seen(worker);
+        let late = seen.late || seen.drains.is_some_and(|since| now >= since + drain);
+        let dead = seen.gone || seen.lane_ended.is_some();
+        rule(late || dead, "what a worker has is served elsewhere if it is dead or takes too long")?;
+        seen.busy = false;
         self.note("requests are served elsewhere");
         Ok(())
     }
