@@ -127,6 +127,14 @@ impl Workers {
         self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: Drained::Park, .. }))
     }
 
+    /// Whether the share was in force, and the shadow that failed is not gone yet.
+    pub(super) fn is_rolling_back(&self) -> bool {
+        let leaves = |role: &Role| {
+            matches!(role, Role::Leaving { leaver: Leaver::Handover(Outcome::RolledBack(_)), .. })
+        };
+        self.find(leaves).is_some()
+    }
+
     pub(super) fn parked(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Parked { .. }))
     }

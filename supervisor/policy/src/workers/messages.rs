@@ -221,6 +221,14 @@ pub enum StartFailure {
     Failed(String),
 }
 
+impl StartFailure {
+    pub(super) fn why(self) -> String {
+        match self {
+            Self::Passing { why, .. } | Self::NoRoomToStand(why) | Self::Failed(why) => why,
+        }
+    }
+}
+
 /// A worker that is to be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {

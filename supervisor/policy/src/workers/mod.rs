@@ -38,7 +38,7 @@ mod view;
 use std::collections::BTreeMap;
 
 use shadowslice_shared::boot::Purpose;
-use shadowslice_shared::groups::Division;
+use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
@@ -183,7 +183,8 @@ impl Workers {
             Fact::Resize { request, hold } => self.resize(request, hold),
             Fact::Configured(settings) => {
                 self.settings = settings;
-                self.set_share(self.share);
+                // Of the share that is to come, if a change inside the worker is under way.
+                self.ask_groups(self.share_inside());
             }
             Fact::Stop => self.stop(),
             Fact::NotStarted { worker, failure } => self.not_started(worker, failure),
@@ -204,15 +205,16 @@ impl Workers {
     }
 
     /// What is wanted and does not follow from one fact alone: the request behind a change that has
-    /// ended, a standing worker at the right share, its service where it is awaited, and batches on
-    /// the groups that the model has.
+    /// ended, the service of a standing worker that is awaited, a worker at the share in force, another
+    /// one that stands there, and batches on the groups that the model has.
     fn settle(&mut self) {
         if self.stopping {
             return;
         }
         self.resize_next();
-        self.tend_standing();
         self.tend_awaited();
+        self.tend_share();
+        self.tend_standing();
         self.tend_partition();
     }
 
@@ -293,7 +295,8 @@ impl Workers {
         const TOO_LONG: &str = "it took too long to boot (timeouts.spawn, timeouts.warm)";
         match (aim, phase) {
             (Aim::Reference | Aim::Serve, _) => {
-                self.kill(worker, Leaver::Primary { why: Some(TOO_LONG.to_owned()) }, TOO_LONG);
+                let why = Some(TOO_LONG.to_owned());
+                self.kill(worker, Leaver::Primary { why, since: None }, TOO_LONG);
             }
             (Aim::Shadow, Phase::Spawning) => self.give_up_shadow(worker, Reason::SpawnTimedOut, TOO_LONG),
             (Aim::Shadow, Phase::Warming) => self.give_up_shadow(worker, Reason::WarmTimedOut, TOO_LONG),
@@ -311,7 +314,7 @@ impl Workers {
         };
         match leaver {
             // What it has is served elsewhere as soon as another worker is there.
-            Leaver::Primary { why: cause } => {
+            Leaver::Primary { why: cause, .. } => {
                 self.kill(worker, Leaver::Unneeded, why);
                 self.act(Action::Condemn(worker));
                 self.died(cause.unwrap_or_else(|| why.to_owned()));
@@ -343,13 +346,18 @@ impl Workers {
             }
             Role::Draining { then: Drained::Restart, .. } => self.replace(),
             Role::Parked { .. } => self.finish(Outcome::Kept),
-            Role::Leaving { leaver, .. } => self.left(leaver, status),
+            Role::Leaving { leaver, .. } => self.left(leaver, status, idle),
         }
     }
 
-    fn left(&mut self, leaver: Leaver, status: String) {
+    fn left(&mut self, leaver: Leaver, status: String, idle: bool) {
         match leaver {
-            Leaver::Primary { why } => self.died(why.unwrap_or(status)),
+            Leaver::Primary { why, since } => {
+                if let Some(since) = since {
+                    self.note_idle(since, idle);
+                }
+                self.died(why.unwrap_or(status));
+            }
             Leaver::Replaced => self.replace(),
             Leaver::Handover(outcome) => self.finish(outcome),
             Leaver::Standing { rest, failed } => self.standing_gone(rest, failed),
@@ -367,8 +375,13 @@ impl Workers {
                     self.lost(since, idle, "its socket ended".to_owned());
                 } else {
                     self.note_idle(since, idle);
-                    self.ends(worker, Leaver::Primary { why: None });
+                    self.ends(worker, Leaver::Primary { why: None, since: None });
                 }
+            }
+            Some(Role::Draining { then, .. }) => {
+                self.act(Action::Requeue(worker));
+                let leaver = self.cannot_drain(then);
+                self.ends(worker, leaver);
             }
             Some(Role::Parked { .. }) => {
                 self.ends(worker, Leaver::Unneeded);
@@ -382,10 +395,21 @@ impl Workers {
         }
     }
 
+    /// A worker that should have drained is as good as dead: what follows at its exit.
+    fn cannot_drain(&mut self, then: Drained) -> Leaver {
+        match then {
+            Drained::Park => {
+                self.complete();
+                Leaver::Handover(Outcome::Kept)
+            }
+            Drained::Restart => Leaver::Replaced,
+        }
+    }
+
     /// A worker hangs or sends nonsense. It is killed; if another worker can serve in its place, that
     /// begins before it is dead.
     fn misbehaved(&mut self, worker: WorkerId, why: &str) {
-        let primary = || Leaver::Primary { why: Some(why.to_owned()) };
+        let primary = |since| Leaver::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {
             Some(Role::Starting { aim: Aim::Shadow, .. }) => {
                 self.give_up_shadow(worker, Reason::Misbehaved, why);
@@ -394,7 +418,7 @@ impl Workers {
                 self.fail_standing(worker, why);
             }
             Some(Role::Starting { aim: Aim::Reference | Aim::Serve, .. }) => {
-                self.kill(worker, primary(), why);
+                self.kill(worker, primary(None), why);
             }
             Some(Role::Serving { .. }) if self.way_back().is_some() => {
                 self.act(Action::Condemn(worker));
@@ -406,11 +430,14 @@ impl Workers {
                 self.kill(worker, Leaver::Unneeded, why);
                 self.died(why.to_owned());
             }
-            Some(Role::Serving { .. }) => self.kill(worker, primary(), why),
-            // Its exit follows, and is what its role makes of it.
-            Some(Role::Draining { .. } | Role::Parked { .. }) => {
-                self.act(Action::Kill(worker, why.to_owned()));
+            Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
+            // It must not get the traffic back.
+            Some(Role::Draining { then, .. }) => {
+                self.act(Action::Condemn(worker));
+                let leaver = self.cannot_drain(then);
+                self.kill(worker, leaver, why);
             }
+            Some(Role::Parked { .. }) => self.kill(worker, Leaver::Handover(Outcome::Kept), why),
             Some(Role::Leaving { leaver, .. }) => self.kill(worker, leaver, why),
             None => {}
         }
@@ -456,7 +483,10 @@ impl Workers {
         let Some(slot) = self.slots.get(&worker) else { return false };
         match (slot.partition, &self.partition) {
             (Some(_), Ok(_)) => true,
-            (Some(_), Err(_)) => self.settings.sms_of(Percent::WHOLE) == self.settings.sms_of(share),
+            (Some(groups), Err(_)) => {
+                let whole = self.settings.sms_of(Percent::WHOLE);
+                groups == Groups::WHOLE && whole == self.settings.sms_of(share)
+            }
             (None, _) => self.settings.sms_of(slot.share) == self.sms(share),
         }
     }

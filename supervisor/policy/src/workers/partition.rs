@@ -129,7 +129,8 @@ impl Workers {
                 if slice.times.is_empty() { Slice { groups, sms: self.sms(share), times } } else { slice }
             }
             (groups, _) => {
-                let sms = self.settings.sms_of(if groups.is_some() { Percent::WHOLE } else { share });
+                let whole = groups == Some(Groups::WHOLE);
+                let sms = self.settings.sms_of(if whole { Percent::WHOLE } else { share });
                 Slice { groups: groups.unwrap_or(Groups::WHOLE), sms, times }
             }
         };
@@ -139,7 +140,7 @@ impl Workers {
 
     /// Takes note of the partitions that a warm worker has proven; it was to begin with `asked`.
     fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
-        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
         partition.proven.clone_from(&proven.counts);
         let cannot = (proven.ready != asked).then_some(asked);
@@ -186,6 +187,12 @@ impl Workers {
             Some(Change::Inside { request, from }) => Some((request, from)),
             _ => None,
         }
+    }
+
+    /// The share whose groups the model is to have: the one that is to come, if a change inside the
+    /// worker is under way.
+    pub(super) fn share_inside(&self) -> Percent {
+        self.inside().map_or(self.share, |(request, _)| request.share)
     }
 
     /// From now on this worker serves, on the partition that it began with.
@@ -271,7 +278,7 @@ impl Workers {
         if self.serving() != Some(worker) {
             return;
         }
-        let share = self.inside().map_or(self.share, |(request, _)| request.share);
+        let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
         let awaited = partition.moving.take_if(|(moving, _)| *moving == groups).is_some();
         match result {
@@ -301,14 +308,30 @@ impl Workers {
         let serving = self.serving();
         if let Some(worker) = serving {
             self.move_to(worker, Groups::WHOLE);
+            self.has_whole_gpu(worker);
         }
         self.partition = Err(why.to_owned());
         self.act(Action::NeedsShadows);
-        if serving.is_some() && self.share != Percent::WHOLE && self.change.is_none() {
-            // The worker that serves has the whole GPU from now on.
+        self.tend_share();
+    }
+
+    /// Where a worker serves that was started to have a partition, and has the whole GPU as the model
+    /// can have none any more: says so, and has a shadow bring the share back.
+    pub(super) fn tend_share(&mut self) {
+        let slot = self.serving().and_then(|worker| self.slots.get(&worker));
+        let whole = slot.is_some_and(|slot| slot.partition == Some(Groups::WHOLE));
+        if self.partition.is_err() && whole && self.share != Percent::WHOLE && self.change.is_none() {
             let share = std::mem::replace(&mut self.share, Percent::WHOLE);
             let (cause, decided) = (Cause::Worker, self.now);
             self.begin_handover(ResizeRequest { number: None, share, cause, onset: None, decided }, None);
+        }
+    }
+
+    /// Batches of this worker run on all SMs from now on, whatever the partition was on which they
+    /// began.
+    fn has_whole_gpu(&mut self, worker: WorkerId) {
+        if let Some(slot) = self.slots.get_mut(&worker) {
+            slot.partition = Some(Groups::WHOLE);
         }
     }
 

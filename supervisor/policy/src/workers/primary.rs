@@ -64,7 +64,12 @@ impl Workers {
 
     pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
         let Some(slot) = self.slots.remove(&worker) else { return };
-        let Role::Starting { aim, until, .. } = slot.role else { return };
+        let (aim, until) = match slot.role {
+            Role::Starting { aim, until, .. } => (aim, until),
+            // It was told to end before this was heard.
+            Role::Leaving { leaver, .. } => return self.left(leaver, failure.why(), false),
+            _ => return,
+        };
         match aim {
             Aim::Reference | Aim::Serve => match failure {
                 // No death of a worker.
@@ -156,8 +161,10 @@ impl Workers {
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
                 self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
-            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why) }),
-            _ if self.reference.is_none() => self.ends(worker, Leaver::Primary { why: Some(why) }),
+            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why), since: None }),
+            _ if self.reference.is_none() => {
+                self.ends(worker, Leaver::Primary { why: Some(why), since: None })
+            }
             _ => self.down(why),
         }
     }

@@ -149,9 +149,10 @@ impl Workers {
         if let Some(next) = self.next.take() {
             self.refuse(next, refused.clone());
         }
-        let in_force =
-            matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring));
-        if let Some(change) = self.change.take().filter(|_| !in_force) {
+        let answered =
+            matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
+                || self.is_rolling_back();
+        if let Some(change) = self.change.take().filter(|_| !answered) {
             self.act(Action::Report(Report::Aborted(*change.request(), refused.clone())));
         }
     }

@@ -68,8 +68,9 @@ pub(super) enum Drained {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Leaver {
     /// No worker serves until then: that is the death of the model's worker, of this cause if it is
-    /// known before the exit.
-    Primary { why: Option<String> },
+    /// known before the exit. `since`: it has served since then, and whether it had no batch is heard
+    /// at its exit.
+    Primary { why: Option<String>, since: Option<Moment> },
     /// Another worker starts in its place, at the share that is asked for.
     Replaced,
     /// The hand-over is over.

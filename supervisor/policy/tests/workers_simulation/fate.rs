@@ -1,0 +1,117 @@
+//! What is in store for one worker.
+
+use std::time::Duration;
+
+use shadowslice_policy::workers::{Launch, StartFailure};
+use shadowslice_shared::boot::BootRefusal;
+
+use crate::random::Random;
+use crate::script::{MAX_LATENCY, MS, Script};
+
+/// What a worker's start comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Boot {
+    Succeeds,
+    /// It says nothing any more.
+    Hangs,
+    Refuses(BootRefusal),
+    Dies,
+    Misbehaves,
+    /// A reference worker cannot keep what it wrote.
+    CannotKeep,
+}
+
+/// How one worker will fare.
+#[derive(Debug, Clone)]
+pub(crate) struct Fate {
+    pub(crate) not_started: Option<StartFailure>,
+    pub(crate) boot: Boot,
+    /// Whether `boot` comes before the hello.
+    pub(crate) early: bool,
+    pub(crate) spawn: Duration,
+    pub(crate) warm: Duration,
+    pub(crate) drain: Duration,
+    pub(crate) exit: Duration,
+    /// So long after it is warm it dies.
+    pub(crate) dies: Option<Duration>,
+    /// So long before its exit its lane ends, if it has one.
+    pub(crate) lane_leads: Option<Duration>,
+    /// Does not exit when asked.
+    pub(crate) deaf: bool,
+    /// Does not even die when killed.
+    pub(crate) immortal: bool,
+    pub(crate) latency: Duration,
+}
+
+impl Fate {
+    /// `troubled`: faults may happen.
+    pub(crate) fn draw(
+        script: &Script,
+        launch: &Launch,
+        partitioned: bool,
+        troubled: bool,
+        random: &mut Random,
+    ) -> Self {
+        let (odds, timeouts) = (&script.odds, script.settings.timeouts);
+        let mut odd = |chance| troubled && random.percent(chance);
+        let (fails, badly, early) = (odd(odds.not_started), odd(odds.bad_boot), odd(30));
+        let (deaf, immortal, slow) = (odd(odds.deaf), odd(odds.immortal), odd(odds.slow));
+        let (dies, leads) = (odd(odds.short_life), odd(50));
+        // The reference answers are written in most runs.
+        let badly = badly && (!launch.purpose.is_reference() || random.percent(30));
+        let early = early && badly;
+        let mut below =
+            |limit: Duration| random.within(if slow { limit * 3 / 2 } else { limit - 3 * MAX_LATENCY });
+        let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
+        let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
+        let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);
+        Self {
+            not_started: not_started(script, launch, fails, troubled, random),
+            boot: if badly { bad_boot(launch, partitioned, random) } else { Boot::Succeeds },
+            early,
+            spawn,
+            warm,
+            drain,
+            exit,
+            dies: dies.then(|| random.within(life)),
+            lane_leads: leads.then(|| random.within(timeouts.stop * 3 / 2)),
+            deaf,
+            immortal,
+            latency: random.within(MAX_LATENCY),
+        }
+    }
+}
+
+fn not_started(
+    script: &Script,
+    launch: &Launch,
+    fails: bool,
+    before_the_end: bool,
+    random: &mut Random,
+) -> Option<StartFailure> {
+    let why = "scripted".to_owned();
+    if launch.stands && (before_the_end || script.faultless) && random.percent(script.odds.no_room) {
+        return Some(StartFailure::NoRoomToStand(why));
+    }
+    fails.then(|| match random.below(3) {
+        0 => StartFailure::Passing { why, memory_comes: true },
+        1 => StartFailure::Passing { why, memory_comes: false },
+        _ => StartFailure::Failed(why),
+    })
+}
+
+fn bad_boot(launch: &Launch, partitioned: bool, random: &mut Random) -> Boot {
+    let why = "scripted".to_owned();
+    match random.below(8) {
+        0 => Boot::Hangs,
+        1 => Boot::Dies,
+        2 => Boot::Misbehaves,
+        3 if launch.purpose.is_reference() => Boot::CannotKeep,
+        4 if launch.purpose.is_reference() => Boot::Refuses(BootRefusal::Model(why)),
+        5 if launch.purpose.is_reference() => Boot::Refuses(BootRefusal::NoOperator(why)),
+        3 | 4 if partitioned => Boot::Refuses(BootRefusal::NoPartitions(why)),
+        3 | 4 => Boot::Refuses(BootRefusal::Proof { size: 1, why }),
+        5 => Boot::Refuses(BootRefusal::WarmUp { size: 1, why }),
+        _ => Boot::Refuses(BootRefusal::Setup(why)),
+    }
+}

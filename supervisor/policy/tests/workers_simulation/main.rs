@@ -1,0 +1,104 @@
+//! The machine of a model's workers in a world of delays, deaths, lost news and workers that ignore
+//! orders: many seeded runs, each checked at every step against the rules in `rules/`.
+//!
+//! * `SHADOWSLICE_SIM_SEEDS=1000000` runs so many seeds instead of [`SEEDS`].
+//! * `SHADOWSLICE_SIM_SEED=4711` runs this one only, and tells what happens; show it with
+//!   `cargo test -p shadowslice-policy --test workers_simulation -- --nocapture`.
+//!
+//! `supervisor/policy/mutations/run` shows that this test can fail.
+#![allow(clippy::panic, clippy::print_stdout, reason = "a test, which fails and tells why")]
+
+mod driver;
+mod fate;
+mod ledger;
+mod process;
+mod random;
+mod rules;
+mod script;
+mod world;
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::str::FromStr;
+use std::thread;
+
+use world::{Failure, simulate};
+
+/// Seeds that are run unless told otherwise.
+const SEEDS: u64 = 100_000;
+
+/// What must occur in [`SEEDS`] runs: a world that never gets there proves nothing.
+const SITUATIONS: [&str; 1] = ["completed at once"];
+
+/// In how many runs each situation occurred.
+type Tally = BTreeMap<&'static str, u64>;
+
+/// Runs every `step`th seed from `first` below `seeds`, up to the first failure.
+fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, Failure)> {
+    let mut tally = Tally::new();
+    for seed in (first..seeds).step_by(step) {
+        for situation in simulate(seed, false).map_err(|failure| (seed, failure))? {
+            *tally.entry(situation).or_default() += 1;
+        }
+    }
+    Ok(tally)
+}
+
+/// Runs the seeds on all cores.
+fn run_all(seeds: u64) -> Result<Tally, (u64, Failure)> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let parts = (0..).take(threads).map(|first| scope.spawn(move || run_some(first, seeds, threads)));
+        let parts: Vec<_> = parts.collect();
+        let mut all = Tally::new();
+        for part in parts {
+            for (situation, count) in part.join().expect("a panic in a run is a failure too")? {
+                *all.entry(situation).or_default() += count;
+            }
+        }
+        Ok(all)
+    })
+}
+
+/// A number from the environment, if it is there.
+fn setting<T: FromStr>(name: &str) -> Option<T> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
+}
+
+#[test]
+fn the_workers_keep_their_rules_whatever_happens() {
+    if let Some(seed) = setting("SHADOWSLICE_SIM_SEED") {
+        let situations = simulate(seed, true).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        println!("{situations:#?}");
+        return;
+    }
+    let seeds = setting("SHADOWSLICE_SIM_SEEDS").unwrap_or(SEEDS);
+    if std::env::var("SURVEY").is_ok() {
+        let mut survey: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        for seed in 0..seeds {
+            let result = std::panic::catch_unwind(|| simulate(seed, false));
+            let why = match result {
+                Ok(Ok(_)) => continue,
+                Ok(Err(failure)) => failure.rule,
+                Err(_) => "PANIC".to_owned(),
+            };
+            survey.entry(why).or_insert((0, seed)).0 += 1;
+        }
+        for (why, (count, seed)) in survey {
+            println!("SURVEY {count:>7} {seed:>7} {why}");
+        }
+        return;
+    }
+    let tally = run_all(seeds).unwrap_or_else(|(seed, failure)| {
+        panic!("seed {seed}: {failure}\nreplay it with SHADOWSLICE_SIM_SEED={seed} and --nocapture")
+    });
+    for (situation, count) in &tally {
+        println!("{count:>9}  {situation}");
+    }
+    if seeds >= SEEDS {
+        let missing: Vec<_> =
+            SITUATIONS.iter().filter(|&&situation| !tally.contains_key(situation)).collect();
+        assert!(missing.is_empty(), "never happened: {missing:?}");
+    }
+}

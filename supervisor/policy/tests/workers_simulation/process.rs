@@ -1,0 +1,183 @@
+//! The processes of a run, and what each comes to by itself.
+
+use shadowslice_policy::workers::{Fact, Launch};
+use shadowslice_shared::batch::Prepared;
+use shadowslice_shared::boot::{BootRefusal, PartitionProof, ProvenPartitions, Purpose, WarmTime, Warmed};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::ids::WorkerId;
+
+use crate::fate::{Boot, Fate};
+use crate::script::{MS, Script};
+use crate::world::{Event, World};
+
+/// A worker's process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) launch: Launch,
+    pub(crate) fate: Fate,
+    /// The partition that it was told at its start.
+    pub(crate) asked: Option<Groups>,
+    pub(crate) alive: bool,
+    /// It says nothing any more, as it hangs or is about to end.
+    pub(crate) mute: bool,
+    /// It has a lane.
+    pub(crate) attached: bool,
+    pub(crate) killed: bool,
+    pub(crate) exit_told: bool,
+    pub(crate) drains: u64,
+}
+
+/// What a process comes to next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Next {
+    Hello,
+    Warm,
+    Drained(u64),
+    Prepared(Groups, bool),
+    Answers,
+    Dies,
+    Ends,
+}
+
+/// Whether no worker can make this partition ready: the same whenever it is tried.
+fn is_bad(script: &Script, groups: Groups) -> bool {
+    let bad_count = groups.count() < 18 && script.bad_counts >> groups.count() & 1 == 1;
+    let chance = groups.bits().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    bad_count || chance % 100 < script.odds.no_partition
+}
+
+/// What a worker has proven of partitions; it was to begin with `asked`.
+fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
+    let total = script.division.as_ref()?.count();
+    let times = vec![WarmTime { rows: 1, took: MS, error: 0.0 }];
+    let bad = |count| count < total && script.bad_counts >> count & 1 == 1;
+    let counts: Vec<_> = (1..=total)
+        .map(|count| PartitionProof {
+            groups: count,
+            result: if bad(count) { Err("scripted".to_owned()) } else { Ok(times.clone()) },
+        })
+        .collect();
+    (1..total).any(|count| !bad(count)).then_some(())?;
+    let mut parts = (1..=asked.count()).rev().map(|count| asked.iter().take(count).collect());
+    let ready = if asked == Groups::WHOLE { None } else { parts.find(|part| !is_bad(script, *part)) };
+    Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
+}
+
+impl World {
+    /// A process comes to the next thing.
+    pub(crate) fn goes_on(&mut self, worker: WorkerId, next: Next) {
+        let Some(process) = self.processes.get(&worker).filter(|process| process.alive) else { return };
+        let mute = process.mute;
+        match next {
+            Next::Ends => self.end(worker),
+            Next::Dies if self.is_troubled() => self.die(worker),
+            Next::Dies => {}
+            _ if mute => {}
+            Next::Hello => self.hello(worker),
+            Next::Warm => self.warms_up(worker),
+            Next::Drained(drain) if drain == process.drains => self.say(worker, Fact::Drained(worker)),
+            Next::Drained(_) => {}
+            Next::Prepared(groups, fails) => {
+                let bad = fails || is_bad(&self.script, groups);
+                let result = if bad { Err("scripted".to_owned()) } else { Ok(()) };
+                self.say(worker, Fact::Prepared { worker, prepared: Prepared { groups, result } });
+            }
+            Next::Answers => self.say(worker, Fact::FirstAnswer(worker)),
+        }
+    }
+
+    fn hello(&mut self, worker: WorkerId) {
+        if self.processes[&worker].fate.early {
+            return self.fails_to_boot(worker);
+        }
+        self.say(worker, Fact::Connected(worker));
+    }
+
+    fn warms_up(&mut self, worker: WorkerId) {
+        let process = &self.processes[&worker];
+        let (fate, asked) = (process.fate.clone(), process.asked);
+        if fate.boot != Boot::Succeeds {
+            return self.fails_to_boot(worker);
+        }
+        if process.launch.purpose != Purpose::Serve {
+            return self.say(worker, Fact::ReferenceWritten { worker, result: Ok(()) });
+        }
+        let partitions = asked.and_then(|asked| proven(&self.script, asked));
+        if asked.is_some() && partitions.is_none() {
+            let refusal = BootRefusal::NoPartitions("scripted".to_owned());
+            return self.refuse(worker, refusal);
+        }
+        let times = vec![WarmTime { rows: 1, took: MS, error: 0.0 }];
+        self.say(
+            worker,
+            Fact::Warmed { worker, warmed: Warmed { times, partitions, ..Warmed::default() }, asked },
+        );
+        if let Some(life) = fate.dies {
+            self.schedule(life, Event::Process(worker, Next::Dies));
+        }
+    }
+
+    fn fails_to_boot(&mut self, worker: WorkerId) {
+        match self.processes[&worker].fate.boot.clone() {
+            Boot::Succeeds | Boot::Hangs => self.process(worker).mute = true,
+            Boot::Dies => self.end(worker),
+            Boot::Misbehaves => self.misbehave(worker),
+            Boot::Refuses(refusal) => self.refuse(worker, refusal),
+            Boot::CannotKeep => {
+                let result = Err("scripted".to_owned());
+                self.say(worker, Fact::ReferenceWritten { worker, result });
+            }
+        }
+    }
+
+    fn refuse(&mut self, worker: WorkerId, refusal: BootRefusal) {
+        self.say(worker, Fact::Refused { worker, refusal });
+        self.process(worker).mute = true;
+        if !self.process(worker).fate.deaf {
+            let exit = self.process(worker).fate.exit;
+            self.schedule(exit, Event::Process(worker, Next::Ends));
+        }
+    }
+
+    pub(crate) fn misbehave(&mut self, worker: WorkerId) {
+        self.say(worker, Fact::Misbehaved { worker, why: "scripted".to_owned() });
+        self.process(worker).mute = true;
+    }
+
+    /// A process dies by itself; its lane, if it has one, may end before.
+    pub(crate) fn die(&mut self, worker: WorkerId) {
+        let (attached, leads) = (self.process(worker).attached, self.process(worker).fate.lane_leads);
+        match leads.filter(|_| attached) {
+            Some(lead) => {
+                let idle = self.random.percent(50);
+                self.say(worker, Fact::LaneEnded { worker, idle });
+                self.process(worker).mute = true;
+                self.schedule(lead, Event::Process(worker, Next::Ends));
+            }
+            None => self.end(worker),
+        }
+    }
+
+    /// The process is gone, which is told once and after all else that it said.
+    fn end(&mut self, worker: WorkerId) {
+        let idle = self.random.percent(50);
+        let process = self.process(worker);
+        process.alive = false;
+        let fact = Fact::Exited { worker, status: "exit status: 1".to_owned(), idle };
+        let latency = process.fate.latency;
+        self.schedule(latency, Event::Told(worker, fact));
+    }
+
+    /// A process says something; it may be lost, and it may be told again later.
+    fn say(&mut self, worker: WorkerId, fact: Fact) {
+        let latency = self.process(worker).fate.latency;
+        if self.random.percent(self.script.odds.repeated) {
+            let later = latency + self.random.within(300 * MS);
+            self.schedule(later, Event::Told(worker, fact.clone()));
+        }
+        let lost = self.is_troubled() && self.random.percent(self.script.odds.lost);
+        if !lost {
+            self.schedule(latency, Event::Told(worker, fact));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Every request for a share is answered once, and in time.
+
+use std::collections::BTreeSet;
+
+use shadowslice_policy::workers::{
+    Cause, ChangeReport, Fact, Means, Reason, Report, ResizeRefused, ResizeRequest,
+};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Moment;
+
+use super::{Broken, Rules, Step, Told, rule};
+
+/// The requests of a run.
+pub(super) struct Answers {
+    held: bool,
+    /// Not answered yet.
+    open: BTreeSet<u64>,
+    /// The hand-over that has begun and not completed.
+    begun: Option<(ResizeRequest, Moment)>,
+    /// The last hand-over that completed.
+    completed: Option<ResizeRequest>,
+}
+
+impl Answers {
+    pub(super) fn new(held: bool) -> Self {
+        Self { held, open: BTreeSet::new(), begun: None, completed: None }
+    }
+
+    pub(super) fn begun(&self) -> Option<ResizeRequest> {
+        self.begun.map(|(request, _)| request)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    pub(super) fn holds(&mut self, also: bool) {
+        self.held |= also;
+    }
+
+    pub(super) fn begun_at(&self) -> Option<Moment> {
+        self.begun.map(|(_, at)| at)
+    }
+
+    pub(super) fn all_are_given(&self) -> bool {
+        self.open.is_empty() && self.begun.is_none()
+    }
+
+    fn answered(&mut self, request: &ResizeRequest) -> Result<(), Broken> {
+        let Some(number) = request.number else { return Ok(()) };
+        rule(self.open.remove(&number), "a request is answered once")
+    }
+
+    fn ends(&mut self, request: &ResizeRequest) -> Result<(), Broken> {
+        let begun = self.begun.take().map(|(request, _)| request);
+        rule(begun == Some(*request), "a hand-over ends that has begun")
+    }
+}
+
+impl Rules {
+    /// An operator holds or releases the share.
+    pub(crate) fn hold(&mut self, held: bool, news: bool) -> Result<(), Broken> {
+        let before = std::mem::replace(&mut self.answers.held, held);
+        rule(news == (before != held), "a hold is news if the share was not held")
+    }
+
+    pub(super) fn asked(&mut self, step: &Step<'_>) {
+        self.shares.stall = None;
+        if let Told::Fact(Fact::Resize { request, .. }) = step.told {
+            self.answers.open.extend(request.number);
+        }
+    }
+
+    pub(super) fn report(&mut self, report: &Report, step: &Step<'_>) -> Result<(), Broken> {
+        match report {
+            Report::Begun(request, shadow) => self.begun(request, *shadow, step.now),
+            Report::Completed(change) => self.completed(change),
+            Report::NotKept { change, rolled_back, reason } => self.not_kept(change, *rolled_back, reason),
+            Report::Aborted(request, why) => {
+                self.answers.answered(request)?;
+                if self.answers.begun.is_some() {
+                    rule(*why == ResizeRefused::Stopping, "a hand-over ends with its own report")?;
+                    return self.answers.ends(request);
+                }
+                self.note(match why {
+                    ResizeRefused::NoPartition { .. } => "no partition of that size",
+                    ResizeRefused::NoWorker { .. } => "no worker at that share: the one before again",
+                    ResizeRefused::NotServing { .. } => "no worker at that share",
+                    _ => "a change is given up as the model stops",
+                });
+                self.shares.aborted(why);
+                self.restarts &= !matches!(why, ResizeRefused::NoWorker { .. });
+                Ok(())
+            }
+            Report::Refused(request, why) => {
+                self.note(match why {
+                    ResizeRefused::InForce { .. } => "refused: in force",
+                    ResizeRefused::OutOfBounds { .. } => "refused: out of bounds",
+                    ResizeRefused::Never(_) => "refused: never",
+                    ResizeRefused::Held(_) => "refused: held",
+                    ResizeRefused::Busy(_) => "refused: busy",
+                    ResizeRefused::Wrong { .. } => "refused: wrong answers",
+                    ResizeRefused::NotServing { .. } => "refused: not serving",
+                    ResizeRefused::Stopping => "refused: stopping",
+                    ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => {
+                        return Err("what was not begun cannot have failed".to_owned());
+                    }
+                });
+                self.answers.answered(request)
+            }
+            Report::FailedOver(failover) => self.failed_over(failover),
+        }
+    }
+
+    fn begun(
+        &mut self,
+        request: &ResizeRequest,
+        shadow: Option<WorkerId>,
+        now: Moment,
+    ) -> Result<(), Broken> {
+        rule(self.answers.begun.is_none(), "one hand-over is under way at most")?;
+        rule(self.shares.stall == Some(false), "the stall of a hand-over is measured from its beginning")?;
+        if let Some(seen) = shadow.and_then(|shadow| self.workers.get(&shadow)) {
+            let ready = seen.is_usable();
+            self.note(if ready { "a hand-over at once" } else { "a hand-over to a worker that starts" });
+        }
+        if request.cause == Cause::Worker {
+            self.note("a hand-over as the worker can have no partition");
+            self.brought_back(request.share)?;
+        }
+        self.answers.begun = Some((*request, now));
+        self.shares.last = None;
+        self.boots.begun();
+        Ok(())
+    }
+
+    fn completed(&mut self, change: &ChangeReport) -> Result<(), Broken> {
+        self.answers.answered(&change.request)?;
+        if let Means::Shadow { .. } = change.means {
+            self.answers.ends(&change.request)?;
+            self.answers.completed = Some(change.request);
+        }
+        self.note(match change.means {
+            Means::InProcess => "completed inside the worker",
+            Means::Shadow { at_once: false } => "completed by a shadow",
+            Means::Shadow { at_once: true } => "completed at once",
+            Means::Restart => "completed by a restart",
+        });
+        self.in_force(change)
+    }
+
+    fn not_kept(&mut self, change: &ChangeReport, rolled_back: bool, reason: &Reason) -> Result<(), Broken> {
+        self.note(match (rolled_back, reason) {
+            (true, Reason::Died) => "rolled back: died",
+            (true, _) => "rolled back: misbehaved",
+            (false, Reason::BootFailed(_)) => "aborted: boot failed",
+            (false, Reason::SpawnTimedOut) => "aborted: spawn timed out",
+            (false, Reason::WarmTimedOut) => "aborted: warm timed out",
+            (false, Reason::Died) => "aborted: died",
+            (false, Reason::Misbehaved) => "aborted: misbehaved",
+        });
+        if rolled_back {
+            rule(self.answers.completed.take() == Some(change.request), "what completed is rolled back")?;
+            return self.rolled_back(change);
+        }
+        self.answers.answered(&change.request)?;
+        self.answers.ends(&change.request)
+    }
+
+    /// No request is forgotten, and every hand-over ends in time.
+    pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        rule(step.workers.is_held() == self.answers.held, "a share is held from its order to its release")?;
+        let known = step.workers.coming().is_some() || self.answers.open.is_empty();
+        rule(known, "a request that is not answered is shown as coming")?;
+        rule(self.answers.open.len() <= 2, "one change is under way at most, and one waits")?;
+        rule(
+            !self.stopping || self.answers.all_are_given(),
+            "all requests are answered when the model stops",
+        )?;
+        let timeouts = self.settings.timeouts;
+        let bound = timeouts.spawn + timeouts.warm + timeouts.drain + 2 * timeouts.stop + 8 * self.allowance;
+        let late = self.answers.begun_at().is_some_and(|begun| step.now > begun + bound);
+        rule(!late, "every hand-over ends in time")
+    }
+}

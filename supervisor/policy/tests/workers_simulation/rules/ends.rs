@@ -1,0 +1,114 @@
+//! How workers end: asked first, then killed, and never forgotten.
+
+use shadowslice_policy::workers::{Action, Fact, State};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Moment;
+
+use super::seen::Seen;
+use super::{Broken, Rules, Step, Told, rule};
+
+/// Workers that are not told to end: one that serves or starts in order to, one that is to replace
+/// it or did, and one that stands.
+const MOST: usize = 3;
+
+impl Rules {
+    pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+        let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
+        let (routed, allowed) = (self.routed, shut || self.stopping);
+        let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
+        let restarts = self.restarts;
+        self.standing_stops(worker, allowed, step)?;
+        let seen = self.seen(worker);
+        let bad = seen.misbehaved || seen.lane_ended.is_some();
+        let may = allowed || bad || routed != Some(worker);
+        rule(may, "the worker that has the traffic, and behaves, is not told to end")?;
+        let asked = matches!(step.told, Told::Fact(Fact::Resize { .. }));
+        let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
+        let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
+        rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
+        rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
+        seen.told_to_end = Some(step.now);
+        // One that only stands need not notice before it is warm.
+        let in_vain = seen.launch.stands && !seen.warm;
+        seen.ends_by = Some(if in_vain { seen.boot_by.max(step.now + stop) } else { step.now + stop });
+        Ok(())
+    }
+
+    pub(super) fn kill(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+        let (stop, now) = (self.settings.timeouts.stop, step.now);
+        let shadow = self.answers.begun_at().is_some();
+        let seen = self.seen(worker);
+        let waited = |since: Option<Moment>| since.is_some_and(|since| now >= since + stop);
+        // What a worker says of its end changes nothing once it was told to end.
+        let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
+        let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
+        let given_up = shadow && seen.refused == Some(now) && !seen.launch.stands;
+        let news = matches!(step.told, Told::Fact(Fact::Misbehaved { worker: told, .. }) if *told == worker);
+        let slow = !seen.warm && !seen.leaves() && now >= seen.boot_by;
+        let late = waited(ends) && !(seen.misbehaved && ends.is_none());
+        seen.misbehaved |= hangs;
+        seen.late |= late;
+        rule(
+            news || hangs || given_up || slow || late || taken_shadow(seen, now),
+            "a worker is killed that misbehaves, takes too long, or was asked to end in vain",
+        )?;
+        if seen.killed.is_some() && !news {
+            self.note("a worker outlives its kill");
+        } else if late {
+            self.note("a worker ignores its stop");
+        } else if slow {
+            self.note("a worker takes too long to boot");
+        } else if hangs {
+            self.note("a worker hangs as it makes a partition ready");
+        }
+        if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
+            self.too_slow_to_stand(worker);
+        }
+        let seen = self.seen(worker);
+        seen.outlives |= seen.killed.is_some() && late && !news;
+        seen.killed = Some(now);
+        Ok(())
+    }
+
+    pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
+        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_stand) };
+        rule(stay <= most, "there are no more workers than there may be")?;
+        let standing = self
+            .workers
+            .iter()
+            .filter(|(worker, seen)| !seen.leaves() && step.workers.role_and_phase(**worker).0 == "standby");
+        rule(standing.count() <= 1, "one worker stands at most")?;
+        if stay == MOST {
+            self.note("three workers");
+        }
+        let down = matches!(step.workers.state(), State::Down(_));
+        if down && !self.down {
+            self.note("down");
+        }
+        Ok(())
+    }
+
+    /// Every phase ends in its time.
+    pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        let timeouts = self.settings.timeouts;
+        for (worker, seen) in self.workers.iter().filter(|(_, seen)| !seen.gone) {
+            let ends = seen.killed.map(|at| at + timeouts.stop).max(seen.ends_by);
+            let by_itself = seen.refused.or(seen.lane_ended).map(|at| at + timeouts.stop);
+            let drains = seen.drains.filter(|_| seen.parked.is_none()).map(|at| at + timeouts.drain);
+            let parked = step.workers.role_and_phase(*worker) == ("parked", "standing");
+            let parked = seen.parked.filter(|_| parked).map(|at| at + timeouts.dwell);
+            let boots = (!seen.warm).then_some(seen.boot_by);
+            let due = ends.or(by_itself).or(drains).or(parked).or(boots);
+            let stuck = seen.outlives && seen.busy && seen.lane_ended.is_none();
+            rule(!stuck, "no request stays with a worker that outlives its kill")?;
+            rule(due.is_none_or(|due| step.now <= due + self.allowance), "every phase ends in its time")?;
+        }
+        Ok(())
+    }
+}
+
+/// A standing worker that became a shadow is given up like one when it refuses.
+fn taken_shadow(seen: &Seen, now: Moment) -> bool {
+    seen.launch.stands && seen.refused == Some(now)
+}

@@ -1,0 +1,266 @@
+//! The rules. They are checked at every step, from what the machine was told, what it has done, and
+//! what it shows.
+
+mod answers;
+mod boots;
+mod deaths;
+mod ends;
+mod partitions;
+mod refusals;
+mod rest;
+mod seen;
+mod shares;
+mod standing;
+mod traffic;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use shadowslice_policy::workers::{Action, Fact, HandoverMode, Settings, State, Workers};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Moment;
+
+use crate::script::Script;
+use answers::Answers;
+use boots::Boots;
+use deaths::Deaths;
+use partitions::Partitions;
+use refusals::Before;
+use seen::Seen;
+use shares::Shares;
+use standing::Stands;
+
+/// What was broken.
+pub(crate) type Broken = String;
+
+/// What occurred in a run.
+pub(crate) type Situations = BTreeSet<&'static str>;
+
+/// What made the machine act.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Begin,
+    Fact(Fact),
+    /// A timer, and what [`Workers::due`] said before it.
+    Timer {
+        due: Option<Moment>,
+    },
+}
+
+/// One step of the machine.
+pub(crate) struct Step<'s> {
+    told: &'s Told,
+    actions: &'s [Action],
+    workers: &'s Workers,
+    now: Moment,
+}
+
+/// Breaks the rule of that name unless `holds`.
+fn rule(holds: bool, name: &str) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err(name.to_owned()) }
+}
+
+pub(crate) struct Rules {
+    faultless: bool,
+    settings: Settings,
+    /// Whether the model has restarted for each change from the beginning, so that it has never two workers.
+    one_at_a_time: bool,
+    may_stand: bool,
+    /// How late timers are, and some more.
+    allowance: Duration,
+    workers: BTreeMap<WorkerId, Seen>,
+    /// The worker that gets the traffic.
+    routed: Option<WorkerId>,
+    /// Requests wait for a restart at another share.
+    restarts: bool,
+    stopping: bool,
+    /// Whether the model was down, and showed that it waits, before this step.
+    down: bool,
+    awaits: bool,
+    was_ready: bool,
+    answers: Answers,
+    shares: Shares,
+    stands: Stands,
+    partitions: Partitions,
+    deaths: Deaths,
+    before: Before,
+    boots: Boots,
+    /// Two workers have answered wrongly at the share in force.
+    wrong_for_good: bool,
+    situations: Situations,
+}
+
+impl Rules {
+    pub(crate) fn new(script: &Script) -> Self {
+        let settings = script.settings.clone();
+        Self {
+            faultless: script.faultless,
+            one_at_a_time: settings.handover == HandoverMode::Restart,
+            may_stand: settings.standby,
+            settings,
+            allowance: script.timer_lateness + Duration::from_millis(1),
+            workers: BTreeMap::new(),
+            routed: None,
+            restarts: false,
+            stopping: false,
+            down: true,
+            awaits: false,
+            was_ready: false,
+            answers: Answers::new(script.held),
+            shares: Shares::new(script.share),
+            stands: Stands::default(),
+            partitions: Partitions::default(),
+            deaths: Deaths::default(),
+            before: Before::default(),
+            boots: Boots::default(),
+            wrong_for_good: false,
+            situations: Situations::new(),
+        }
+    }
+
+    pub(crate) fn situations(&mut self) -> Situations {
+        std::mem::take(&mut self.situations)
+    }
+
+    /// Checks one step of the machine.
+    pub(crate) fn step(
+        &mut self,
+        told: &Told,
+        actions: &[Action],
+        workers: &Workers,
+        now: Moment,
+    ) -> Result<(), Broken> {
+        let step = Step { told, actions, workers, now };
+        no_timer_acts_early(&step)?;
+        self.learn(&step);
+        self.before(&step)?;
+        for action in actions {
+            self.action(action, &step)?;
+        }
+        self.after(&step)?;
+        self.workers.retain(|_, seen| !seen.gone);
+        let state = workers.state();
+        self.down = matches!(state, State::Down(_));
+        self.awaits = awaits(workers);
+        self.was_ready = state == State::Ready;
+        self.look(workers);
+        Ok(())
+    }
+
+    fn learn(&mut self, step: &Step<'_>) {
+        let Told::Fact(fact) = step.told else { return };
+        match fact {
+            Fact::Stop => self.stopping = true,
+            Fact::Configured(settings) => {
+                self.settings = settings.clone();
+                self.one_at_a_time &= settings.handover == HandoverMode::Restart;
+                self.may_stand |= settings.standby;
+            }
+            _ => self.hear_of_worker(fact, step.now),
+        }
+    }
+
+    /// What the fact alone says, before the machine's actions are looked at.
+    fn before(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        self.asked(step);
+        self.wrong_before(step);
+        self.boots_before(step);
+        self.refused_rightly(step)?;
+        self.deaths_before(step);
+        self.groups_before(step);
+        self.partitions.moved_as = None;
+        self.stands_before(step)
+    }
+
+    fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Broken> {
+        if let Some(worker) = named(action) {
+            rule(self.workers.contains_key(&worker), "only workers that there are are named")?;
+        }
+        match action {
+            Action::Start(launch) => self.start(launch, step)?,
+            Action::Load(worker) => self.load(*worker)?,
+            Action::Attach { worker, slice, share, .. } => self.attach(*worker, slice, *share)?,
+            Action::Route(worker) => self.route(*worker, step)?,
+            Action::Unroute => self.unroute(step)?,
+            Action::Drain(worker) => self.drain(*worker, step.now)?,
+            Action::Requeue(worker) => self.requeue(*worker, step)?,
+            Action::Condemn(worker) => self.condemn(*worker, step.now)?,
+            Action::Stop(worker) => self.stop(*worker, step)?,
+            Action::Kill(worker, _) => self.kill(*worker, step)?,
+            Action::Prepare(worker, groups) => self.prepare(*worker, *groups, step)?,
+            Action::Forget(worker, groups) => self.forget(*worker, *groups)?,
+            Action::Move { worker, share, slice } => self.moved(*worker, *share, slice, step)?,
+            Action::Stands(stands) => self.stands.on = *stands,
+            Action::Keep(worker) => self.keep(*worker, step)?,
+            Action::Hurry(worker) => self.hurry(*worker)?,
+            Action::AwaitEffect(worker, request) => self.await_effect(*worker, *request),
+            Action::MeasureStall { outage } => self.shares.stall = Some(*outage),
+            Action::Report(report) => self.report(report, step)?,
+            Action::NeedsShadows => self.needs_shadows(step)?,
+            Action::AskGroups { count, .. } => self.ask_groups(*count),
+            Action::Shut(_) => self.workers.values_mut().for_each(|seen| seen.busy = false),
+        }
+        Ok(())
+    }
+
+    /// What must hold between two steps.
+    fn after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
+            rule(step.workers.has(*worker), "no worker is forgotten")?;
+        }
+        self.roles(step);
+        self.traffic_flows(step)?;
+        self.not_too_many(step)?;
+        self.nothing_is_overdue(step)?;
+        self.all_are_answered(step)?;
+        self.share_is_told(step)?;
+        self.memory_is_told(step)?;
+        self.partitions_fit(step)?;
+        self.deaths_count(step)?;
+        self.wrong_after(step)?;
+        self.boots_after(step)?;
+        if self.faultless { self.all_is_well(step) } else { Ok(()) }
+    }
+
+    fn note(&mut self, situation: &'static str) {
+        self.situations.insert(situation);
+    }
+
+    fn seen(&mut self, worker: WorkerId) -> &mut Seen {
+        self.workers.get_mut(&worker).expect("it was looked up before")
+    }
+}
+
+/// The worker that an action is about, where it must be one that there is.
+fn named(action: &Action) -> Option<WorkerId> {
+    match action {
+        Action::Load(worker)
+        | Action::Attach { worker, .. }
+        | Action::Route(worker)
+        | Action::Drain(worker)
+        | Action::Requeue(worker)
+        | Action::Condemn(worker)
+        | Action::Hurry(worker)
+        | Action::Stop(worker)
+        | Action::Kill(worker, _)
+        | Action::Prepare(worker, _)
+        | Action::Forget(worker, _)
+        | Action::Move { worker, .. }
+        | Action::Keep(worker)
+        | Action::AwaitEffect(worker, _) => Some(*worker),
+        Action::Start(_) | Action::Unroute | Action::Shut(_) | Action::AskGroups { .. } => None,
+        Action::Stands(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => None,
+    }
+}
+
+/// Whether the model waits for a standing worker that still starts.
+fn awaits(workers: &Workers) -> bool {
+    matches!(workers.state(), State::Waiting(why) if why.contains("standing worker, which still starts"))
+}
+
+fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Broken> {
+    let Told::Timer { due } = step.told else { return Ok(()) };
+    let early = due.is_none_or(|due| due > step.now);
+    let same = step.actions.is_empty() && step.workers.due() == *due;
+    rule(!early || same, "a timer that is not due changes nothing")
+}

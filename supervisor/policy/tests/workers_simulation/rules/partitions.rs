@@ -1,0 +1,138 @@
+//! Partitions inside the worker: batches run only where they can, and where the share says.
+
+use shadowslice_policy::scheduler::Slice;
+use shadowslice_policy::workers::{Action, Fact, Means, Report};
+use shadowslice_shared::boot::PartitionProof;
+use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Percent;
+
+use super::{Broken, Rules, Step, Told, rule};
+
+/// How long a worker may take to make a partition ready.
+const PREPARE_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// What was asked for and proven.
+#[derive(Default)]
+pub(super) struct Partitions {
+    pub(super) proven: Vec<PartitionProof>,
+    pub(super) given: Option<Groups>,
+    pub(super) asked: Option<usize>,
+    pub(super) unanswered: usize,
+    /// The share with which batches moved in this step.
+    pub(super) moved_as: Option<Percent>,
+}
+
+impl Partitions {
+    /// The number of groups that a share comes to.
+    pub(super) fn count_of(&self, division: &Division, share: Percent) -> usize {
+        let fits = division.groups_of(share);
+        let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
+        let mut able: Vec<usize> = able.collect();
+        able.sort_unstable();
+        able.iter().rev().find(|count| **count <= fits).or(able.first()).copied().unwrap_or(fits)
+    }
+}
+
+impl Rules {
+    pub(super) fn prepare(
+        &mut self,
+        worker: WorkerId,
+        groups: Groups,
+        step: &Step<'_>,
+    ) -> Result<(), Broken> {
+        rule(self.routed == Some(worker), "the worker that serves makes partitions ready")?;
+        let given = self.partitions.given;
+        let seen = self.seen(worker);
+        rule(seen.is_usable() && seen.first.is_some(), "a worker with partitions makes them ready")?;
+        rule(groups != Groups::WHOLE, "all of the GPU is ready at all times")?;
+        rule(!seen.cannot.contains(&groups), "a partition that cannot be had is not tried again")?;
+        rule(!seen.ready.contains(&groups), "a partition that is ready is not made ready")?;
+        rule(seen.prepares.is_none(), "one partition is made ready at a time")?;
+        rule(given == Some(groups), "the partition is made ready that the model is to have")?;
+        seen.prepares = Some((groups, step.now + PREPARE_WITHIN));
+        Ok(())
+    }
+
+    pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Broken> {
+        self.note("a partition is let go of");
+        let seen = self.seen(worker);
+        rule(seen.runs_on != groups, "no partition is let go of on which batches run")?;
+        rule(seen.ready.contains(&groups), "a partition is let go of that is ready")?;
+        seen.ready.retain(|ready| *ready != groups);
+        Ok(())
+    }
+
+    pub(super) fn moved(
+        &mut self,
+        worker: WorkerId,
+        share: Percent,
+        slice: &Slice,
+        step: &Step<'_>,
+    ) -> Result<(), Broken> {
+        rule(self.routed == Some(worker), "the worker that serves moves")?;
+        let groups = slice.groups;
+        let leaves = step.actions.contains(&Action::NeedsShadows);
+        let seen = self.seen(worker);
+        rule(groups == Groups::WHOLE || seen.ready.contains(&groups), "batches move to what is ready")?;
+        rule(!seen.cannot.contains(&groups), "batches do not move to what cannot be had")?;
+        rule(leaves || seen.runs_on != groups, "batches move to another partition")?;
+        seen.runs_on = groups;
+        self.partitions.moved_as = Some(share);
+        self.note("batches move");
+        Ok(())
+    }
+
+    /// Takes note of what was told of groups.
+    pub(super) fn groups_before(&mut self, step: &Step<'_>) {
+        match step.told {
+            Told::Fact(Fact::Warmed { worker, warmed, .. }) => {
+                let news = self.workers.get(worker).is_some_and(|seen| !seen.attached && !seen.leaves());
+                if let Some(proven) = warmed.partitions.as_ref().filter(|_| news) {
+                    self.partitions.proven.clone_from(&proven.counts);
+                }
+            }
+            Told::Fact(Fact::Groups(groups)) => {
+                self.partitions.given = Some(*groups);
+                self.partitions.unanswered = self.partitions.unanswered.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn ask_groups(&mut self, count: usize) {
+        self.partitions.asked = Some(count);
+        self.partitions.unanswered += 1;
+    }
+
+    pub(super) fn partitions_fit(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        let Some((division, current)) = step.workers.partition() else { return Ok(()) };
+        let share = self.share();
+        let count = self.partitions.count_of(division, share);
+        let Some(seen) = self.serving().filter(|seen| seen.first.is_some()) else { return Ok(()) };
+        rule(current == seen.runs_on, "the groups that are shown are those on which batches run")?;
+        let many = seen.ready.len() + usize::from(seen.prepares.is_some());
+        rule(many <= READY_PARTITIONS, "no more partitions are ready than may be")?;
+        let moved_as = self.partitions.moved_as.is_none_or(|moved| moved == share);
+        rule(moved_as, "batches move with the share in force")?;
+        let given = self.partitions.given.unwrap_or(Groups::WHOLE);
+        let has = if given == Groups::WHOLE { division.count() } else { given.count() };
+        let right = seen.runs_on == given && has == count && self.partitions.unanswered == 0;
+        let completed = step.actions.iter().any(completes_inside);
+        rule(!completed || right, "a share inside the worker is in force if batches run there")?;
+        if self.partitions.unanswered > 0 || self.stopping {
+            return Ok(());
+        }
+        let settled = step.workers.coming().is_none();
+        let asked = self.partitions.asked.is_none_or(|asked| asked == count);
+        rule(!settled || asked, "the groups are asked for that the share comes to")?;
+        let waits = seen.prepares.is_some() || seen.cannot.contains(&given);
+        rule(waits || seen.runs_on == given, "batches run on the groups that the model has")?;
+        let due = seen.prepares.is_none_or(|(_, by)| step.now <= by + self.allowance);
+        rule(due, "a worker that makes no partition ready hangs")
+    }
+}
+
+fn completes_inside(action: &Action) -> bool {
+    matches!(action, Action::Report(Report::Completed(change)) if change.means == Means::InProcess)
+}

@@ -1,0 +1,150 @@
+//! Which requests are refused and why, and by which means the others are carried out.
+
+use std::collections::BTreeMap;
+
+use shadowslice_policy::workers::{
+    Action, Cause, Fact, HandoverMode, HandoverPhase, Report, ResizeRefused, ResizeRequest, State, Workers,
+};
+use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::units::{Percent, Sms};
+
+use super::shares::sms_of;
+use super::{Broken, Rules, Step, Told, rule};
+
+/// How many wrong answers at one share are no accident.
+const WRONG_TWICE: u32 = 2;
+
+/// What was shown before a step.
+#[derive(Default)]
+pub(super) struct Before {
+    busy: bool,
+    retires: bool,
+    reference_written: bool,
+    partitioned: bool,
+    /// How often workers with so many SMs answered wrongly.
+    wrong_at: BTreeMap<Sms, u32>,
+}
+
+impl Rules {
+    /// Takes note of what decides about the next request.
+    pub(super) fn look(&mut self, workers: &Workers) {
+        self.before.busy = workers.coming().is_some();
+        self.before.retires = workers.handover_phase() == Some(HandoverPhase::Retiring);
+        self.before.partitioned = workers.partition().is_some();
+    }
+
+    pub(super) fn reference_is_written(&self) -> bool {
+        self.before.reference_written
+    }
+
+    pub(super) fn wrong_before(&mut self, step: &Step<'_>) {
+        match step.told {
+            Told::Fact(Fact::ReferenceWritten { worker, result: Ok(()) }) => {
+                self.before.reference_written |= self.workers.get(worker).is_some_and(|seen| !seen.leaves());
+            }
+            Told::Fact(Fact::Refused { worker, refusal: BootRefusal::Proof { .. } }) => {
+                let seen = self.workers.get(worker);
+                let seen = seen.filter(|seen| seen.refused == Some(step.now) && seen.told_to_end.is_none());
+                let Some(seen) = seen.filter(|seen| seen.killed.is_none() && seen.role != "standby") else {
+                    return;
+                };
+                let (share, primary) = (seen.launch.share, !seen.launch.spare);
+                if share != Percent::WHOLE && !self.before.partitioned {
+                    let times = self.before.wrong_at.entry(sms_of(&self.settings, share)).or_default();
+                    *times += 1;
+                    self.wrong_for_good = primary && *times >= WRONG_TWICE;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A model whose workers answer wrongly is not started again and again.
+    pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
+            self.note("down: wrong answers");
+            let down = matches!(step.workers.state(), State::Down(why) if why.contains("answered wrongly"));
+            return rule(down, "after two wrong answers at a share no further worker is tried");
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, request: &ResizeRequest, step: &Step<'_>) -> Option<&'static str> {
+        let share = request.share;
+        let now = self.share();
+        let same = match step.workers.partition().filter(|_| self.before.partitioned) {
+            Some((division, _)) => {
+                self.partitions.count_of(division, share) == self.partitions.count_of(division, now)
+            }
+            None => sms_of(&self.settings, share) == sms_of(&self.settings, now),
+        };
+        let wrong = !self.before.partitioned
+            && self
+                .before
+                .wrong_at
+                .get(&sms_of(&self.settings, share))
+                .is_some_and(|times| *times >= WRONG_TWICE);
+        let restarts = self.settings.handover == HandoverMode::Restart && !self.was_ready && !self.down;
+        let reasons = [
+            (self.stopping, "stopping"),
+            (self.answers.is_held() && request.cause != Cause::Hand, "held"),
+            (!(self.settings.min..=self.settings.max).contains(&share), "out of bounds"),
+            (self.settings.handover == HandoverMode::Never && !(self.down && same), "never"),
+            (self.before.busy, "busy"),
+            (!self.before.reference_written || restarts, "not serving"),
+            (wrong, "wrong"),
+            (same && !self.down, "in force"),
+        ];
+        reasons.iter().find(|(applies, _)| *applies).map(|(_, why)| *why)
+    }
+
+    pub(super) fn refused_rightly(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+        let Told::Fact(Fact::Resize { request, hold }) = step.told else { return Ok(()) };
+        let refused = step.actions.iter().find_map(|action| match action {
+            Action::Report(Report::Refused(refused, why)) if refused == request => Some(name(why)),
+            _ => None,
+        });
+        let due = self.refusal(request, step);
+        rule(refused == due, &format!("a request is refused if it must be: {due:?}, not {refused:?}"))?;
+        let as_asked = matches!(refused, None | Some("in force"));
+        self.answers.holds(*hold && as_asked && self.settings.policy_acts && !self.stopping);
+        if refused.is_none() { self.means_is_quickest(request, step) } else { Ok(()) }
+    }
+
+    fn means_is_quickest(&mut self, request: &ResizeRequest, step: &Step<'_>) -> Result<(), Broken> {
+        let parked = step.workers.handover_phase() == Some(HandoverPhase::Probation);
+        rule(!parked, "a parked worker makes room for the next change")?;
+        let begun = step.actions.iter().find_map(|action| match action {
+            Action::Report(Report::Begun(begun, shadow)) if begun == request => Some(*shadow),
+            _ => None,
+        });
+        if self.before.partitioned && !self.down {
+            return rule(begun.is_none(), "a share that is a partition changes inside the worker");
+        }
+        let ready = self.workers.values().any(|seen| {
+            let stands = seen.stands_since.is_some() || seen.parked.is_some();
+            seen.is_usable() && stands && seen.fits(request.share, &self.settings, false)
+        });
+        // A worker that outlives its stop still counts as a part of the last hand-over.
+        let late = self.before.retires && self.workers.values().any(|seen| seen.killed.is_some());
+        let at_once = begun.is_some_and(|shadow| shadow.is_some());
+        rule(
+            !ready || !self.was_ready || at_once || late,
+            "a change is made at once if a worker stands ready",
+        )
+    }
+}
+
+fn name(why: &ResizeRefused) -> &'static str {
+    match why {
+        ResizeRefused::InForce { .. } => "in force",
+        ResizeRefused::OutOfBounds { .. } => "out of bounds",
+        ResizeRefused::Never(_) => "never",
+        ResizeRefused::Held(_) => "held",
+        ResizeRefused::Busy(_) => "busy",
+        ResizeRefused::Wrong { .. } => "wrong",
+        ResizeRefused::NotServing { .. } => "not serving",
+        ResizeRefused::Stopping => "stopping",
+        ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => "failed",
+    }
+}

@@ -1,0 +1,53 @@
+//! What must hold once faults have ended, or once nothing is heard any more; and when all workers
+//! have been told to end.
+
+use std::time::Duration;
+
+use shadowslice_policy::workers::{HandoverMode, State, Workers};
+
+use super::{Broken, Rules, rule};
+use crate::script::Afterwards;
+
+impl Rules {
+    /// When the machine must be at rest, from the time on at which faults and orders end.
+    pub(crate) fn bound_of_rest(&self) -> Duration {
+        let timeouts = self.settings.timeouts;
+        let once = timeouts.spawn + timeouts.warm + timeouts.drain + timeouts.dwell + 2 * timeouts.stop;
+        Duration::from_secs(90) + 12 * (once + 8 * self.allowance)
+    }
+
+    /// Checks the rest.
+    pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Broken> {
+        rule(workers.due().is_none(), "nothing is due once all is calm")?;
+        let state = workers.state();
+        if afterwards == Afterwards::FallsSilent {
+            self.note("silence");
+            let rests = matches!(state, State::Ready | State::Down(_));
+            return rule(rests, "a model of which nothing is heard serves or is given up");
+        }
+        rule(workers.coming().is_none(), "every change ends")?;
+        rule(self.answers.all_are_given(), "all requests are answered")?;
+        if let State::Down(why) = state {
+            self.note("down at the end");
+            rule(!self.faultless, "without faults no model goes down")?;
+            let final_faults =
+                ["in a row", "answered wrongly", "scripted", "handover: auto", "every batch size"];
+            rule(final_faults.iter().any(|fault| why.contains(fault)), "a model is down for a reason")?;
+            return rule(self.workers.is_empty(), "a model that is down has no workers");
+        }
+        rule(state == State::Ready, "a model serves once all is calm")?;
+        self.note("serves at the end");
+        let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
+        let inside = workers.partition().is_some();
+        let stand = self.workers.values().filter(|seen| seen.stands_since.is_some() && !seen.leaves());
+        let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();
+        rule(right == usize::from(standby), "a worker stands ready if one is wanted, at the share in force")?;
+        rule(self.workers.len() == 1 + usize::from(standby), "no worker is left that serves for nothing")
+    }
+
+    /// Checks the end.
+    pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Broken> {
+        rule(self.workers.is_empty() && workers.have_ended(), "all workers end when the model stops")?;
+        rule(workers.due().is_none(), "nothing is due after the end")
+    }
+}

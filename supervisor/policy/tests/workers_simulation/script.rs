@@ -1,0 +1,224 @@
+//! What one run has in store, drawn from its seed.
+
+use std::time::Duration;
+
+use shadowslice_policy::workers::{HandoverMode, Settings, Timeouts};
+use shadowslice_shared::groups::Division;
+use shadowslice_shared::units::{Percent, Sms};
+
+use crate::random::Random;
+
+pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// The longest that news of a worker takes to reach the machine.
+pub(crate) const MAX_LATENCY: Duration = Duration::from_millis(2);
+
+/// Something that comes from outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Happening {
+    /// Another share is asked for.
+    Resize,
+    /// The model is configured otherwise.
+    Configure,
+    /// An operator holds or releases the share.
+    Hold(bool),
+    /// The memory of the standing worker is needed.
+    MustNotStand,
+    /// Other models have this model's groups move.
+    GroupsMove,
+    /// A timer of another owner, or one that was never cancelled.
+    StrayTimer,
+    /// A request has proved that it kills its workers.
+    Poison,
+    /// `kill -9`, with or without an end of the lane before.
+    Death(Pick),
+    /// A worker hangs or breaks the protocol.
+    Misbehaviour(Pick),
+    Stop,
+}
+
+/// Which worker something happens to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Pick {
+    Routed,
+    Other,
+}
+
+/// What follows the time of faults and orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    /// Everything succeeds in time from then on.
+    Heals,
+    /// The machine is told nothing any more but the exits of killed workers.
+    FallsSilent,
+}
+
+/// How likely which faults are, in percent.
+#[derive(Debug, Default)]
+pub(crate) struct Odds {
+    /// A start fails before there is a process.
+    pub(crate) not_started: u64,
+    /// A start fails later.
+    pub(crate) bad_boot: u64,
+    /// A warm worker dies before long.
+    pub(crate) short_life: u64,
+    /// Takes up to half as long again as it may.
+    pub(crate) slow: u64,
+    pub(crate) deaf: u64,
+    pub(crate) immortal: u64,
+    /// News is lost; these are no faults: it is told again later, or the timer fires late.
+    pub(crate) lost: u64,
+    pub(crate) repeated: u64,
+    /// A partition cannot be made ready, or the worker says nothing about it.
+    pub(crate) no_partition: u64,
+    pub(crate) no_answer: u64,
+    /// There is no memory for a worker that stands.
+    pub(crate) no_room: u64,
+}
+
+/// One run.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) faultless: bool,
+    pub(crate) settings: Settings,
+    pub(crate) share: Percent,
+    pub(crate) held: bool,
+    pub(crate) division: Option<Division>,
+    /// Numbers of groups that no worker can have, one bit for each.
+    pub(crate) bad_counts: u64,
+    /// A fault in the configuration.
+    pub(crate) fault: bool,
+    pub(crate) odds: Odds,
+    pub(crate) timer_lateness: Duration,
+    /// How long faults and orders go on.
+    pub(crate) span: Duration,
+    pub(crate) afterwards: Afterwards,
+    pub(crate) happenings: Vec<(Duration, Happening)>,
+}
+
+impl Script {
+    /// Every fourth seed is a run without faults: everything succeeds in time. But news arrives late
+    /// or twice, old timers fire, groups move and memory for standing workers is short.
+    pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
+        let faultless = seed.is_multiple_of(4);
+        let total = Sms(random.pick(&[16, 20, 46, 132]));
+        let handover = random.pick(&[
+            HandoverMode::Auto,
+            HandoverMode::Auto,
+            HandoverMode::InProcess,
+            HandoverMode::Shadow,
+            HandoverMode::Shadow,
+            HandoverMode::Restart,
+            HandoverMode::Never,
+        ]);
+        let divides = match handover {
+            HandoverMode::Auto => random.percent(60),
+            HandoverMode::InProcess => true,
+            HandoverMode::Shadow | HandoverMode::Restart | HandoverMode::Never => false,
+        };
+        let settings = settings(handover, total, random);
+        let longest = random.pick(&[2000 * MS, 5000 * MS, 15_000 * MS, 45_000 * MS]);
+        let span = 200 * MS + random.within(longest);
+        let odds = odds(faultless, random);
+        let afterwards =
+            if !faultless && random.percent(25) { Afterwards::FallsSilent } else { Afterwards::Heals };
+        let late = if faultless || random.percent(70) { MAX_LATENCY } else { 300 * MS };
+        let bad = !faultless && random.percent(30);
+        Self {
+            faultless,
+            share: share_within(&settings, random),
+            settings,
+            held: random.percent(10),
+            division: divides.then(|| Division::of(total)).flatten(),
+            bad_counts: if bad { random.below(1 << 18) } else { 0 },
+            fault: !faultless && random.percent(1),
+            odds,
+            timer_lateness: random.within(late),
+            span,
+            afterwards,
+            happenings: happenings(faultless, span, random),
+        }
+    }
+}
+
+fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings {
+    let percent = |percent| Percent::new(percent).expect("1 to 100");
+    let dwell = random.pick(&[Duration::ZERO, 20 * MS, 500 * MS, 3000 * MS]);
+    Settings {
+        model: "m".to_owned(),
+        min: percent(random.pick(&[1, 10, 20])),
+        max: percent(random.pick(&[60, 100, 100])),
+        handover,
+        standby: random.percent(50),
+        timeouts: Timeouts {
+            spawn: 20 * MS + random.within(400 * MS),
+            warm: 20 * MS + random.within(800 * MS),
+            drain: 20 * MS + random.within(200 * MS),
+            dwell: random.within(dwell),
+            stop: 20 * MS + random.within(200 * MS),
+        },
+        policy_acts: random.percent(50),
+        on_gpu: random.percent(50),
+        sms: (1..=100).map(|share| percent(share).sms_of(total)).collect(),
+    }
+}
+
+/// A share that the bounds allow.
+pub(crate) fn share_within(settings: &Settings, random: &mut Random) -> Percent {
+    let share = random.pick(&[10, 20, 25, 40, 50, 60, 75, 90, 100, 100, 100]);
+    let share = Percent::new(share).expect("1 to 100");
+    share.clamp(settings.min, settings.max)
+}
+
+fn odds(faultless: bool, random: &mut Random) -> Odds {
+    let repeated = random.pick(&[0, 10, 40]);
+    let no_room = random.pick(&[0, 0, 30]);
+    if faultless {
+        return Odds { repeated, no_room, ..Odds::default() };
+    }
+    Odds {
+        not_started: random.pick(&[0, 5, 30, 60]),
+        bad_boot: random.pick(&[0, 10, 40, 95]),
+        short_life: random.pick(&[0, 20, 90]),
+        slow: random.pick(&[0, 0, 20]),
+        deaf: random.pick(&[0, 25]),
+        immortal: random.pick(&[0, 0, 15]),
+        lost: random.pick(&[0, 0, 20]),
+        repeated,
+        no_partition: random.pick(&[0, 10, 50, 95]),
+        no_answer: random.pick(&[0, 0, 10]),
+        no_room,
+    }
+}
+
+fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, Happening)> {
+    let mut happenings = Vec::new();
+    // Much happens at about the same time.
+    let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
+    let moments: Vec<Duration> = (0..4).map(|_| random.within(span - shortly + MS)).collect();
+    let mut some = |many: u64, happening, random: &mut Random| {
+        for _ in 0..random.below(many) {
+            happenings.push((random.pick(&moments) + random.within(shortly), happening));
+        }
+    };
+    let busy = random.pick(&[3, 6, 13]);
+    some(busy, Happening::Resize, random);
+    some(4, Happening::StrayTimer, random);
+    some(3, Happening::GroupsMove, random);
+    some(3, Happening::Configure, random);
+    some(3, Happening::MustNotStand, random);
+    some(2, Happening::Hold(true), random);
+    some(2, Happening::Hold(false), random);
+    if !faultless {
+        let many = random.pick(&[1, 3, 6]);
+        some(many, Happening::Death(Pick::Routed), random);
+        some(many, Happening::Death(Pick::Other), random);
+        some(many, Happening::Misbehaviour(Pick::Routed), random);
+        some(many, Happening::Misbehaviour(Pick::Other), random);
+        some(2, Happening::Poison, random);
+    }
+    if random.percent(30) {
+        some(2, Happening::Stop, random);
+    }
+    happenings
+}

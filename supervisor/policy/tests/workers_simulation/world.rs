@@ -1,0 +1,243 @@
+//! A model's workers and their driver around the machine, on a virtual clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use shadowslice_policy::workers::{Action, Fact, Workers};
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Moment;
+
+use crate::ledger::Ledger;
+use crate::process::{Next, Process};
+use crate::random::Random;
+use crate::rules::{Broken, Rules, Situations, Told};
+use crate::script::{Afterwards, Happening, Script};
+
+/// A run that broke a rule.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) at: Moment,
+    pub(crate) rule: Broken,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after {:?}, this does not hold: {}", self.at.since_origin(), self.rule)
+    }
+}
+
+pub(crate) enum Event {
+    /// News of a worker reaches the machine.
+    Told(WorkerId, Fact),
+    Process(WorkerId, Next),
+    Happens(Happening),
+    Timer,
+}
+
+/// How often a timer may have to fire for what is due at one moment.
+const AT_ONCE: usize = 3;
+
+pub(crate) struct World {
+    pub(crate) script: Script,
+    pub(crate) random: Random,
+    pub(crate) workers: Workers,
+    pub(crate) rules: Rules,
+    pub(crate) ledger: Option<Ledger>,
+    pub(crate) processes: BTreeMap<WorkerId, Process>,
+    pub(crate) routed: Option<WorkerId>,
+    pub(crate) now: Moment,
+    /// What is told before all else.
+    pub(crate) at_once: VecDeque<Fact>,
+    /// The last request's number.
+    pub(crate) number: u64,
+    /// The time of faults and orders is over.
+    pub(crate) calm: bool,
+    pub(crate) stopped: bool,
+    /// What is to come, by time; the number makes keys unique and keeps the order of equals.
+    events: BTreeMap<(Moment, u64), Event>,
+    scheduled: u64,
+    timer_set_for: Option<Moment>,
+    verbose: bool,
+}
+
+/// Runs one seed to its end.
+pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, Failure> {
+    let mut random = Random::new(seed);
+    let script = Script::draw(seed, &mut random);
+    if verbose {
+        println!("{script:#?}");
+    }
+    let division = script.division.clone();
+    let ledger =
+        division.as_ref().map(|division| Ledger::new(division.count(), division.groups_of(script.share)));
+    let division = division.ok_or_else(|| "scripted".to_owned());
+    let mut world = World {
+        workers: Workers::new(script.settings.clone(), script.share, script.held, division),
+        rules: Rules::new(&script),
+        ledger,
+        script,
+        random,
+        processes: BTreeMap::new(),
+        routed: None,
+        now: Moment::default(),
+        at_once: VecDeque::new(),
+        number: 0,
+        calm: false,
+        stopped: false,
+        events: BTreeMap::new(),
+        scheduled: 0,
+        timer_set_for: None,
+        verbose,
+    };
+    match world.run() {
+        Ok(()) => Ok(world.rules.situations()),
+        Err(rule) => Err(Failure { at: world.now, rule }),
+    }
+}
+
+impl World {
+    fn run(&mut self) -> Result<(), Broken> {
+        for (when, happening) in std::mem::take(&mut self.script.happenings) {
+            self.schedule(when, Event::Happens(happening));
+        }
+        self.begin()?;
+        let end = Moment::default() + self.script.span;
+        self.run_until(end)?;
+        self.calm = true;
+        self.calms_down()?;
+        let bound = self.rules.bound_of_rest();
+        self.run_until(end + bound)?;
+        self.now = end + bound;
+        if !self.stopped {
+            self.rules.rest(&self.workers, self.script.afterwards)?;
+            self.tell(Fact::Stop)?;
+            self.stopped = true;
+            self.run_until(end + 2 * bound)?;
+        }
+        self.rules.ended(&self.workers)
+    }
+
+    /// Goes on until then.
+    fn run_until(&mut self, end: Moment) -> Result<(), Broken> {
+        while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= end) {
+            let ((at, _), event) = event.remove_entry();
+            self.now = at;
+            self.handle(event)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<(), Broken> {
+        let groups = self.ledger.as_ref().map(|ledger| Fact::Groups(ledger.now()));
+        let (before, after) = if self.random.percent(50) { (groups, None) } else { (None, groups) };
+        if let Some(groups) = before {
+            self.tell(groups)?;
+        }
+        let fault = self.script.fault.then(|| "scripted".to_owned());
+        let actions = self.workers.begin(fault, self.now);
+        self.at_once.extend(after);
+        self.perform(&Told::Begin, actions)?;
+        self.tell_at_once()
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Broken> {
+        match event {
+            Event::Told(worker, fact) => self.news(worker, fact),
+            Event::Process(worker, next) => {
+                self.goes_on(worker, next);
+                Ok(())
+            }
+            Event::Happens(_) if self.calm || self.stopped => Ok(()),
+            Event::Happens(happening) => self.happens(happening),
+            Event::Timer => self.timer(),
+        }
+    }
+
+    fn news(&mut self, worker: WorkerId, fact: Fact) -> Result<(), Broken> {
+        let silent = self.is_silent();
+        let process = self.process(worker);
+        let is_exit = matches!(fact, Fact::Exited { .. });
+        if process.exit_told || (silent && !(is_exit && process.killed)) {
+            return Ok(());
+        }
+        process.exit_told = is_exit;
+        self.tell(fact)
+    }
+
+    /// Tells the machine, and then what follows at once.
+    pub(crate) fn tell(&mut self, fact: Fact) -> Result<(), Broken> {
+        self.tell_one(fact)?;
+        self.tell_at_once()
+    }
+
+    fn tell_at_once(&mut self) -> Result<(), Broken> {
+        while let Some(fact) = self.at_once.pop_front() {
+            self.tell_one(fact)?;
+        }
+        Ok(())
+    }
+
+    fn tell_one(&mut self, fact: Fact) -> Result<(), Broken> {
+        let actions = self.workers.on(fact.clone(), self.now);
+        self.perform(&Told::Fact(fact), actions)
+    }
+
+    pub(crate) fn timer(&mut self) -> Result<(), Broken> {
+        for _ in 0..AT_ONCE {
+            let due = self.workers.due();
+            let actions = self.workers.on_time(self.now);
+            self.perform(&Told::Timer { due }, actions)?;
+            self.tell_at_once()?;
+            if self.workers.due().is_none_or(|due| due > self.now) {
+                return Ok(());
+            }
+        }
+        Err("what is due is done when its time comes".to_owned())
+    }
+
+    fn perform(&mut self, told: &Told, actions: Vec<Action>) -> Result<(), Broken> {
+        self.log(told, &actions);
+        self.rules.step(told, &actions, &self.workers, self.now)?;
+        for action in actions {
+            self.carry_out(action);
+        }
+        // Timers are set and never cancelled.
+        if let Some(due) = self.workers.due()
+            && self.timer_set_for != Some(due)
+        {
+            self.timer_set_for = Some(due);
+            self.schedule(due.since(self.now) + self.script.timer_lateness, Event::Timer);
+        }
+        Ok(())
+    }
+
+    /// Whether faults may still happen.
+    pub(crate) fn is_troubled(&self) -> bool {
+        !self.script.faultless && !self.calm
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.calm && self.script.afterwards == Afterwards::FallsSilent
+    }
+
+    pub(crate) fn process(&mut self, worker: WorkerId) -> &mut Process {
+        self.processes.get_mut(&worker).expect("only workers that were started are named")
+    }
+
+    pub(crate) fn schedule(&mut self, after: Duration, event: Event) {
+        self.events.insert((self.now + after, self.scheduled), event);
+        self.scheduled += 1;
+    }
+
+    fn log(&self, told: &Told, actions: &[Action]) {
+        if self.verbose {
+            let at = self.now.since_origin();
+            println!("{at:>12.3?}  {:?} {:?}", self.workers.state(), self.workers.share());
+            println!("              {told:?}");
+            for action in actions {
+                println!("                  {action:?}");
+            }
+        }
+    }
+}
