@@ -26,7 +26,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages; both sides must have the same.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The descriptors that a worker inherits, by number.
 pub mod descriptors {
@@ -40,6 +40,8 @@ pub mod descriptors {
     pub const REFERENCE: i32 = 6;
     /// The emulated GPU's pool; only there on an emulated device.
     pub const POOL: i32 = 7;
+    /// The socket for regions of weights; only there on a GPU.
+    pub const WEIGHTS: i32 = 8;
 }
 
 /// The share's environment variable, read by CUDA and by the emulated device alike.
@@ -141,6 +143,8 @@ pub enum EngineSpec {
         /// The providers that compute on a GPU, the preferred one first; the host's processor takes
         /// operators that they lack.
         providers: Vec<Provider>,
+        /// The folder in which optimised forms of the model are kept, if they are.
+        optimised: Option<PathBuf>,
     },
     /// Answers with its input.
     Emulated {
@@ -237,6 +241,8 @@ pub struct Warmed {
     pub activations: u64,
     /// What was proven, where the share is a partition.
     pub partitions: Option<ProvenPartitions>,
+    /// Why it has weights of its own on a GPU, if it has some.
+    pub unshared: Option<String>,
 }
 
 /// What a worker has proven of partitions.

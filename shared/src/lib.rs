@@ -15,3 +15,4 @@ pub mod profile;
 pub mod slab;
 pub mod tensor;
 pub mod units;
+pub mod weights;

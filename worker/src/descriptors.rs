@@ -20,6 +20,8 @@ pub struct Descriptors {
     pub reference: OwnedFd,
     /// The emulated GPU's pool.
     pub pool: Option<OwnedFd>,
+    /// The socket for weights on a GPU.
+    pub weights: Option<OwnedFd>,
 }
 
 /// Why the descriptors could not be adopted.
@@ -53,6 +55,7 @@ pub fn adopt() -> Result<Descriptors, AdoptError> {
         responses: needed(number::RESPONSES)?,
         reference: needed(number::REFERENCE)?,
         pool: take(number::POOL),
+        weights: take(number::WEIGHTS),
     })
 }
 

@@ -140,7 +140,13 @@ fn facts() -> Result<String, ProbeError> {
 }
 
 fn blank(model: PathBuf, share: Percent, library: PathBuf) -> Result<String, ProbeError> {
-    let spec = EngineSpec::OnnxRuntime { library, path: model, threads: 1, providers: vec![Provider::Cuda] };
+    let spec = EngineSpec::OnnxRuntime {
+        library,
+        path: model,
+        threads: 1,
+        providers: vec![Provider::Cuda],
+        optimised: None,
+    };
     let begun = Instant::now();
     let libraries = Libraries::load(&spec, true)?;
     let libraries_ms = ms(begun);
@@ -149,7 +155,7 @@ fn blank(model: PathBuf, share: Percent, library: PathBuf) -> Result<String, Pro
     let gpu = CudaGpu::open()?;
     let context_ms = ms(begun);
     let begun = Instant::now();
-    let (mut engine, signature) = Engine::load(&spec, &libraries, Some(gpu.clone()), false)?;
+    let (mut engine, signature) = Engine::load(&spec, &libraries, (Some(gpu.clone()), None), false)?;
     let session_ms = ms(begun);
     let begun = Instant::now();
     run_once(&mut engine, &signature)?;

@@ -233,6 +233,7 @@ fn a_library_that_is_none_is_refused() {
         path: model.path.clone(),
         threads: 1,
         providers: vec![],
+        optimised: None,
     };
     for library in ["/nowhere/libonnxruntime.so", model.path.to_str().unwrap(), "libc.so.6"] {
         let refusal = refused(with(library));

@@ -148,11 +148,13 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/open.rs",
     "worker/src/device/cuda/partition.rs",
     "worker/src/device/cuda/pinned.rs",
+    "worker/src/device/cuda/region.rs",
     "worker/src/device/cuda/microbenchmarks.rs",
     "worker/src/engine/onnxruntime/bound.rs",
     "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",
     "worker/src/engine/onnxruntime/providers.rs",
+    "worker/src/engine/onnxruntime/weights.rs",
     "worker/src/engine/onnxruntime/strings.rs",
 ];
 

@@ -134,7 +134,7 @@ impl Parts {
         assignment: &Assignment,
     ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
-        let Descriptors { batches, requests, responses, reference, pool } = descriptors;
+        let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.purpose.needs_device() && assignment.device == DeviceSpec::Cuda;
         let libraries = Libraries::load(&assignment.engine, on_gpu)?;
@@ -154,7 +154,7 @@ impl Parts {
         let (engine, signature) = Engine::load(
             &assignment.engine,
             &libraries,
-            device.gpu().cloned(),
+            (device.gpu().cloned(), weights),
             assignment.partition.is_some(),
         )?;
         let weights = free.saturating_sub(device.free_memory());
@@ -205,6 +205,7 @@ impl Parts {
             warmed.partitions =
                 Some(partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?);
         }
+        warmed.unshared = self.engine.unshared().map(str::to_owned);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());
         Ok(warmed)

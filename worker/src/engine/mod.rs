@@ -3,6 +3,7 @@
 mod echo;
 mod onnxruntime;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
+use onnxruntime::Kept;
 pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
 use shadowslice_shared::errors::chain;
@@ -58,22 +60,27 @@ pub struct Signature {
 }
 
 impl Engine {
-    /// Loads a model, on the host's processor or on this GPU. `partitioned`: its share is a
+    /// Loads a model, on the host's processor or on this GPU, where `weights` is the socket over
+    /// which its weights come and go. `partitioned`: its share is a
     /// partition inside the process.
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
-        gpu: Option<Arc<CudaGpu>>,
+        (gpu, weights): (Option<Arc<CudaGpu>>, Option<OwnedFd>),
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
             }
-            (EngineSpec::OnnxRuntime { path, threads, providers, .. }, Libraries::OnnxRuntime(library)) => {
+            (
+                EngineSpec::OnnxRuntime { path, threads, providers, optimised, .. },
+                Libraries::OnnxRuntime(library),
+            ) => {
                 if let Some(gpu) = gpu {
+                    let kept = Kept { folder: optimised.as_deref(), weights };
                     let (engine, signature) =
-                        OnGpu::load(library, path, *threads, (providers, gpu), partitioned)?;
+                        OnGpu::load(library, path, kept, *threads, (providers, gpu), partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
                 let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
@@ -91,6 +98,14 @@ impl Engine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => None,
             Self::OnGpu(engine) => engine.gpu().executed(slot).ok().flatten(),
+        }
+    }
+
+    /// Why the model's weights are not all shared with other workers, if so.
+    pub fn unshared(&self) -> Option<&str> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::OnGpu(engine) => engine.unshared(),
         }
     }
 

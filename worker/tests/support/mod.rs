@@ -314,7 +314,7 @@ pub fn on_gpu() -> bool {
 /// An engine for a model's file.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
     let providers = if on_gpu() { vec![Provider::Cuda] } else { vec![] };
-    EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers }
+    EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 
 /// ONNX Runtime's library: `ORT_DYLIB_PATH`, else where `make` puts it.

@@ -18,6 +18,7 @@ pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> En
             path: path.clone(),
             threads: *threads,
             providers: providers.iter().map(|provider| offered(*provider, model, engines, share)).collect(),
+            optimised: Some(engines.join(&model.name).join("optimised")),
         },
         Engine::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }

@@ -17,7 +17,7 @@ use super::reports::ModelReport;
 use super::{Order, loaded};
 use crate::backend::{GpuBackend, shown};
 use crate::nvml::Readings;
-use crate::process::{ReferenceFile, Worker, WorkerEvent, WorkerSaid};
+use crate::process::{KeptWeights, ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Standby, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
@@ -86,6 +86,8 @@ pub struct Controller {
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
+    /// Its weights on the GPU.
+    pub(super) weights: KeptWeights,
     /// What decides.
     pub(super) workers: Workers,
     /// All processes that live.
@@ -145,6 +147,7 @@ impl Controller {
             gpu,
             pipeline,
             reference,
+            weights: KeptWeights::default(),
             workers,
             processes: BTreeMap::new(),
             tenancy,
@@ -276,6 +279,12 @@ impl Controller {
                 self.tell(Fact::ReferenceWritten { worker, result });
             }
             WorkerSaid::Warmed(warmed) => {
+                if let Some(Err(error)) = process.weights().map(|socket| self.weights.take(socket)) {
+                    tracing::warn!(model, pid, %error, "a worker's weights are not kept for others");
+                }
+                if let Some(why) = &warmed.unshared {
+                    tracing::error!(model, pid, why, "a worker has weights of its own on the GPU");
+                }
                 self.note_warm();
                 self.tell(Fact::Warmed { worker, warmed, asked });
                 if self.workers.role_and_phase(worker) == ("standby", "standing") {

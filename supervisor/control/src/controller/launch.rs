@@ -82,6 +82,7 @@ impl Controller {
             share,
             requests: self.pipeline.requests(),
             reference: &self.reference,
+            weights: &self.weights,
             cpus: &self.model.cpus,
             low_priority: spare && self.context.lower_shadows,
             data_path: &self.context.data_path,

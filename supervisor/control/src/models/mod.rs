@@ -154,7 +154,9 @@ impl ModelSet {
         let served = self.served.iter().map(|served| {
             let (state, reason) = match &served.standing.borrow().state {
                 ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
-                ModelState::Waiting(why) => ("READY", why.clone()),
+                // Requests wait, if a worker has served before.
+                ModelState::Waiting(why) if served.pipeline.ready().is_ok() => ("READY", why.clone()),
+                ModelState::Waiting(why) => ("LOADING", why.clone()),
                 ModelState::Loading => ("LOADING", String::new()),
                 ModelState::Unready(why) => ("UNAVAILABLE", why.clone()),
                 ModelState::Stopping => ("UNLOADING", String::new()),

@@ -5,6 +5,7 @@ mod priority;
 mod reference;
 mod rendezvous;
 mod spawn;
+mod weights;
 mod worker;
 
 pub use boot::plan_warm_up;
@@ -16,4 +17,5 @@ pub use spawn::Inherited;
 pub(crate) use spawn::close_on_exec;
 #[cfg(test)]
 pub(crate) use spawn::forks;
+pub use weights::KeptWeights;
 pub use worker::{BootTimes, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

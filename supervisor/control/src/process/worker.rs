@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::unistd::Pid;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, LoadTimes, Loaded, Purpose, WarmUp, Warmed, descriptors,
+    Assignment, BootRefusal, DeviceSpec, LoadTimes, Loaded, Purpose, WarmUp, Warmed, descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
@@ -27,6 +27,7 @@ use super::priority;
 use super::reference::ReferenceFile;
 use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
+use super::weights::KeptWeights;
 use crate::backend::{Grant, inherited_settings};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
@@ -121,6 +122,8 @@ pub struct Launch<'l> {
     pub requests: BorrowedFd<'l>,
     /// The model's reference answers.
     pub reference: &'l ReferenceFile,
+    /// The model's weights on the GPU.
+    pub weights: &'l KeptWeights,
     /// Cores it is pinned to; empty: all.
     pub cpus: &'l [usize],
     /// Whether it starts at the lowest priority.
@@ -151,6 +154,8 @@ pub struct Worker {
     boot: SyncSender<Option<Box<Assignment>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
+    /// Where weights come that it has brought to the GPU.
+    weights: Option<OwnedFd>,
     lowered: bool,
     spawned: Instant,
     times: BootTimes,
@@ -192,6 +197,13 @@ impl Worker {
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
         ];
         files.extend(launch.grant.inherited());
+        let on_gpu =
+            launch.assignment.device == DeviceSpec::Cuda && launch.assignment.purpose == Purpose::Serve;
+        let weights = on_gpu.then(|| launch.weights.offer()).transpose().map_err(SpawnError::Socket)?;
+        let (weights, their_weights) = weights.unzip();
+        files.extend(
+            their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
+        );
         let spawned = Instant::now();
         let child = start(&launch, &name, &files)?;
         drop(theirs);
@@ -226,6 +238,7 @@ impl Worker {
             boot: go,
             assignment: Some(Box::new(launch.assignment)),
             kill,
+            weights,
             lowered: launch.low_priority,
             spawned,
             times: BootTimes::default(),
@@ -244,6 +257,11 @@ impl Worker {
             }
             WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }
+    }
+
+    /// The socket for weights that it has brought to the GPU, if there is one.
+    pub fn weights(&self) -> Option<&OwnedFd> {
+        self.weights.as_ref()
     }
 
     /// How far its answers lay from the reference at most, once it is warm: the largest difference

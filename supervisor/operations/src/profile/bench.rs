@@ -26,7 +26,8 @@ use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, warm_up};
 use shadowslice_control::process::{
-    BootTimes, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
+    BootTimes, KeptWeights, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
+    WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -220,6 +221,7 @@ impl Bench<'_> {
             grant,
             share,
             requests: self.requests.as_fd(),
+            weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
             low_priority: false,

@@ -74,22 +74,6 @@ fn the_workers_keep_their_rules_whatever_happens() {
         return;
     }
     let seeds = setting("SHADOWSLICE_SIM_SEEDS").unwrap_or(SEEDS);
-    if std::env::var("SURVEY").is_ok() {
-        let mut survey: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for seed in 0..seeds {
-            let result = std::panic::catch_unwind(|| simulate(seed, false));
-            let why = match result {
-                Ok(Ok(_)) => continue,
-                Ok(Err(failure)) => failure.rule,
-                Err(_) => "PANIC".to_owned(),
-            };
-            survey.entry(why).or_insert((0, seed)).0 += 1;
-        }
-        for (why, (count, seed)) in survey {
-            println!("SURVEY {count:>7} {seed:>7} {why}");
-        }
-        return;
-    }
     let tally = run_all(seeds).unwrap_or_else(|(seed, failure)| {
         panic!("seed {seed}: {failure}\nreplay it with SHADOWSLICE_SIM_SEED={seed} and --nocapture")
     });

@@ -175,6 +175,7 @@ impl Model<'_> {
             proof: Duration::ZERO,
             activations: 0,
             partitions: None,
+            unshared: None,
         }
     }
 

@@ -13,6 +13,7 @@ pub mod microbenchmarks;
 mod open;
 pub mod partition;
 pub mod pinned;
+pub mod region;
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -91,6 +92,16 @@ impl CudaGpu {
     /// The SMs that MPS really gave, as the device says.
     pub fn sms(&self) -> Sms {
         self.sms
+    }
+
+    /// The chip's compute capability, major and minor.
+    pub fn capability(&self) -> Option<(i32, i32)> {
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        };
+        let attribute = |which| self.context.attribute(which).ok();
+        attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+            .zip(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
     }
 
     /// The stream that an engine must compute on, as CUDA's runtime knows it. It lives as long as

@@ -1,19 +1,22 @@
 //! Loading a model's sessions on a GPU, as often as it takes.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ort::environment::Environment;
 use ort::logging::LogLevel;
 use ort::session::Session;
-use ort::session::builder::SessionBuilder;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{BootRefusal, Provider};
 
 use super::bound::BatchForm;
+use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
+use super::weights::Weights;
 use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
+use shadowslice_shared::errors::chain;
 
 /// What it takes to load a session once more.
 pub(super) struct Loader {
@@ -22,6 +25,12 @@ pub(super) struct Loader {
     /// Threads within an operator that runs on the host's processor.
     pub(super) threads: u32,
     pub(super) providers: Vec<Provider>,
+    /// Where the model's optimised forms are kept, if they are.
+    pub(super) optimised: Option<Optimised>,
+    /// The large tensors of those forms, for all sessions.
+    pub(super) weights: Weights,
+    /// Why a session has weights of its own, if one has.
+    pub(super) unshared: Option<String>,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
@@ -37,11 +46,73 @@ pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
     /// A session for all shapes; axes with these names have these lengths.
+    ///
+    /// It is made from the kept form of the model, which is made first if it is not there. What
+    /// prevents that costs time and memory, and nothing else.
     pub(super) fn session(
-        &self,
+        &mut self,
         fallback: Fallback,
         lengths: &Lengths,
     ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+        let Some(optimised) = &self.optimised else {
+            return OnnxRuntime::commit(self.builder(fallback, lengths)?, &self.model);
+        };
+        let name = format!("{fallback:?} {lengths:?}");
+        let form = match optimised.form(&name) {
+            Some(form) => Ok(form),
+            None => optimised.keep(&name, |file| self.optimise(fallback, lengths, file))?,
+        };
+        let unkept = match form.map_err(|error| chain(&error)) {
+            Ok(form) => match self.session_of(&form, fallback, lengths) {
+                Ok(loaded) => return Ok(loaded),
+                Err(why) => {
+                    form.discard();
+                    why
+                }
+            },
+            Err(why) => why,
+        };
+        self.unshared = Some(format!("its optimised form cannot be used: {unkept}"));
+        OnnxRuntime::commit(self.builder(fallback, lengths)?, &self.model)
+    }
+
+    /// Has ONNX Runtime optimise the model, and write what comes of it to this file.
+    fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
+        let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
+        let builder = self.builder(fallback, lengths)?.with_optimized_model_path(file).map_err(refused)?;
+        let key = |name: &str| format!("session.optimized_model_external_initializers_{name}");
+        let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
+        let builder =
+            builder.with_config_entry(key("min_size_in_bytes"), LARGE.to_string()).map_err(refused)?;
+        OnnxRuntime::commit(builder, &self.model).map(drop)
+    }
+
+    /// A session of the form, with the weights that all sessions share.
+    fn session_of(
+        &mut self,
+        form: &Form,
+        fallback: Fallback,
+        lengths: &Lengths,
+    ) -> Result<(OnnxRuntime, Signature), String> {
+        let said = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
+        let builder = self.builder(fallback, lengths).map_err(|refusal| refusal.to_string())?;
+        let mut builder = builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(said)?;
+        for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
+            builder = builder.with_initializer(name, value).map_err(said)?;
+        }
+        OnnxRuntime::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
+    }
+
+    /// The file that says what the model's operators are.
+    pub(super) fn graph(&self) -> PathBuf {
+        let form = self
+            .optimised
+            .as_ref()
+            .and_then(|optimised| optimised.form(&format!("{:?} {:?}", Fallback::Forbidden, Lengths::new())));
+        form.map_or_else(|| self.model.clone(), |form| form.model())
+    }
+
+    fn builder(&self, fallback: Fallback, lengths: &Lengths) -> Result<SessionBuilder, BootRefusal> {
         let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
         let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(BootRefusal::Setup)?;
         let builder = options(&self.environment, self.threads).map_err(BootRefusal::Model)?;
@@ -54,7 +125,7 @@ impl Loader {
             builder = builder.with_disable_cpu_fallback().map_err(refused)?;
             builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
         }
-        OnnxRuntime::commit(builder, &self.model)
+        Ok(builder)
     }
 }
 

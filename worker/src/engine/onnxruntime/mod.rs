@@ -6,12 +6,14 @@ mod gather;
 mod input;
 mod instantiator;
 mod loader;
+mod model_file;
 mod on_gpu;
-mod operators;
+mod optimised;
 mod output;
 mod partitions;
 mod providers;
 mod strings;
+mod weights;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -30,6 +32,7 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
+pub(super) use on_gpu::Kept;
 pub use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,14 +16,25 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::bound::{BatchForm, Bound, Fixed, How, Maker, Recorded, Recorder, SessionOf};
 use super::loader::{Fallback, Lengths, Loader, lengths};
+use super::optimised::Optimised;
 use super::partitions::Partitions;
-use super::{Library, OnnxRuntime, Signature, broken, failed, operators, output};
+use super::weights::Weights;
+use super::{Library, OnnxRuntime, Signature, broken, failed, model_file, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, Unmovable};
 use crate::device::cuda::partition::SmGroups;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
+
+/// What is there of a model before a worker starts.
+#[derive(Debug, Default)]
+pub struct Kept<'k> {
+    /// The folder of its optimised forms.
+    pub folder: Option<&'k Path>,
+    /// The socket over which its weights on the GPU come and go.
+    pub weights: Option<OwnedFd>,
+}
 
 /// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;
@@ -86,20 +98,29 @@ impl OnGpu {
     pub fn load(
         library: &Library,
         model: &Path,
+        kept: Kept<'_>,
         threads: u32,
         (providers, gpu): (&[Provider], Arc<CudaGpu>),
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
-        let loader = Loader {
+        let mut loader = Loader {
             environment: library.environment.clone(),
             model: model.to_owned(),
             threads,
             providers: providers.to_vec(),
+            optimised: None,
+            weights: Weights::new(kept.weights),
+            unshared: None,
             gpu: Arc::clone(&gpu),
         };
+        match kept.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
+            Some(Ok(optimised)) => loader.optimised = Some(optimised),
+            Some(Err(error)) => loader.unshared = Some(chain(&error)),
+            None => {}
+        }
         let (session, signature, sharing) = match loader.session(Fallback::Forbidden, &Lengths::new()) {
             Ok((session, signature)) => {
-                let apart = operators::remembers_shapes(model);
+                let apart = model_file::remembers_shapes(&loader.graph());
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All })
             }
             // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
@@ -135,6 +156,11 @@ impl OnGpu {
             gpu,
         };
         Ok((engine, signature))
+    }
+
+    /// Why the weights are not all shared with other workers and sessions, if so.
+    pub fn unshared(&self) -> Option<&str> {
+        self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
     /// The GPU.
@@ -396,6 +422,20 @@ impl OnGpu {
 
 fn size_of(spec: &TensorSpec) -> usize {
     spec.datatype.size().expect("strings are not bound")
+}
+
+/// Where the model's optimised forms are. TensorRT keeps its engines itself.
+fn optimised(
+    folder: &Path,
+    model: &Path,
+    providers: &[Provider],
+    gpu: &CudaGpu,
+) -> Option<std::io::Result<Optimised>> {
+    if providers.iter().any(|provider| *provider != Provider::Cuda) {
+        return None;
+    }
+    let environment = format!("{} {:?} {providers:?}", ort::info(), gpu.capability());
+    Some(Optimised::of(folder, model, &environment))
 }
 
 /// The recording on the partition of a batch.

@@ -1,6 +1,8 @@
-//! What a model's operators are, read from its file.
+//! What a model's file says of its operators and its large tensors.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 
@@ -24,6 +26,66 @@ struct Function {
 struct Graph {
     #[prost(message, repeated, tag = "1")]
     nodes: Vec<Node>,
+    #[prost(message, repeated, tag = "5")]
+    initializers: Vec<Tensor>,
+}
+
+#[derive(Message)]
+struct Tensor {
+    #[prost(int64, repeated, tag = "1")]
+    shape: Vec<i64>,
+    #[prost(int32, tag = "2")]
+    element: i32,
+    #[prost(string, tag = "8")]
+    name: String,
+    /// Where its bytes are, if they are in another file.
+    #[prost(message, repeated, tag = "13")]
+    external: Vec<Property>,
+}
+
+#[derive(Message)]
+struct Property {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+/// A tensor of a model whose bytes are in another file than the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ExternalTensor {
+    pub(super) name: String,
+    /// The number that ONNX has for the type of its elements.
+    pub(super) element: i32,
+    pub(super) shape: Vec<i64>,
+    /// The file, as a path from the model's folder.
+    pub(super) file: PathBuf,
+    pub(super) offset: u64,
+    /// `None`: to the end of the file.
+    pub(super) bytes: Option<u64>,
+}
+
+/// The tensors of a model's main graph whose bytes are in other files.
+pub(super) fn external_tensors(model: &Path) -> io::Result<Vec<ExternalTensor>> {
+    let model = ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)?;
+    let tensors = model.graph.map_or_else(Vec::new, |graph| graph.initializers);
+    Ok(tensors.into_iter().filter_map(external).collect())
+}
+
+/// The files beside the model's own that it consists of.
+pub(super) fn further_files(model: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    Ok(external_tensors(model)?.into_iter().map(|tensor| tensor.file).collect())
+}
+
+fn external(tensor: Tensor) -> Option<ExternalTensor> {
+    let property = |key: &str| {
+        tensor.external.iter().find(|property| property.key == key).map(|property| property.value.as_str())
+    };
+    let file = PathBuf::from(property("location")?);
+    let offset = property("offset").map_or(Some(0), |offset| offset.parse().ok())?;
+    let bytes = property("length").and_then(|length| length.parse().ok());
+    let Tensor { shape, element, name, .. } = tensor;
+    Some(ExternalTensor { name, element, shape, file, offset, bytes })
 }
 
 #[derive(Message)]
@@ -64,6 +126,24 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
+/// A model of nothing but FP32 tensors, whose bytes are at these places in the file `weights`.
+#[cfg(test)]
+pub(super) fn with_external_tensors(tensors: &[(&str, u64, u64)]) -> Vec<u8> {
+    let property = |key: &str, value: String| Property { key: key.to_owned(), value };
+    let tensor = |&(name, offset, bytes): &(&str, u64, u64)| Tensor {
+        shape: vec![(bytes / 4) as i64],
+        element: 1,
+        name: name.to_owned(),
+        external: vec![
+            property("location", "weights".to_owned()),
+            property("offset", offset.to_string()),
+            property("length", bytes.to_string()),
+        ],
+    };
+    let graph = Graph { nodes: Vec::new(), initializers: tensors.iter().map(tensor).collect() };
+    ModelProto { graph: Some(graph), functions: Vec::new() }.encode_to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let has = |operators: &[&str]| {
             let node = |operator: &&str| Node { operator: (*operator).to_owned(), attributes: Vec::new() };
-            let graph = Graph { nodes: operators.iter().map(node).collect() };
+            let graph = Graph { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
             let path = folder.path().join("model.onnx");
             let model = ModelProto { graph: Some(graph), functions: Vec::new() };
             std::fs::write(&path, model.encode_to_vec()).unwrap();

@@ -1,0 +1,118 @@
+//! How a worker and the supervisor hand each other regions of a GPU's memory that hold weights.
+//!
+//! ```text
+//! supervisor ── all regions that it keeps for the model ──▶ worker, before it starts
+//! supervisor ◀── a region that the worker has made ─────── worker, before it is warm
+//! ```
+//!
+//! A region goes as a message with a descriptor, over a socket that the worker inherits. The
+//! descriptor alone keeps the memory, so the supervisor needs no CUDA for that.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Deserialize, Serialize};
+
+/// Regions that a worker is handed at most, and those that are taken from it.
+pub const MAX_REGIONS: usize = 16;
+
+/// Bytes of a message, without its descriptor.
+const MESSAGE: usize = 64;
+
+/// What a region holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Content {
+    /// Says which tensors lie in it, and in which order.
+    pub fingerprint: [u8; 32],
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A region of a GPU's memory.
+#[derive(Debug)]
+pub struct Region {
+    /// What it holds.
+    pub content: Content,
+    /// Keeps it.
+    pub file: OwnedFd,
+}
+
+/// The two ends of a socket for regions.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Hands a region over, without waiting.
+pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::Result<()> {
+    let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    rights.push(SendAncillaryMessage::ScmRights(&files));
+    sendmsg(socket, &[IoSlice::new(&message)], &mut rights, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The next region that was handed over; `None` if there is none. Does not wait.
+pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
+    let mut message = [0; MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut rights, flags) {
+        Ok(received) if received.bytes == 0 => return Ok(None),
+        Ok(received) => received,
+        Err(rustix::io::Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let content = postcard::from_bytes(&message[..received.bytes]).map_err(io::Error::other)?;
+    let mut files = rights.drain().flat_map(|right| match right {
+        RecvAncillaryMessage::ScmRights(files) => files.collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    let file = files.next().ok_or_else(|| io::Error::other("a region came without its descriptor"))?;
+    Ok(Some(Region { content, file }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+
+    use super::*;
+
+    #[test]
+    fn regions_pass_with_their_descriptors_and_nothing_waits() {
+        let (ours, theirs) = pair().unwrap();
+        assert!(receive(&theirs).unwrap().is_none());
+        let mut file =
+            File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all(b"weights").unwrap();
+        let content = Content { fingerprint: [7; 32], bytes: u64::MAX };
+        send(&ours, &content, file.as_fd()).unwrap();
+        drop(file);
+        let region = receive(&theirs).unwrap().unwrap();
+        assert_eq!(region.content, content);
+        let (mut file, mut text) = (File::from(region.file), String::new());
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "weights");
+        assert!(receive(&theirs).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_region_is_an_error_and_an_end_is_none() {
+        let (ours, theirs) = pair().unwrap();
+        for garbage in [&b"x"[..], &[0; 40], &[255; 400]] {
+            rustix::net::send(&ours, garbage, SendFlags::empty()).unwrap();
+            assert!(receive(&theirs).is_err());
+        }
+        drop(ours);
+        assert!(receive(&theirs).unwrap().is_none());
+    }
+}

@@ -1,0 +1,203 @@
+//! Memory on the GPU that outlives its process: whatever process has its descriptor keeps it and can
+//! map it.
+#![allow(unsafe_code)] // CUDA's calls for virtual memory
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::{CudaFault, CudaGpu, fault};
+
+/// How a descriptor of memory is called by the driver.
+const DESCRIPTOR: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Memory on the GPU, mapped into this process.
+pub struct Region {
+    start: NonNull<u8>,
+    /// What is mapped, which is more than was asked for.
+    mapped: usize,
+    /// The driver's name for the memory.
+    memory: sys::CUmemGenericAllocationHandle,
+    file: OwnedFd,
+    context: Arc<CudaContext>,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("mapped", &self.mapped).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the driver lets any thread use a mapping and end it, and nothing here changes.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// New memory for `bytes` bytes, into which `fill` writes; then it cannot be written any more.
+    pub fn filled<E: From<CudaFault>>(
+        gpu: &CudaGpu,
+        bytes: usize,
+        fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let location = location(gpu);
+        let mapped = round_up(gpu, bytes, &location)?;
+        let properties = properties(location);
+        let mut memory = 0;
+        // SAFETY: makes memory and writes its name.
+        let made = unsafe { sys::cuMemCreate(&raw mut memory, mapped, &raw const properties, 0) };
+        made.result().map_err(fault("give memory for weights"))?;
+        let mut number = -1_i32;
+        // SAFETY: writes the number of a new descriptor, which has no other owner.
+        let exported = unsafe {
+            let exported = sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, DESCRIPTOR, 0);
+            exported.result().map(|()| OwnedFd::from_raw_fd(number))
+        };
+        let file = exported.inspect_err(|_| release(memory)).map_err(fault("give a descriptor of memory"))?;
+        let write = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let region = Self::map(gpu, Mapping { file, memory, mapped }, write)?;
+        fill(&mut Writer { region: &region, bytes })?;
+        region.allow(sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ, location)?;
+        Ok(region)
+    }
+
+    /// Memory that another process has filled with `bytes` bytes.
+    pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaFault> {
+        let mapped = round_up(gpu, bytes, &location(gpu))?;
+        let mut memory = 0;
+        let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
+        // SAFETY: the descriptor is open; the driver says whether it is one of memory.
+        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, DESCRIPTOR) };
+        imported.result().map_err(fault("take over memory"))?;
+        let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
+        Self::map(gpu, Mapping { file, memory, mapped }, read)
+    }
+
+    /// Maps memory, which is released if that fails.
+    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaFault> {
+        let Mapping { file, memory, mapped } = mapping;
+        let mut address = 0;
+        // SAFETY: reserves addresses that nothing uses.
+        let reserved = unsafe { sys::cuMemAddressReserve(&raw mut address, mapped, 0, 0, 0) };
+        if let Err(error) = reserved.result() {
+            release(memory);
+            return Err(fault("give addresses")(error));
+        }
+        // SAFETY: the addresses are reserved, in this size, and not mapped yet.
+        let placed = unsafe { sys::cuMemMap(address, mapped, 0, memory, 0) };
+        if let Err(error) = placed.result() {
+            // SAFETY: reserved above and not mapped.
+            unsafe { sys::cuMemAddressFree(address, mapped) };
+            release(memory);
+            return Err(fault("map memory")(error));
+        }
+        let start = NonNull::new(address as *mut u8).expect("the driver gives no address zero");
+        let region = Self { start, mapped, memory, file, context: Arc::clone(&gpu.context) };
+        region.allow(access, location(gpu))?;
+        Ok(region)
+    }
+
+    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaFault> {
+        let access = sys::CUmemAccessDesc { location, flags };
+        // SAFETY: the addresses are mapped, in this size.
+        let set = unsafe { sys::cuMemSetAccess(self.address(), self.mapped, &raw const access, 1) };
+        set.result().map_err(fault("allow access to memory"))
+    }
+
+    fn address(&self) -> sys::CUdeviceptr {
+        self.start.as_ptr() as u64
+    }
+
+    /// Where it starts, on the GPU.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Keeps the memory, in any process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // If the context is beyond use, its mappings are gone with it.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: mapped in this size; the owner has synchronised with all that used it.
+            unsafe {
+                sys::cuMemUnmap(self.address(), self.mapped);
+                sys::cuMemAddressFree(self.address(), self.mapped);
+            }
+            release(self.memory);
+        }
+    }
+}
+
+/// Memory that is to be mapped.
+struct Mapping {
+    file: OwnedFd,
+    memory: sys::CUmemGenericAllocationHandle,
+    mapped: usize,
+}
+
+/// Fills a new region.
+#[derive(Debug)]
+pub struct Writer<'r> {
+    region: &'r Region,
+    bytes: usize,
+}
+
+impl Writer<'_> {
+    /// Copies bytes to this place.
+    ///
+    /// # Panics
+    ///
+    /// If they do not fit.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaFault> {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "within the region");
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the place is within the region, which nothing uses yet. The call returns when the
+        // bytes have been read.
+        unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
+            .map_err(fault("copy weights"))
+    }
+}
+
+fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
+    let id = gpu.context.cu_device();
+    sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id }
+}
+
+fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: DESCRIPTOR,
+        location,
+        win32HandleMetaData: std::ptr::null_mut(),
+        // SAFETY: plain numbers, for which zero means the default.
+        allocFlags: unsafe { std::mem::zeroed() },
+    }
+}
+
+/// The driver maps whole pages.
+fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaFault> {
+    gpu.bind()?;
+    let properties = properties(*location);
+    let mut page = 0;
+    let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    // SAFETY: writes a number.
+    let asked = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
+    asked.result().map_err(fault("say how large its pages are"))?;
+    Ok(bytes.max(1).next_multiple_of(page.max(1)))
+}
+
+fn release(memory: sys::CUmemGenericAllocationHandle) {
+    // SAFETY: the owner's own name for the memory, which it uses no more.
+    unsafe { sys::cuMemRelease(memory) };
+}

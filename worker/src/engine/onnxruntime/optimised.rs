@@ -1,0 +1,369 @@
+//! Models as ONNX Runtime has optimised them, kept in files: a model is optimised once for a GPU, and
+//! every later session loads the result.
+//!
+//! ```text
+//! CACHE/index.json                which content the model's files had, by their size and time
+//! CACHE/CONTENT-…/FORM/model.onnx   the optimised graph
+//!                     /weights      its large tensors
+//!                     /form.json    where each lies there, and its digest
+//! ```
+//!
+//! A form is the model for all shapes, or for certain lengths of its dynamic axes. Nothing here is
+//! needed: what is missing or damaged is made again.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::model_file;
+
+/// Tensors of fewer bytes stay in the optimised graph: each session has its own, and some of them
+/// are shapes, which ONNX Runtime wants on the host.
+pub(super) const LARGE: u64 = 4096;
+
+/// Contents of a model that are kept: the one that serves, and the one before or after it.
+const KEPT: usize = 2;
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 22;
+
+/// What identifies some bytes.
+pub(super) type Fingerprint = [u8; 32];
+
+/// The optimised forms of a model with this content, for this GPU and this ONNX Runtime.
+#[derive(Debug)]
+pub(super) struct Optimised {
+    folder: PathBuf,
+}
+
+/// A form of a model.
+#[derive(Debug)]
+pub(super) struct Form {
+    folder: PathBuf,
+    pub(super) tensors: Vec<Tensor>,
+}
+
+/// A large tensor of a form.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    /// The number that ONNX has for the type of its elements.
+    pub(super) element: i32,
+    pub(super) shape: Vec<i64>,
+    /// Where its bytes are in the file of weights.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) fingerprint: Fingerprint,
+}
+
+/// What `form.json` holds.
+#[derive(Serialize, Deserialize)]
+struct Description {
+    /// Of the optimised graph's file.
+    model: Fingerprint,
+    tensors: Vec<Tensor>,
+}
+
+/// Files of a model as they were when their content was read.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    files: Vec<Stamp>,
+    content: Fingerprint,
+}
+
+/// A file, as far as its content need not be read for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    path: PathBuf,
+    bytes: u64,
+    modified: (i64, i64),
+    inode: u64,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> io::Result<Self> {
+        let found = fs::metadata(path)?;
+        let modified = (found.mtime(), found.mtime_nsec());
+        Ok(Self { path: path.to_owned(), bytes: found.len(), modified, inode: found.ino() })
+    }
+
+    fn holds(&self) -> bool {
+        Self::of(&self.path).is_ok_and(|now| now == *self)
+    }
+}
+
+impl Optimised {
+    /// Of this model; `environment` is all besides the model that decides what an optimised form is
+    /// like.
+    pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
+        fs::create_dir_all(cache)?;
+        let content = content(cache, model)?;
+        let mut key = Sha256::new_with_prefix(content);
+        key.update(environment);
+        let folder = cache.join(&hex(&key.finalize())[..32]);
+        if !folder.is_dir() {
+            fs::create_dir_all(&folder)?;
+            forget_others(cache, &folder);
+        }
+        Ok(Self { folder })
+    }
+
+    /// The form of this name, if it is there and undamaged.
+    pub(super) fn form(&self, name: &str) -> Option<Form> {
+        Form::read(self.folder.join(digest_of(name)))
+    }
+
+    /// Has `save` write an optimised graph and its weights to these two files, and keeps both as the
+    /// form of this name.
+    pub(super) fn keep<E>(
+        &self,
+        name: &str,
+        save: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<io::Result<Form>, E> {
+        let own = format!("{}.{}", digest_of(name), std::process::id());
+        let (draft, place) = (self.folder.join(own), self.folder.join(digest_of(name)));
+        // What a process left that was killed.
+        fs::remove_dir_all(&draft).ok();
+        if let Err(error) = fs::create_dir_all(&draft) {
+            return Ok(Err(error));
+        }
+        if let Err(error) = save(&draft.join("model.onnx")) {
+            fs::remove_dir_all(&draft).ok();
+            return Err(error);
+        }
+        Ok(describe(&draft).and_then(|()| {
+            fs::remove_dir_all(&place).ok();
+            fs::rename(&draft, &place)?;
+            Form::read(place).ok_or_else(|| io::Error::other("it cannot be read back"))
+        }))
+    }
+}
+
+impl Form {
+    fn read(folder: PathBuf) -> Option<Self> {
+        let description: Description =
+            serde_json::from_slice(&fs::read(folder.join("form.json")).ok()?).ok()?;
+        let form = Self { folder, tensors: description.tensors };
+        let model = fs::read(form.model()).ok()?;
+        (fingerprint(&model) == description.model).then_some(form)
+    }
+
+    /// The optimised graph.
+    pub(super) fn model(&self) -> PathBuf {
+        self.folder.join("model.onnx")
+    }
+
+    /// The bytes of a tensor, from the file; an error also if they are damaged.
+    pub(super) fn bytes(&self, tensor: &Tensor) -> io::Result<Vec<u8>> {
+        let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
+        let mut bytes = vec![0; size];
+        File::open(self.folder.join(WEIGHTS))?.read_exact_at(&mut bytes, tensor.offset)?;
+        match fingerprint(&bytes) == tensor.fingerprint {
+            true => Ok(bytes),
+            false => Err(io::Error::other(format!("the kept weights of `{}` are damaged", tensor.name))),
+        }
+    }
+
+    /// Removes it: it is of no use.
+    pub(super) fn discard(self) {
+        fs::remove_dir_all(self.folder).ok();
+    }
+}
+
+/// The file of a form's large tensors, as ONNX Runtime is told to call it.
+pub(super) const WEIGHTS: &str = "weights";
+
+fn describe(draft: &Path) -> io::Result<()> {
+    let model = draft.join("model.onnx");
+    let path = draft.join(WEIGHTS);
+    // A model without large tensors has no such file yet.
+    let weights = File::options().read(true).append(true).create(true).open(path)?;
+    let mut tensors = Vec::new();
+    for tensor in model_file::external_tensors(&model)? {
+        let model_file::ExternalTensor { name, element, shape, offset, bytes, .. } = tensor;
+        let bytes = bytes.ok_or_else(|| io::Error::other("a tensor without a length"))?;
+        let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
+        weights.read_exact_at(&mut content, offset)?;
+        let fingerprint = fingerprint(&content);
+        tensors.push(Tensor { name, element, shape, offset, bytes, fingerprint });
+    }
+    let description = Description { model: fingerprint(&fs::read(&model)?), tensors };
+    fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
+}
+
+/// The fingerprint of a model's files, which are read only if they have changed since the last time.
+fn content(cache: &Path, model: &Path) -> io::Result<Fingerprint> {
+    let index = cache.join("index.json");
+    let known = fs::read(&index).ok().and_then(|bytes| serde_json::from_slice::<Vec<Entry>>(&bytes).ok());
+    let mut entries = known.unwrap_or_default();
+    let of_model = |entry: &Entry| entry.files.first().is_some_and(|file| file.path == model);
+    let same = |entry: &&Entry| of_model(entry) && entry.files.iter().all(Stamp::holds);
+    if let Some(entry) = entries.iter().find(same) {
+        return Ok(entry.content);
+    }
+    let beside = model.parent().unwrap_or(Path::new("."));
+    let further = model_file::further_files(model)?.into_iter().map(|file| beside.join(file));
+    let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
+    // Before they are read: a file that changes meanwhile is read again next time.
+    let files = paths.iter().map(|path| Stamp::of(path)).collect::<io::Result<Vec<_>>>()?;
+    let mut whole = Sha256::new();
+    for path in &paths {
+        whole.update(of_file(path)?);
+    }
+    let content = whole.finalize().into();
+    entries.retain(|entry| !of_model(entry));
+    entries.push(Entry { files, content });
+    let draft = cache.join(format!("index.{}", std::process::id()));
+    fs::write(&draft, serde_json::to_vec(&entries)?)?;
+    fs::rename(draft, index)?;
+    Ok(content)
+}
+
+fn of_file(path: &Path) -> io::Result<Fingerprint> {
+    let (mut file, mut digest) = (File::open(path)?, Sha256::new());
+    let mut piece = vec![0; PIECE];
+    loop {
+        let read = file.read(&mut piece)?;
+        if read == 0 {
+            return Ok(digest.finalize().into());
+        }
+        digest.update(&piece[..read]);
+    }
+}
+
+/// Removes forms of other contents but the newest. A worker that still has one loads the model's
+/// own file if it needs another form.
+fn forget_others(cache: &Path, current: &Path) {
+    let Ok(entries) = fs::read_dir(cache) else { return };
+    let folders = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let made = fs::metadata(&path).ok().filter(fs::Metadata::is_dir)?.modified().ok()?;
+        Some((made, path))
+    });
+    let mut others: Vec<_> = folders.filter(|(_, path)| path != current).collect();
+    others.sort();
+    others.reverse();
+    for (_, path) in others.into_iter().skip(KEPT - 1) {
+        fs::remove_dir_all(path).ok();
+    }
+}
+
+fn fingerprint(bytes: &[u8]) -> Fingerprint {
+    Sha256::digest(bytes).into()
+}
+
+fn digest_of(name: &str) -> String {
+    hex(&fingerprint(name.as_bytes()))[..16].to_owned()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    struct Files {
+        folder: TempDir,
+        model: PathBuf,
+        cache: PathBuf,
+    }
+
+    impl Files {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let (model, cache) = (folder.path().join("model.onnx"), folder.path().join("cache"));
+            fs::write(folder.path().join("weights"), [1; 64]).unwrap();
+            fs::write(&model, model_file::with_external_tensors(&[("w", 0, 64)])).unwrap();
+            Self { folder, model, cache }
+        }
+
+        fn optimised(&self) -> Optimised {
+            Optimised::of(&self.cache, &self.model, "this GPU").unwrap()
+        }
+
+        fn write(&self, name: &str, bytes: &[u8]) {
+            fs::write(self.folder.path().join(name), bytes).unwrap();
+        }
+
+        fn contents(&self) -> usize {
+            fs::read_dir(&self.cache).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
+        }
+    }
+
+    /// What ONNX Runtime would write.
+    fn save(file: &Path) -> io::Result<()> {
+        fs::write(file, model_file::with_external_tensors(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
+        fs::write(file.with_file_name(WEIGHTS), (0..20).collect::<Vec<u8>>())
+    }
+
+    #[test]
+    fn a_form_is_made_once_and_read_back() {
+        let files = Files::new();
+        assert!(files.optimised().form("dynamic").is_none());
+        let form = files.optimised().keep("dynamic", save).unwrap().unwrap();
+        let names: Vec<_> = form.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        let again = files.optimised().form("dynamic").unwrap();
+        assert_eq!((again.model(), &again.tensors), (form.model(), &form.tensors));
+        assert_eq!(again.bytes(&again.tensors[1]).unwrap(), [16, 17, 18, 19]);
+        assert_eq!(again.tensors[0].fingerprint, again.tensors[2].fingerprint, "the same content");
+        assert!(files.optimised().form("N=8").is_none(), "another form is another file");
+        again.discard();
+        assert!(files.optimised().form("dynamic").is_none());
+    }
+
+    #[test]
+    fn what_is_damaged_is_not_used() {
+        let files = Files::new();
+        let form = files.optimised().keep("dynamic", save).unwrap().unwrap();
+        fs::write(form.folder.join(WEIGHTS), [9; 20]).unwrap();
+        assert!(form.bytes(&form.tensors[0]).unwrap_err().to_string().contains("damaged"));
+        fs::write(form.folder.join(WEIGHTS), [0; 3]).unwrap();
+        assert!(form.bytes(&form.tensors[0]).is_err(), "cut off");
+        fs::write(form.model(), b"not what was kept").unwrap();
+        assert!(files.optimised().form("dynamic").is_none());
+        assert!(files.optimised().keep("dynamic", save).unwrap().is_ok(), "made anew in its place");
+        let failed = files.optimised().keep("other", |_| Err("it cannot be optimised"));
+        assert_eq!(failed.err(), Some("it cannot be optimised"));
+        let empty = files.optimised().keep("other", |_| Ok::<(), io::Error>(())).unwrap();
+        assert!(empty.is_err() && files.optimised().form("other").is_none());
+    }
+
+    #[test]
+    fn another_content_of_any_file_or_another_environment_is_another_model() {
+        let files = Files::new();
+        let folders = |files: &Files| files.optimised().folder;
+        let first = folders(&files);
+        assert_eq!(folders(&files), first);
+        let elsewhere = Optimised::of(&files.cache, &files.model, "that GPU").unwrap();
+        assert_ne!(elsewhere.folder, first);
+        files.write("weights", &[2; 64]);
+        let second = folders(&files);
+        assert_ne!(second, first, "a file beside the model's own");
+        files.write("weights", &[1; 64]);
+        assert_eq!(folders(&files), first, "the content counts, not the time");
+        for byte in 3..8 {
+            files.write("weights", &[byte; 64]);
+            folders(&files);
+        }
+        assert_eq!(files.contents(), KEPT);
+        fs::remove_file(&files.model).unwrap();
+        assert!(Optimised::of(&files.cache, &files.model, "this GPU").is_err());
+    }
+
+    #[test]
+    fn an_index_that_is_none_is_written_anew() {
+        let files = Files::new();
+        let first = files.optimised().folder;
+        fs::write(files.cache.join("index.json"), b"{").unwrap();
+        assert_eq!(files.optimised().folder, first);
+    }
+}
