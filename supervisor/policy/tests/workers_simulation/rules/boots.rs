@@ -29,6 +29,11 @@ impl Boots {
     pub(super) fn begun(&mut self) {
         self.shadow_again = Moment::default();
     }
+
+    /// Nor the next worker after one that served.
+    pub(super) fn serves(&mut self) {
+        self.again = Moment::default();
+    }
 }
 
 impl Rules {
@@ -73,7 +78,7 @@ impl Rules {
             "the device writes them where the processor cannot",
         )?;
         let again = if launch.spare { self.boots.shadow_again } else { self.boots.again };
-        let waits = step.now < again && !launch.stands;
+        let waits = step.now < again && !launch.stands && !self.down;
         rule(!waits, "a start that failed is tried again after a pause")
     }
 

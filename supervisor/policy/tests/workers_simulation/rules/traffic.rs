@@ -70,6 +70,7 @@ impl Rules {
         seen.routed = step.now;
         rule(self.routed != Some(worker), "traffic moves from one worker to another")?;
         let before = self.routed.replace(worker);
+        self.boots.serves();
         self.restarts = false;
         // What it executes may be what made it hang.
         if let Some(seen) = before.and_then(|before| self.workers.get(&before)) {
