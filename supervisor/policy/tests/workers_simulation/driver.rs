@@ -149,6 +149,10 @@ impl World {
             }
             Happening::Misbehaviour(pick) => {
                 if let Some(worker) = self.victim(pick) {
+                    if self.random.percent(5) {
+                        let shortly = self.random.within(50 * MS);
+                        self.schedule(shortly, Event::Happens(Happening::Stop));
+                    }
                     self.misbehave(worker);
                 }
                 Ok(())

@@ -165,7 +165,7 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
 
 /// A share that the bounds allow.
 pub(crate) fn share_within(settings: &Settings, random: &mut Random) -> Percent {
-    let share = random.pick(&[10, 20, 25, 40, 50, 60, 75, 90, 100]);
+    let share = random.pick(&[10, 20, 25, 40, 50, 60, 75, 90, 100, 100, 100]);
     let share = Percent::new(share).expect("1 to 100");
     share.clamp(settings.min, settings.max)
 }

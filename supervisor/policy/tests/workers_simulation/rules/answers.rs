@@ -89,6 +89,7 @@ impl Rules {
                     _ => "a change is given up as the model stops",
                 });
                 self.shares.aborted(why);
+                self.restarts &= !matches!(why, ResizeRefused::NoWorker { .. });
                 Ok(())
             }
             Report::Refused(request, why) => {

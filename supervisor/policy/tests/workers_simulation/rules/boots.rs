@@ -20,6 +20,7 @@ pub(super) struct Boots {
     shadow_again: Moment,
     /// A refusal is final in this step.
     is_final: bool,
+    passing_refusal: bool,
     /// A start failed for a passing reason in this step.
     passing: bool,
 }
@@ -38,7 +39,7 @@ impl Boots {
 
 impl Rules {
     pub(super) fn boots_before(&mut self, step: &Step<'_>) {
-        (self.boots.is_final, self.boots.passing) = (false, false);
+        (self.boots.is_final, self.boots.passing, self.boots.passing_refusal) = (false, false, false);
         match step.told {
             Told::Fact(Fact::NotStarted { worker, failure: StartFailure::Passing { .. } }) => {
                 let Some(seen) = self.workers.get(worker).filter(|seen| seen.told_to_end.is_none()) else {
@@ -63,6 +64,7 @@ impl Rules {
                 self.boots.no_operator |= lacks && first;
                 let passing = matches!(refusal, BootRefusal::Setup(_)) || (lacks && first);
                 self.boots.is_final = !passing;
+                self.boots.passing_refusal = passing;
             }
             _ => {}
         }
@@ -77,8 +79,11 @@ impl Rules {
             device == (self.boots.no_operator && !written),
             "the device writes them where the processor cannot",
         )?;
+        if self.down && !launch.spare {
+            self.boots.serves();
+        }
         let again = if launch.spare { self.boots.shadow_again } else { self.boots.again };
-        let waits = step.now < again && !launch.stands && !self.down;
+        let waits = step.now < again && !launch.stands;
         rule(!waits, "a start that failed is tried again after a pause")
     }
 
@@ -86,6 +91,8 @@ impl Rules {
         if self.stopping {
             return Ok(());
         }
+        let down = matches!(step.workers.state(), State::Down(_));
+        rule(!down || self.down || !self.boots.passing_refusal, "a fault that may pass is not final")?;
         if self.boots.is_final {
             self.note("down: a fault in the model");
             rule(matches!(step.workers.state(), State::Down(_)), "a fault in the model is final")?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Fact, Launch, State};
+use shadowslice_policy::workers::{Action, Fact, Launch, Report, State};
 use shadowslice_shared::units::Moment;
 
 use super::{Broken, Rules, Step, Told, rule};
@@ -61,6 +61,13 @@ impl Rules {
         let died = all - self.deaths.all;
         self.deaths.all = all;
         rule(!self.deaths.lost || self.stopping || died == 1, "the death of the worker that serves counts")?;
+        let rolled_back = step.actions.iter().find_map(|action| match action {
+            Action::Report(Report::NotKept { rolled_back, .. }) => Some(*rolled_back),
+            _ => None,
+        });
+        let timer = matches!(step.told, Told::Timer { .. });
+        let right = rolled_back.is_none_or(|rolled_back| (died >= 1) == rolled_back);
+        rule(right || timer, "a shadow that had served and failed has died")?;
         let in_a_row = step.workers.deaths_in_a_row();
         let before = std::mem::replace(&mut self.deaths.in_a_row, in_a_row);
         if let Told::Fact(Fact::FirstAnswer(_)) = step.told

@@ -64,7 +64,9 @@ impl Rules {
         if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
             self.too_slow_to_stand(worker);
         }
-        self.seen(worker).killed = Some(now);
+        let seen = self.seen(worker);
+        seen.outlives |= seen.killed.is_some() && late && !news;
+        seen.killed = Some(now);
         Ok(())
     }
 
@@ -98,6 +100,8 @@ impl Rules {
             let parked = seen.parked.filter(|_| parked).map(|at| at + timeouts.dwell);
             let boots = (!seen.warm).then_some(seen.boot_by);
             let due = ends.or(by_itself).or(drains).or(parked).or(boots);
+            let stuck = seen.outlives && seen.busy && seen.lane_ended.is_none();
+            rule(!stuck, "no request stays with a worker that outlives its kill")?;
             rule(due.is_none_or(|due| step.now <= due + self.allowance), "every phase ends in its time")?;
         }
         Ok(())

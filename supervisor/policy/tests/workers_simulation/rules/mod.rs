@@ -198,7 +198,7 @@ impl Rules {
             Action::Report(report) => self.report(report, step)?,
             Action::NeedsShadows => self.needs_shadows(step)?,
             Action::AskGroups { count, .. } => self.ask_groups(*count),
-            Action::Shut(_) => {}
+            Action::Shut(_) => self.workers.values_mut().for_each(|seen| seen.busy = false),
         }
         Ok(())
     }
@@ -208,6 +208,7 @@ impl Rules {
         for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
             rule(step.workers.has(*worker), "no worker is forgotten")?;
         }
+        self.roles(step);
         self.traffic_flows(step)?;
         self.not_too_many(step)?;
         self.nothing_is_overdue(step)?;

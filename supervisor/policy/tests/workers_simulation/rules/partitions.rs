@@ -115,21 +115,24 @@ impl Rules {
         rule(many <= READY_PARTITIONS, "no more partitions are ready than may be")?;
         let moved_as = self.partitions.moved_as.is_none_or(|moved| moved == share);
         rule(moved_as, "batches move with the share in force")?;
+        let given = self.partitions.given.unwrap_or(Groups::WHOLE);
+        let has = if given == Groups::WHOLE { division.count() } else { given.count() };
+        let right = seen.runs_on == given && has == count && self.partitions.unanswered == 0;
+        let completed = step.actions.iter().any(completes_inside);
+        rule(!completed || right, "a share inside the worker is in force if batches run there")?;
         if self.partitions.unanswered > 0 || self.stopping {
             return Ok(());
         }
         let settled = step.workers.coming().is_none();
         let asked = self.partitions.asked.is_none_or(|asked| asked == count);
         rule(!settled || asked, "the groups are asked for that the share comes to")?;
-        let given = self.partitions.given.unwrap_or(Groups::WHOLE);
         let waits = seen.prepares.is_some() || seen.cannot.contains(&given);
         rule(waits || seen.runs_on == given, "batches run on the groups that the model has")?;
-        let inside = |action: &Action| matches!(action, Action::Report(Report::Completed(change)) if change.means == Means::InProcess);
-        let has = if given == Groups::WHOLE { division.count() } else { given.count() };
-        let right = seen.runs_on == given && has == count;
-        rule(
-            !step.actions.iter().any(inside) || right,
-            "a share inside the worker is in force if batches run there",
-        )
+        let due = seen.prepares.is_none_or(|(_, by)| step.now <= by + self.allowance);
+        rule(due, "a worker that makes no partition ready hangs")
     }
+}
+
+fn completes_inside(action: &Action) -> bool {
+    matches!(action, Action::Report(Report::Completed(change)) if change.means == Means::InProcess)
 }

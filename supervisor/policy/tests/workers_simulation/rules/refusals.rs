@@ -112,6 +112,8 @@ impl Rules {
     }
 
     fn means_is_quickest(&mut self, request: &ResizeRequest, step: &Step<'_>) -> Result<(), Broken> {
+        let parked = step.workers.handover_phase() == Some(HandoverPhase::Probation);
+        rule(!parked, "a parked worker makes room for the next change")?;
         let begun = step.actions.iter().find_map(|action| match action {
             Action::Report(Report::Begun(begun, shadow)) if begun == request => Some(*shadow),
             _ => None,

@@ -47,6 +47,8 @@ pub(super) struct Seen {
     pub(super) rest: Duration,
     /// It was asked to end, or killed, in vain.
     pub(super) late: bool,
+    /// It was killed in vain.
+    pub(super) outlives: bool,
     pub(super) condemned: bool,
     pub(super) gone: bool,
     /// Where its batches run; partitions that it has ready; the one that it makes ready; and those that it
@@ -85,6 +87,7 @@ impl Seen {
             failed: false,
             rest: Duration::ZERO,
             late: false,
+            outlives: false,
             condemned: false,
             gone: false,
             runs_on: Groups::WHOLE,

@@ -118,7 +118,7 @@ impl Rules {
                 && !launch.spare
                 && launch.purpose == Purpose::Serve
             {
-                self.booted_at(launch.share)?;
+                self.booted_at(launch.share, step)?;
             }
         }
         rule(step.workers.share() == self.shares.in_force, "the share that is shown is in force")?;
@@ -133,11 +133,12 @@ impl Rules {
     }
 
     /// A worker was started that is to serve, with this share.
-    fn booted_at(&mut self, share: Percent) -> Result<(), Broken> {
+    fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Broken> {
         if self.restarts || self.down {
             if self.down {
                 self.shares.restarts();
                 self.note("a model that was given up is tried again");
+                rule(step.workers.deaths_in_a_row() == 0, "a model that is tried again has all its tries")?;
             }
             self.shares.in_force = share;
         }

@@ -90,6 +90,8 @@ impl Rules {
     pub(super) fn starts_to_stand(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
         rule(self.wants_standing(), "a worker stands where one is wanted")?;
         rule(self.serving().is_some(), "a worker stands beside one that serves")?;
+        let changes = step.workers.handover_phase().is_some();
+        rule(!changes, "none starts to stand while a change is under way")?;
         let inside = step.workers.partition().is_some();
         rule(inside || launch.share == step.workers.share(), "a worker stands at the share in force")?;
         rule(step.now >= self.stands.not_before, "a worker that is to stand waits for its time")
@@ -139,7 +141,8 @@ impl Rules {
         (seen.failed, seen.rest) = (true, rest);
     }
 
-    pub(super) fn memory_is_told(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Takes note of the roles that the machine shows.
+    pub(super) fn roles(&mut self, step: &Step<'_>) {
         for (worker, seen) in &mut self.workers {
             let (role, phase) = step.workers.role_and_phase(*worker);
             seen.role = role;
@@ -147,6 +150,9 @@ impl Rules {
                 seen.stands_since.get_or_insert(step.now);
             }
         }
+    }
+
+    pub(super) fn memory_is_told(&mut self, step: &Step<'_>) -> Result<(), Broken> {
         let unwanted = (!self.wants_standing()).then_some(self.settings.timeouts.dwell.max(SECOND));
         let in_vain = |action: &Action| match action {
             Action::Stop(worker) => Some(*worker),
@@ -172,6 +178,9 @@ impl Rules {
             "the memory of a standing worker is known to those that need it",
         )?;
         rule(!awaits(step.workers) || !self.stands.on, "a worker that is waited for is not called in")?;
+        let stands = self.workers.values().any(|seen| seen.stands_since.is_some() && seen.is_usable());
+        let obstacle = step.workers.standing_obstacle().is_some();
+        rule(!obstacle || !stands, "nothing is in the way of a worker that stands")?;
         self.stands_at_the_right_share(step)?;
         self.one_starts_in_time(step, any)
     }

@@ -150,6 +150,13 @@ impl Rules {
         rule(serves == (state == State::Ready), "a model is ready if a worker serves, and only then")?;
         let spare = self.workers.values().any(Seen::is_usable);
         rule(serves || self.restarts || !spare, "a worker that can serve does, if no other does")?;
+        let ready = self
+            .workers
+            .values()
+            .filter(|seen| seen.is_usable() && (seen.stands_since.is_some() || seen.parked.is_some()));
+        let ready = ready.map(|seen| seen.launch.share).max();
+        let shown = self.restarts || step.workers.ready_share() == ready;
+        rule(shown, "the share is shown to which traffic could move at once")?;
         if awaits(step.workers) {
             let shadow = step.workers.handover_phase().is_some();
             let hurried = self.workers.values().any(|seen| seen.hurried && !seen.leaves());
