@@ -97,6 +97,13 @@ impl World {
             drains: 0,
         };
         self.processes.insert(worker, process);
+        if launch.stands && self.random.percent(15) {
+            let warm = self.script.settings.timeouts.warm;
+            for soon in [spawn, spawn + warm / 2, spawn + warm] {
+                let soon = self.random.within(soon);
+                self.schedule(soon, Event::Happens(Happening::Resize));
+            }
+        }
         match failure {
             Some(failure) if !self.is_silent() => {
                 self.at_once.push_back(Fact::NotStarted { worker, failure });
@@ -180,14 +187,21 @@ impl World {
         let any = Percent::new(1 + u32::try_from(self.random.below(100)).expect("it is below 100"));
         let cause =
             if share.is_some() { Cause::Hand } else { self.random.pick(&[Cause::Hand, Cause::Policy]) };
+        let now = self.workers.share();
+        let alive = self.processes.values().filter(|process| process.alive && process.launch.share != now);
+        let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
         let share = match share {
             Some(share) => share,
-            None if self.random.percent(90) => share_within(&self.script.settings, &mut self.random),
+            // That of a worker that is there, which may stand ready or start.
+            None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
+            None if self.random.percent(90) => {
+                share_within(&self.script.settings, self.script.few_shares, &mut self.random)
+            }
             None => any.expect("1 to 100"),
         };
         let request =
             ResizeRequest { number: Some(self.number), share, cause, onset: None, decided: self.now };
-        let hold = cause == Cause::Hand && self.random.percent(30);
+        let hold = cause == Cause::Hand && self.random.percent(15);
         self.tell(Fact::Resize { request, hold })
     }
 

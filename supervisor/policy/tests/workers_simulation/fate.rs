@@ -64,6 +64,9 @@ impl Fate {
             |limit: Duration| random.within(if slow { limit * 3 / 2 } else { limit - 3 * MAX_LATENCY });
         let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
         let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
+        // Much may happen while a worker starts that is only to stand.
+        let long = launch.stands && random.percent(40);
+        let warm = if long { warm.max(timeouts.warm - 5 * MAX_LATENCY) } else { warm };
         let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);
         Self {
             not_started: not_started(script, launch, fails, troubled, random),

@@ -28,7 +28,59 @@ use world::{Failure, simulate};
 const SEEDS: u64 = 100_000;
 
 /// What must occur in [`SEEDS`] runs: a world that never gets there proves nothing.
-const SITUATIONS: [&str; 1] = ["completed at once"];
+const SITUATIONS: [&str; 51] = [
+    "a batch is to blame",
+    "a change is given up as the model stops",
+    "a hand-over as the worker can have no partition",
+    "a hand-over at once",
+    "a hand-over to a worker that starts",
+    "a model is given up",
+    "a model that was given up is tried again",
+    "a parked worker stands for a change",
+    "a partition is let go of",
+    "a shadow waits for memory",
+    "a standing worker serves in the place of a dead one",
+    "a standing worker that starts is waited for",
+    "a worker hangs as it makes a partition ready",
+    "a worker ignores its stop",
+    "a worker outlives its kill",
+    "a worker takes too long to boot",
+    "aborted: boot failed",
+    "aborted: died",
+    "aborted: misbehaved",
+    "aborted: spawn timed out",
+    "aborted: warm timed out",
+    "batches move",
+    "completed at once",
+    "completed by a restart",
+    "completed by a shadow",
+    "completed inside the worker",
+    "down",
+    "down at the end",
+    "down: a fault in the model",
+    "down: wrong answers",
+    "no partition of that size",
+    "no worker at that share",
+    "no worker at that share: the one before again",
+    "refused: busy",
+    "refused: held",
+    "refused: in force",
+    "refused: never",
+    "refused: not serving",
+    "refused: out of bounds",
+    "refused: stopping",
+    "refused: wrong answers",
+    "requests are served elsewhere",
+    "rolled back: died",
+    "rolled back: misbehaved",
+    "serves at the end",
+    "silence",
+    "the GPU takes no worker",
+    "the device writes the reference answers",
+    "the incumbent takes the traffic back",
+    "the model can have no partitions",
+    "three workers",
+];
 
 /// In how many runs each situation occurred.
 type Tally = BTreeMap<&'static str, u64>;
@@ -74,22 +126,6 @@ fn the_workers_keep_their_rules_whatever_happens() {
         return;
     }
     let seeds = setting("SHADOWSLICE_SIM_SEEDS").unwrap_or(SEEDS);
-    if std::env::var("SURVEY").is_ok() {
-        let mut survey: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for seed in 0..seeds {
-            let result = std::panic::catch_unwind(|| simulate(seed, false));
-            let why = match result {
-                Ok(Ok(_)) => continue,
-                Ok(Err(failure)) => failure.rule,
-                Err(_) => "PANIC".to_owned(),
-            };
-            survey.entry(why).or_insert((0, seed)).0 += 1;
-        }
-        for (why, (count, seed)) in survey {
-            println!("SURVEY {count:>7} {seed:>7} {why}");
-        }
-        return;
-    }
     let tally = run_all(seeds).unwrap_or_else(|(seed, failure)| {
         panic!("seed {seed}: {failure}\nreplay it with SHADOWSLICE_SIM_SEED={seed} and --nocapture")
     });

@@ -13,6 +13,10 @@ pub(crate) const MS: Duration = Duration::from_millis(1);
 /// The longest that news of a worker takes to reach the machine.
 pub(crate) const MAX_LATENCY: Duration = Duration::from_millis(2);
 
+/// Shares that are asked for, in runs with many and in runs with few.
+const SHARES: [u32; 9] = [10, 20, 25, 40, 50, 60, 75, 90, 100];
+const FEW_SHARES: [u32; 3] = [20, 60, 100];
+
 /// Something that comes from outside.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Happening {
@@ -82,6 +86,8 @@ pub(crate) struct Script {
     pub(crate) faultless: bool,
     pub(crate) settings: Settings,
     pub(crate) share: Percent,
+    /// Whether the same shares are asked for again and again.
+    pub(crate) few_shares: bool,
     pub(crate) held: bool,
     pub(crate) division: Option<Division>,
     /// Numbers of groups that no worker can have, one bit for each.
@@ -117,18 +123,20 @@ impl Script {
             HandoverMode::Shadow | HandoverMode::Restart | HandoverMode::Never => false,
         };
         let settings = settings(handover, total, random);
-        let longest = random.pick(&[2000 * MS, 5000 * MS, 15_000 * MS, 45_000 * MS]);
+        let longest = random.pick(&[3000 * MS, 5000 * MS, 15_000 * MS, 45_000 * MS]);
         let span = 200 * MS + random.within(longest);
         let odds = odds(faultless, random);
         let afterwards =
             if !faultless && random.percent(25) { Afterwards::FallsSilent } else { Afterwards::Heals };
         let late = if faultless || random.percent(70) { MAX_LATENCY } else { 300 * MS };
         let bad = !faultless && random.percent(30);
+        let few_shares = random.percent(60);
         Self {
             faultless,
-            share: share_within(&settings, random),
+            share: share_within(&settings, few_shares, random),
+            few_shares,
             settings,
-            held: random.percent(10),
+            held: random.percent(5),
             division: divides.then(|| Division::of(total)).flatten(),
             bad_counts: if bad { random.below(1 << 18) } else { 0 },
             fault: !faultless && random.percent(1),
@@ -143,6 +151,7 @@ impl Script {
 
 fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings {
     let percent = |percent| Percent::new(percent).expect("1 to 100");
+    let spawn = random.pick(&[200 * MS, 700 * MS]);
     let dwell = random.pick(&[Duration::ZERO, 20 * MS, 500 * MS, 3000 * MS]);
     Settings {
         model: "m".to_owned(),
@@ -151,8 +160,8 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
         handover,
         standby: random.percent(50),
         timeouts: Timeouts {
-            spawn: 20 * MS + random.within(400 * MS),
-            warm: 20 * MS + random.within(800 * MS),
+            spawn: 20 * MS + random.within(spawn),
+            warm: 20 * MS + random.within(400 * MS),
             drain: 20 * MS + random.within(200 * MS),
             dwell: random.within(dwell),
             stop: 20 * MS + random.within(200 * MS),
@@ -164,8 +173,9 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
 }
 
 /// A share that the bounds allow.
-pub(crate) fn share_within(settings: &Settings, random: &mut Random) -> Percent {
-    let share = random.pick(&[10, 20, 25, 40, 50, 60, 75, 90, 100, 100, 100]);
+pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) -> Percent {
+    let shares: &[u32] = if few { &FEW_SHARES } else { &SHARES };
+    let share = random.pick(shares);
     let share = Percent::new(share).expect("1 to 100");
     share.clamp(settings.min, settings.max)
 }
@@ -175,6 +185,23 @@ fn odds(faultless: bool, random: &mut Random) -> Odds {
     let no_room = random.pick(&[0, 0, 30]);
     if faultless {
         return Odds { repeated, no_room, ..Odds::default() };
+    }
+    // Where each worker fails, few changes get far.
+    if random.percent(50) {
+        let mut low = |chances: &[u64]| random.pick(chances);
+        return Odds {
+            not_started: low(&[0, 5, 15]),
+            bad_boot: low(&[0, 5, 15]),
+            short_life: low(&[0, 5, 20]),
+            slow: low(&[0, 0, 10]),
+            deaf: low(&[0, 0, 25]),
+            immortal: low(&[0, 0, 15]),
+            lost: low(&[0, 0, 5]),
+            no_partition: low(&[0, 10, 30]),
+            no_answer: low(&[0, 0, 5]),
+            repeated,
+            no_room,
+        };
     }
     Odds {
         not_started: random.pick(&[0, 5, 30, 60]),

@@ -102,7 +102,12 @@ impl Rules {
     }
 
     pub(super) fn keep(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
-        self.note("an incumbent stays as the standing worker");
+        let dwelt = matches!(step.told, Told::Timer { .. });
+        self.note(if dwelt {
+            "a parked worker goes on standing"
+        } else {
+            "a parked worker stands for a change"
+        });
         self.stands.on = true;
         let seen = self.seen(worker);
         rule(seen.is_usable() && seen.parked.is_some(), "a worker is kept that has drained")?;
