@@ -1,17 +1,12 @@
-//! What the driver does, and what comes from outside.
+//! What the driver does.
 
-use shadowslice_policy::workers::{
-    Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, State,
-};
+use shadowslice_policy::workers::{Action, Fact, Launch};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Percent;
 
 use crate::fate::Fate;
 use crate::process::{Next, Process};
-use crate::random::Random;
-use crate::rules::Broken;
-use crate::script::{Happening, MS, Pick, share_within};
+use crate::script::{Happening, MS};
 use crate::world::{Event, World};
 
 impl World {
@@ -124,123 +119,4 @@ impl World {
             self.schedule(exit, Event::Process(worker, Next::Ends));
         }
     }
-
-    /// Something comes from outside.
-    pub(crate) fn happens(&mut self, happening: Happening) -> Result<(), Broken> {
-        match happening {
-            Happening::Resize => self.resize(None),
-            Happening::Configure => {
-                let settings = configured(&self.script.settings, &mut self.random);
-                self.script.settings = settings.clone();
-                self.tell(Fact::Configured(settings))
-            }
-            Happening::Hold(held) => {
-                let news = self.workers.hold(held);
-                self.rules.hold(held, news)
-            }
-            Happening::MustNotStand => self.tell(Fact::MustNotStand("scripted".to_owned())),
-            Happening::GroupsMove => match self.ledger.as_mut() {
-                Some(ledger) => {
-                    let groups = ledger.move_away(&mut self.random);
-                    self.tell(Fact::Groups(groups))
-                }
-                None => Ok(()),
-            },
-            Happening::StrayTimer => self.timer(),
-            Happening::Poison => self.tell(Fact::PoisonConfirmed),
-            Happening::Death(pick) => {
-                if let Some(worker) = self.victim(pick) {
-                    self.die(worker);
-                }
-                Ok(())
-            }
-            Happening::Misbehaviour(pick) => {
-                if let Some(worker) = self.victim(pick) {
-                    if self.random.percent(5) {
-                        let shortly = self.random.within(50 * MS);
-                        self.schedule(shortly, Event::Happens(Happening::Stop));
-                    }
-                    self.misbehave(worker);
-                }
-                Ok(())
-            }
-            Happening::Stop => {
-                self.stopped = true;
-                self.tell(Fact::Stop)
-            }
-        }
-    }
-
-    fn victim(&mut self, pick: Pick) -> Option<WorkerId> {
-        let routed = self.routed;
-        let alive = self.processes.iter().filter(|(_, process)| process.alive).map(|(worker, _)| *worker);
-        let among: Vec<_> = match pick {
-            Pick::Routed => alive.filter(|worker| routed == Some(*worker)).collect(),
-            Pick::Other => alive.filter(|worker| routed != Some(*worker)).collect(),
-        };
-        (!among.is_empty()).then(|| self.random.pick(&among))
-    }
-
-    /// Asks for a share, this one if it is given.
-    fn resize(&mut self, share: Option<Percent>) -> Result<(), Broken> {
-        self.number += 1;
-        let any = Percent::new(1 + u32::try_from(self.random.below(100)).expect("it is below 100"));
-        let cause =
-            if share.is_some() { Cause::Hand } else { self.random.pick(&[Cause::Hand, Cause::Policy]) };
-        let now = self.workers.share();
-        let alive = self.processes.values().filter(|process| process.alive && process.launch.share != now);
-        let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
-        let share = match share {
-            Some(share) => share,
-            // That of a worker that is there, which may stand ready or start.
-            None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
-            None if self.random.percent(90) => {
-                share_within(&self.script.settings, self.script.few_shares, &mut self.random)
-            }
-            None => any.expect("1 to 100"),
-        };
-        let request =
-            ResizeRequest { number: Some(self.number), share, cause, onset: None, decided: self.now };
-        let hold = cause == Cause::Hand && self.random.percent(15);
-        self.tell(Fact::Resize { request, hold })
-    }
-
-    /// The time of faults and orders is over.
-    pub(crate) fn calms_down(&mut self) -> Result<(), Broken> {
-        let killed = |process: &Process| process.alive && process.killed && process.fate.immortal;
-        let immortal: Vec<_> =
-            self.processes.iter().filter(|(_, process)| killed(process)).map(|(worker, _)| *worker).collect();
-        for worker in immortal {
-            self.schedule(MS, Event::Process(worker, Next::Ends));
-        }
-        if self.stopped {
-            return Ok(());
-        }
-        if self.is_silent() {
-            // Starts of standing workers would fail for ever.
-            self.script.settings.standby = false;
-            return self.tell(Fact::Configured(self.script.settings.clone()));
-        }
-        let down = matches!(self.workers.state(), State::Down(_));
-        if down && self.random.percent(60) { self.resize(Some(self.workers.share())) } else { Ok(()) }
-    }
-}
-
-/// Another configuration, for which the same workers will do.
-fn configured(settings: &Settings, random: &mut Random) -> Settings {
-    let mut other = settings.clone();
-    match random.below(3) {
-        0 => other.standby = !other.standby,
-        1 => {
-            other.min = Percent::new(random.pick(&[1, 10, 30])).expect("1 to 100");
-            other.max = Percent::new(random.pick(&[50, 100])).expect("1 to 100");
-        }
-        _ if other.handover.may_be_in_process() => {
-            other.handover = random.pick(&[HandoverMode::Auto, HandoverMode::InProcess]);
-        }
-        _ => {
-            other.handover = random.pick(&[HandoverMode::Shadow, HandoverMode::Restart, HandoverMode::Never]);
-        }
-    }
-    other
 }

@@ -11,6 +11,8 @@
 mod driver;
 mod fate;
 mod ledger;
+mod odds;
+mod outside;
 mod process;
 mod random;
 mod rules;

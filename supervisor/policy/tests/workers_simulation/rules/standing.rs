@@ -210,7 +210,9 @@ impl Rules {
     }
 
     fn one_starts_in_time(&mut self, step: &Step<'_>, any: bool) -> Result<(), Broken> {
-        let settled = step.workers.handover_phase().is_none() && step.workers.coming().is_none();
+        // Beside a change inside the worker, too.
+        let changes = step.workers.coming().is_some() && step.workers.partition().is_none();
+        let settled = step.workers.handover_phase().is_none() && !changes;
         let could = self.wants_standing() && !any && settled && step.workers.state() == State::Ready;
         if !could {
             self.stands.could_start = None;
