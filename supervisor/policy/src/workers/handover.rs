@@ -112,7 +112,8 @@ impl Workers {
         }
     }
 
-    fn retire(&mut self, incumbent: WorkerId) {
+    /// Sends the incumbent away, as the shadow serves and needs no way back.
+    pub(super) fn retire(&mut self, incumbent: WorkerId) {
         self.dismiss(incumbent, Leaver::Handover(Outcome::Kept));
     }
 
@@ -137,18 +138,6 @@ impl Workers {
 
     pub(super) fn parked(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Parked { .. }))
-    }
-
-    /// The probation is over: the parked worker stays as the standing one if one is wanted at its
-    /// share, or leaves.
-    pub(super) fn dwelt(&mut self, parked: WorkerId) {
-        let another = self.ready().is_some_and(|ready| self.fits_like(ready, parked));
-        if self.wants_standing(parked) && !another {
-            self.keep(parked);
-            self.finish(Outcome::Kept);
-        } else {
-            self.retire(parked);
-        }
     }
 
     /// A newer request needs what is left of this hand-over's incumbent, its memory: it leaves.

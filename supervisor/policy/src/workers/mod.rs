@@ -285,7 +285,7 @@ impl Workers {
                 self.act(Action::Requeue(worker));
                 self.dismiss(worker, Leaver::Replaced);
             }
-            Role::Parked { .. } => self.dwelt(worker),
+            Role::Parked { .. } => self.retire(worker),
             Role::Leaving { leaver, killed, .. } => self.leaves_too_long(worker, leaver, killed),
             Role::Serving { .. } | Role::Standing { .. } => {}
         }

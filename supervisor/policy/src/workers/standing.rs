@@ -66,11 +66,6 @@ impl Workers {
         self.standing_wanted().is_some_and(|share| self.fits(worker, share))
     }
 
-    /// Whether two workers can serve the same shares.
-    pub(super) fn fits_like(&self, one: WorkerId, other: WorkerId) -> bool {
-        self.slots.get(&other).is_some_and(|slot| self.fits(one, slot.share))
-    }
-
     fn dwell(&self) -> Duration {
         self.settings.timeouts.dwell.max(LEAST_DWELL)
     }
