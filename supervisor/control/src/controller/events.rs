@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
+use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, watch};
@@ -293,6 +294,10 @@ impl Controller {
             }
             WorkerSaid::Refused(refusal) => {
                 tracing::error!(model, pid, %refusal, "a worker refused");
+                if matches!(refusal, BootRefusal::Proof { .. }) {
+                    // The weights on the GPU may be damaged: the next worker loads them from the file.
+                    self.weights = KeptWeights::default();
+                }
                 self.tell(Fact::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {

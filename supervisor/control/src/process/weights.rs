@@ -33,9 +33,46 @@ impl KeptWeights {
         }
         Ok(())
     }
+}
 
-    /// Bytes of the GPU's memory.
-    pub fn bytes(&self) -> u64 {
-        self.0.keys().map(|content| content.bytes).sum()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(number: u8) -> Content {
+        Content { fingerprint: [number; 32], bytes: u64::from(number) }
+    }
+
+    fn file() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn what_one_worker_has_made_the_next_one_finds() {
+        let mut kept = KeptWeights::default();
+        let (ours, theirs) = kept.offer().unwrap();
+        assert!(receive(&theirs).unwrap().is_none(), "the first worker finds none");
+        for number in [1, 2, 1] {
+            send(&theirs, &content(number), file().as_fd()).unwrap();
+        }
+        kept.take(&ours).unwrap();
+        let (_ours, next) = kept.offer().unwrap();
+        let found: Vec<_> =
+            std::iter::from_fn(|| receive(&next).unwrap()).map(|region| region.content).collect();
+        assert_eq!(found, [content(1), content(2)]);
+    }
+
+    #[test]
+    fn a_worker_cannot_have_any_number_of_regions_kept() {
+        let mut kept = KeptWeights::default();
+        for number in 0..40 {
+            let (ours, theirs) = pair().unwrap();
+            send(&theirs, &content(number), file().as_fd()).unwrap();
+            kept.take(&ours).unwrap();
+        }
+        assert_eq!(kept.0.len(), MAX_REGIONS);
+        let (ours, theirs) = pair().unwrap();
+        rustix::net::send(&theirs, b"no region", rustix::net::SendFlags::empty()).unwrap();
+        assert!(kept.take(&ours).is_err());
     }
 }

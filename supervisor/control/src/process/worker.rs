@@ -199,7 +199,10 @@ impl Worker {
         files.extend(launch.grant.inherited());
         let on_gpu =
             launch.assignment.device == DeviceSpec::Cuda && launch.assignment.purpose == Purpose::Serve;
-        let weights = on_gpu.then(|| launch.weights.offer()).transpose().map_err(SpawnError::Socket)?;
+        // Without the socket a worker has weights of its own, and serves.
+        let unoffered =
+            |error: &io::Error| tracing::warn!(%error, "a worker is not offered its model's weights");
+        let weights = on_gpu.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
         let (weights, their_weights) = weights.unzip();
         files.extend(
             their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),

@@ -13,7 +13,7 @@ use ort::value::{DynValue, TensorElementType};
 use ort::{AsPointer, ortsys};
 use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
-use shadowslice_shared::weights::{self, Content};
+use shadowslice_shared::weights::{self, Content, MAX_REGIONS};
 
 use super::optimised::{Fingerprint, Form, Tensor};
 use crate::device::cuda::region::Region;
@@ -74,10 +74,8 @@ impl<'f> Layout<'f> {
 impl Weights {
     /// None on the GPU yet. The supervisor has sent what it keeps to this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
-        let mut kept = Vec::new();
-        while let Some(Ok(Some(region))) = supervisor.as_ref().map(weights::receive) {
-            kept.push(region);
-        }
+        let next = || weights::receive(supervisor.as_ref()?).ok()?;
+        let kept = std::iter::from_fn(next).take(MAX_REGIONS).collect();
         Self { places: BTreeMap::new(), kept, supervisor, unshared: None }
     }
 
