@@ -61,7 +61,7 @@ pub enum Order {
         cause: Cause,
         /// Whether the share is held from then on, where a policy would change it again.
         hold: bool,
-        /// When the load changed, if the order answers a change of the load.
+        /// When the policy decided, if the order is its own.
         onset: Option<Moment>,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,

@@ -5,7 +5,8 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 
-/// What does not change while a model is served.
+/// What is known of a model beforehand. When any of it changes, by a reload say, the policy begins
+/// anew on the model's GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Terms {
     /// Its name, for reports.

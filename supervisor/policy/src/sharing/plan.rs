@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Sms};
 
-/// All that is to happen, and why. Once it is carried out, deciding again on the same facts changes
-/// nothing.
+/// All that is to happen, and why. A policy with a memory, such as `adaptive`, may decide otherwise
+/// when it is asked again on the same facts.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use = "a decision that is not carried out has changed nothing"]
 pub struct Decision {
@@ -17,15 +17,15 @@ pub struct Decision {
     pub report: Vec<Verdict>,
 }
 
-/// Which shares change, in this order: changes that make room come before those that need it,
-/// unless the overlap costs nothing. The executor has no choice left.
+/// Which shares change, in this order: those that become smaller come first. The planner may leave a
+/// change out, and changes nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The changes; never empty.
     pub changes: Vec<Change>,
 }
 
-/// One hand-over.
+/// One change of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The model's index.

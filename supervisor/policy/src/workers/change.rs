@@ -103,7 +103,8 @@ pub(super) enum Outcome {
     Kept,
     /// The share was in force, and the incumbent took the traffic back.
     RolledBack(Reason),
-    /// The share was never in force. The incumbent serves, or will when it is restarted.
+    /// The change did not complete, so the share before is in force. The incumbent serves, or will when
+    /// it is restarted.
     Aborted(Reason),
 }
 

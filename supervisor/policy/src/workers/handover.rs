@@ -8,8 +8,9 @@
 //! | Retiring | the incumbent leaves, and its memory with it |
 //! | Aborting | the shadow leaves; the incumbent serves |
 //!
-//! Two ways lead past Probation, because there is nothing to fall back on: an incumbent that does
-//! not serve when the shadow is warm, and one that takes too long to drain.
+//! Three ways lead past Probation, because there is nothing to fall back on: an incumbent that does
+//! not serve when the shadow is warm, one that dies or hangs while it drains, and one that takes too
+//! long to drain.
 
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ pub struct Workers {
     /// Where the share is a partition inside the worker; else why it is not.
     partition: Result<Partition, String>,
     change: Option<Change>,
-    /// The request that came while the last hand-over was in its probation.
+    /// The request that came while the last hand-over was in its probation, or its incumbent left.
     next: Option<ResizeRequest>,
     standing: Standing,
     restarts: Restarts,

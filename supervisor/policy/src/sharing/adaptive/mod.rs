@@ -9,12 +9,13 @@
 //! ```
 //!
 //! A model is **short** when more of its requests miss than its percentile allows, by more than
-//! chance. A **step** lowers the shares of one priority: first of the lowest that is a good part of
-//! what the GPU does, then of a peer that has slack. The worth of a step is measured: if it saves
-//! few requests, or costs other models too many, it is taken back. The steps of a GPU are a stack:
-//! the last one is undone first, once no model was short for some time. A step that did not help,
-//! or that turned out to be needed still, is tried once more, and then not for long, unless the
-//! load has changed: under a steady load nothing moves.
+//! chance. The first **step** on a GPU of three models or more gives each of them a part; every
+//! other one gives the short model all that it may have, or lowers the shares of the lowest priority
+//! that is a good part of what the GPU does, or that of a peer with slack. The worth of a step is
+//! measured: if it saves few requests, or costs other models too many, it is taken back. The steps
+//! of a GPU are a stack: the last one is undone first, once no model was short for some time. The
+//! pauses before a step is tried or taken back again become long after the first, until the load
+//! has changed: under a steady load hardly anything moves.
 
 mod gpu;
 mod load;

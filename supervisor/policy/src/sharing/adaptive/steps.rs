@@ -89,7 +89,8 @@ fn twice_equal_parts(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Fac
     (!changes.is_empty()).then_some(changes)
 }
 
-/// A model that was started with less than the GPU gets all of it.
+/// A model that has less than it may, and not for the sake of another one, gets all that it may: one
+/// that was started with less, or has its part since [`twice_equal_parts`].
 fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let Stands { share: from, makes_room, .. } = stand[sake];
     let to = terms[sake].within(facts.gpus[terms[sake].gpu]);
