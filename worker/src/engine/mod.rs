@@ -109,6 +109,15 @@ impl Engine {
         }
     }
 
+    /// Has executions of batches of this size recorded, where that makes them cheaper; every size has
+    /// run before.
+    pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
+            Self::OnGpu(engine) => engine.record(size),
+        }
+    }
+
     /// The warm-up is over: batches come from clients now.
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         match self {

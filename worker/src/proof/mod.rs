@@ -119,11 +119,17 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
         Some(file) => read(file)?.fill,
         None => Fill::ALL[0],
     };
-    for &size in &trial.warm_up.sizes {
+    // The largest first: the others fit into the memory that it took.
+    for &size in trial.warm_up.sizes.iter().rev() {
         for slot in (0..trial.slots_tried).rev() {
             trial.still_wanted()?;
             trial.run(Run { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
+    }
+    for &size in trial.warm_up.sizes.iter().rev() {
+        trial.still_wanted()?;
+        let failed = |failure: RunFailure| BootRefusal::WarmUp { size, why: failure.to_string() };
+        trial.engine.record(size).map_err(failed)?;
     }
     Ok(())
 }

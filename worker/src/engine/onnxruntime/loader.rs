@@ -13,6 +13,7 @@ use shadowslice_shared::boot::{BootRefusal, Provider};
 
 use super::bound::BatchForm;
 use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
+use super::scratch::Scratch;
 use super::weights::Weights;
 use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
@@ -53,9 +54,10 @@ impl Loader {
         &mut self,
         fallback: Fallback,
         lengths: &Lengths,
+        scratch: Scratch,
     ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
         let Some(optimised) = &self.optimised else {
-            return OnnxRuntime::commit(self.builder(fallback, lengths)?, &self.model);
+            return OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model);
         };
         let name = format!("{fallback:?} {lengths:?}");
         let form = match optimised.form(&name) {
@@ -63,7 +65,7 @@ impl Loader {
             None => optimised.keep(&name, |file| self.optimise(fallback, lengths, file))?,
         };
         let unkept = match form.map_err(|error| chain(&error)) {
-            Ok(form) => match self.session_of(&form, fallback, lengths) {
+            Ok(form) => match self.session_of(&form, self.builder(fallback, lengths, scratch)?) {
                 Ok(loaded) => return Ok(loaded),
                 Err(why) => {
                     form.discard();
@@ -73,13 +75,16 @@ impl Loader {
             Err(why) => why,
         };
         self.unshared = Some(format!("its optimised form cannot be used: {unkept}"));
-        OnnxRuntime::commit(self.builder(fallback, lengths)?, &self.model)
+        OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
     /// Has ONNX Runtime optimise the model, and write what comes of it to this file.
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
         let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
-        let builder = self.builder(fallback, lengths)?.with_optimized_model_path(file).map_err(refused)?;
+        let builder = self
+            .builder(fallback, lengths, Scratch::Own)?
+            .with_optimized_model_path(file)
+            .map_err(refused)?;
         let key = |name: &str| format!("session.optimized_model_external_initializers_{name}");
         let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
         let builder =
@@ -91,11 +96,9 @@ impl Loader {
     fn session_of(
         &mut self,
         form: &Form,
-        fallback: Fallback,
-        lengths: &Lengths,
+        builder: SessionBuilder,
     ) -> Result<(OnnxRuntime, Signature), String> {
         let said = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
-        let builder = self.builder(fallback, lengths).map_err(|refusal| refusal.to_string())?;
         let mut builder = builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(said)?;
         for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
             builder = builder.with_initializer(name, value).map_err(said)?;
@@ -112,13 +115,23 @@ impl Loader {
         form.map_or_else(|| self.model.clone(), |form| form.model())
     }
 
-    fn builder(&self, fallback: Fallback, lengths: &Lengths) -> Result<SessionBuilder, BootRefusal> {
+    fn builder(
+        &self,
+        fallback: Fallback,
+        lengths: &Lengths,
+        scratch: Scratch,
+    ) -> Result<SessionBuilder, BootRefusal> {
         let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
         let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(BootRefusal::Setup)?;
         let builder = options(&self.environment, self.threads).map_err(BootRefusal::Model)?;
         let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
         for (name, length) in lengths {
             builder = builder.with_dimension_override(name, *length).map_err(refused)?;
+        }
+        if scratch == Scratch::Shared {
+            builder = builder.with_env_allocators().map_err(refused)?;
+            // A pattern would be one large block, beside those of the first execution.
+            builder = builder.with_memory_pattern(false).map_err(refused)?;
         }
         if fallback == Fallback::Forbidden {
             // A failure is expected here, and must not be logged as an error.

@@ -12,6 +12,8 @@ mod optimised;
 mod output;
 mod partitions;
 mod providers;
+mod scratch;
+mod sessions;
 mod strings;
 mod weights;
 

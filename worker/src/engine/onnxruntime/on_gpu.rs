@@ -14,12 +14,14 @@ use shadowslice_shared::boot::{BootRefusal, Provider};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{BatchForm, Bound, Fixed, How, Maker, Recorded, Recorder, SessionOf};
-use super::loader::{Fallback, Lengths, Loader, lengths};
+use super::bound::{BatchForm, Bound, Fixed, How, Maker, Recorded, Recorder};
+use super::loader::Loader;
 use super::optimised::Optimised;
 use super::partitions::Partitions;
+use super::scratch;
+use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxRuntime, Signature, broken, failed, model_file, output};
+use super::{Library, OnnxRuntime, Signature, broken, failed, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, Unmovable};
@@ -48,42 +50,11 @@ pub struct OnGpu {
     partitions: Option<Partitions>,
     /// Why a recording cannot be moved to partitions.
     unmovable: Option<Unmovable>,
-    /// Why not all of the model can be computed on the GPU, if so.
-    on_host: Option<String>,
     options: RunOptions,
     allocator: Allocator,
     memory: MemoryInfo<'static>,
-    /// The first session is there from the start.
-    sessions: Vec<OnnxRuntime>,
-    loader: Loader,
-    phase: Phase,
+    sessions: Sessions,
     gpu: Arc<CudaGpu>,
-}
-
-/// Whether executions are recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// While the worker warms up: batches that come later may never come again.
-    Warming(Sharing),
-    /// Recording is over. A batch that has no place yet gets one in this session; no recording
-    /// depends on its state.
-    Over {
-        /// Its index, once it is there.
-        spare: Option<usize>,
-    },
-}
-
-/// Which batches share a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sharing {
-    /// All batches.
-    All,
-    /// Batches of one shape, because sessions keep something for the last shape that they saw.
-    Shape,
-    /// Batches of one shape, in a session with that length for every axis: otherwise some work,
-    /// such as computing shapes, is done on the host, and a recording would not repeat it. The
-    /// first session leaves all axes open, and is not recorded.
-    Fixed,
 }
 
 impl fmt::Debug for OnGpu {
@@ -118,22 +89,12 @@ impl OnGpu {
             Some(Err(error)) => loader.unshared = Some(chain(&error)),
             None => {}
         }
-        let (session, signature, sharing) = match loader.session(Fallback::Forbidden, &Lengths::new()) {
-            Ok((session, signature)) => {
-                let apart = model_file::remembers_shapes(&loader.graph());
-                (session, signature, if apart { Sharing::Shape } else { Sharing::All })
-            }
-            // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
-            // the next attempt tells.
-            Err(_) => {
-                let (session, signature) = loader.session(Fallback::Allowed, &Lengths::new())?;
-                (session, signature, Sharing::Fixed)
-            }
-        };
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
+        scratch::share(&library.environment).map_err(setup)?;
+        let (sessions, signature) = Sessions::load(loader)?;
         let memory =
             || MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
-        let allocator = Allocator::new(&session.session, memory().map_err(setup)?).map_err(setup)?;
+        let allocator = Allocator::new(&sessions.first().session, memory().map_err(setup)?).map_err(setup)?;
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
         let memory = memory().map_err(setup)?;
@@ -141,26 +102,14 @@ impl OnGpu {
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        let (bound, sessions, phase) = (Vec::new(), vec![session], Phase::Warming(sharing));
-        let engine = Self {
-            bound,
-            partitions,
-            unmovable: None,
-            on_host: None,
-            options,
-            allocator,
-            memory,
-            sessions,
-            loader,
-            phase,
-            gpu,
-        };
+        let (bound, unmovable) = (Vec::new(), None);
+        let engine = Self { bound, partitions, unmovable, options, allocator, memory, sessions, gpu };
         Ok((engine, signature))
     }
 
     /// Why the weights are not all shared with other workers and sessions, if so.
     pub fn unshared(&self) -> Option<&str> {
-        self.loader.unshared.as_deref().or(self.loader.weights.unshared())
+        self.sessions.unshared()
     }
 
     /// The GPU.
@@ -176,7 +125,7 @@ impl OnGpu {
     /// Checks that all that was warmed up can be moved to partitions, and that nothing else can
     /// come; else says why not.
     pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
-        let strings = inputs.iter().chain(&self.sessions[0].outputs);
+        let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
             return Err(format!("`{}` holds strings, which the host's processor computes", spec.name));
         }
@@ -192,8 +141,8 @@ impl OnGpu {
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
                 "some of it is computed on the host's processor, which a recording would not repeat: {}",
-                self.on_host
-                    .as_deref()
+                self.sessions
+                    .on_host()
                     .unwrap_or("a dynamic axis of an input has no name, or several lengths")
             )),
             Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
@@ -235,7 +184,7 @@ impl OnGpu {
             // Strings live on the host; ONNX Runtime moves what it needs.
             self.whole_only(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
-            self.sessions[0].run(inputs, slot)?
+            self.sessions.first_mut().run(inputs, slot)?
         } else {
             self.run_bound(inputs, slot)?
         };
@@ -245,7 +194,7 @@ impl OnGpu {
     }
 
     fn has_strings(&self, inputs: &Inputs<'_>) -> bool {
-        let mut all = inputs.specs().iter().chain(&self.sessions[0].outputs);
+        let mut all = inputs.specs().iter().chain(&self.sessions.first().outputs);
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
@@ -260,15 +209,21 @@ impl OnGpu {
         ))
     }
 
+    /// Records the executions of batches of this size, if they can be. All sizes must have run
+    /// before the first is recorded, because what they keep for later must not lie where a recording
+    /// writes.
+    pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
+        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        let wanted = |bound: &Bound| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
+        for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
+            self.record_bound(index)?;
+        }
+        Ok(())
+    }
+
     /// The warm-up is over.
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
-        if let Phase::Warming(sharing) = self.phase {
-            let spare = match sharing {
-                Sharing::All | Sharing::Fixed => Some(0),
-                Sharing::Shape => None,
-            };
-            self.phase = Phase::Over { spare };
-        }
+        self.sessions.warmed_up(&self.bound)?;
         self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(BootRefusal::NoPartitions)
     }
 
@@ -283,7 +238,7 @@ impl OnGpu {
         }
         self.copy_in(inputs, index)?;
         let Self { bound, partitions, sessions, gpu, options, .. } = self;
-        let model = &mut sessions[bound[index].session.index];
+        let model = sessions.at_mut(bound[index].session);
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
         let specs = model.outputs.iter();
         match &bound[index].how {
@@ -317,7 +272,9 @@ impl OnGpu {
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
         let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
-        let fitting = self.bound.iter().enumerate().filter(|(_, bound)| bound.kind.holds(&kind));
+        let exact = self.sessions.warming();
+        let fits = |bound: &Bound| if exact { bound.kind == kind } else { bound.kind.holds(&kind) };
+        let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
             return Ok(found);
         }
@@ -326,69 +283,18 @@ impl OnGpu {
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let of = self.session_for(&kind)?;
+        let of = self.sessions.of(&kind, &self.bound)?;
         let Self { sessions, allocator, memory, gpu, .. } = self;
-        let OnnxRuntime { session: model, outputs, .. } = &sessions[of.index];
+        let OnnxRuntime { session: model, outputs, .. } = &sessions.at(of);
         let bound = Maker { allocator, memory, gpu }.bind(model, (kind, of), inputs.specs(), outputs)?;
         self.bound.push(bound);
-        let index = self.bound.len() - 1;
-        if of.recordable && matches!(self.phase, Phase::Warming(_)) {
-            self.copy_in(inputs, index)?;
-            self.gpu.synchronize().map_err(|fault| broken(&fault))?;
-            self.record(index)?;
-        }
-        Ok(index)
+        Ok(self.bound.len() - 1)
     }
 
-    /// The session that executes batches of this kind, loaded if need be.
-    fn session_for(&mut self, kind: &BatchForm) -> Result<SessionOf, RunFailure> {
-        let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
-        let known = self.bound.iter().find(alike).map(|bound| bound.session);
-        let recordable = |index| SessionOf { index, recordable: true };
-        let plain = |index| SessionOf { index, recordable: false };
-        match self.phase {
-            Phase::Warming(Sharing::All) => Ok(recordable(0)),
-            Phase::Warming(Sharing::Shape) => match known {
-                Some(session) => Ok(session),
-                None if self.bound.is_empty() => Ok(recordable(0)),
-                None => self.load_another(Fallback::Allowed, &Lengths::new()).map(recordable),
-            },
-            Phase::Warming(Sharing::Fixed) => {
-                let lengths = lengths(&self.sessions[0].session, kind);
-                let fixed = match (known, lengths) {
-                    (Some(session), _) => Some(session),
-                    // Some of the session may need the host's processor all the same.
-                    (None, Some(lengths)) => match self.load_another(Fallback::Forbidden, &lengths) {
-                        Ok(index) => Some(recordable(index)),
-                        Err(failure) => {
-                            self.on_host = Some(failure.to_string());
-                            None
-                        }
-                    },
-                    (None, None) => None,
-                };
-                Ok(fixed.unwrap_or(plain(0)))
-            }
-            Phase::Over { spare: Some(spare) } => Ok(plain(spare)),
-            Phase::Over { spare: None } => {
-                let spare = self.load_another(Fallback::Allowed, &Lengths::new())?;
-                self.phase = Phase::Over { spare: Some(spare) };
-                Ok(plain(spare))
-            }
-        }
-    }
-
-    fn load_another(&mut self, fallback: Fallback, lengths: &Lengths) -> Result<usize, RunFailure> {
-        let loaded = self.loader.session(fallback, lengths);
-        let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
-        self.sessions.push(session);
-        Ok(self.sessions.len() - 1)
-    }
-
-    fn record(&mut self, index: usize) -> Result<(), RunFailure> {
+    fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
         let Self { bound, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } = self;
         let bound = &mut bound[index];
-        let OnnxRuntime { session, outputs, .. } = &mut sessions[bound.session.index];
+        let OnnxRuntime { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, Partitions::copies);
         let maker = Maker { allocator, memory, gpu };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
@@ -403,7 +309,7 @@ impl OnGpu {
     fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
         for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
-                Datatype::Bool => vec![self.sessions[0].buffers[input].booleans(inputs, input)],
+                Datatype::Bool => vec![self.sessions.first_mut().buffers[input].booleans(inputs, input)],
                 _ => (0..inputs.requests()).map(|request| inputs.part(request, input)).collect(),
             };
             let mut done = 0;

@@ -1,0 +1,45 @@
+//! Memory for what a model computes on the way to its outputs: one arena for all of a worker's
+//! sessions.
+//!
+//! Executions follow one another on one stream, so the need is that of the largest and not the sum.
+//! A recording writes to the places that it had in the arena when it was made. So whatever is to
+//! stay, such as a session's small tensors, must lie there before the first recording is made.
+#![allow(unsafe_code)] // registers an allocator with ONNX Runtime
+
+use std::ptr::null_mut;
+
+use ort::environment::Environment;
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::{AsPointer, ortsys};
+
+/// The arena grows by what is asked for: doubling would take memory that neighbours need.
+const AS_REQUESTED: usize = 1;
+
+/// Where a session computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scratch {
+    /// In the arena of all sessions. After the warm-up only recordings run there.
+    Shared,
+    /// In an arena of its own.
+    Own,
+}
+
+/// Makes the arena of all sessions that want it, once a process.
+pub(super) fn share(environment: &Environment) -> ort::Result<()> {
+    let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
+    let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
+    let mut arena = null_mut();
+    // SAFETY: reads a key and a value, and writes a pointer to the configuration that it makes.
+    ortsys![unsafe CreateArenaCfgV2(keys.as_ptr(), values.as_ptr(), keys.len(), &mut arena)?];
+    let (environment, provider) = (environment.ptr().cast_mut(), c"CUDAExecutionProvider".as_ptr());
+    let (names, settings) = ([c"device_id".as_ptr()], [c"0".as_ptr()]);
+    let register = || -> ort::Result<()> {
+        // SAFETY: all are alive during the call, which copies what it keeps.
+        ortsys![unsafe CreateAndRegisterAllocatorV2(environment, provider, memory.ptr(), arena, names.as_ptr(), settings.as_ptr(), 1)?];
+        Ok(())
+    };
+    let registered = register();
+    // SAFETY: made above, and used no more.
+    ortsys![unsafe ReleaseArenaCfg(arena)];
+    registered
+}

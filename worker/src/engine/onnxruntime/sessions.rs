@@ -1,0 +1,187 @@
+//! The sessions of a model on a GPU, and which batches run in which.
+
+use ort::value::ValueType;
+use shadowslice_shared::batch::RunFailure;
+use shadowslice_shared::boot::BootRefusal;
+
+use super::bound::{BatchForm, Bound, How, SessionOf};
+use super::loader::{Fallback, Lengths, Loader, lengths};
+use super::scratch::Scratch;
+use super::{OnnxRuntime, Signature, model_file};
+
+/// A model's sessions.
+pub(super) struct Sessions {
+    /// One at least.
+    all: Vec<OnnxRuntime>,
+    loader: Loader,
+    phase: Phase,
+    /// Why not all of the model can be computed on the GPU, if so.
+    on_host: Option<String>,
+}
+
+/// Whether executions are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// While the worker warms up: batches that come later may never come again.
+    Warming(Sharing),
+    /// Recording is over. A batch that has no place yet gets one in this session; no recording
+    /// depends on its state, or writes to its memory.
+    Over {
+        /// Its index, once it is there.
+        spare: Option<usize>,
+    },
+}
+
+/// Which batches share a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// All batches.
+    All,
+    /// Batches of one shape, because sessions keep something for the last shape that they saw.
+    Shape,
+    /// Batches of one shape, in a session with that length for every axis: otherwise some work,
+    /// such as computing shapes, is done on the host, and a recording would not repeat it. The
+    /// first session leaves all axes open, and is not recorded.
+    Fixed,
+}
+
+impl Sessions {
+    /// Loads the first.
+    pub(super) fn load(mut loader: Loader) -> Result<(Self, Signature), BootRefusal> {
+        let whole = loader.session(Fallback::Forbidden, &Lengths::new(), Scratch::Shared);
+        let (session, signature, sharing) = match whole {
+            Ok((session, signature)) => {
+                let apart = model_file::remembers_shapes(&loader.graph());
+                (session, signature, if apart { Sharing::Shape } else { Sharing::All })
+            }
+            // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
+            // the next attempt tells.
+            Err(_) => {
+                let (session, signature) =
+                    loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
+                (session, signature, Sharing::Fixed)
+            }
+        };
+        let sessions = Self { all: vec![session], loader, phase: Phase::Warming(sharing), on_host: None };
+        Ok((sessions, signature))
+    }
+
+    /// What was loaded first.
+    pub(super) fn first(&self) -> &OnnxRuntime {
+        &self.all[0]
+    }
+
+    /// The same, to run it.
+    pub(super) fn first_mut(&mut self) -> &mut OnnxRuntime {
+        &mut self.all[0]
+    }
+
+    /// The session that executes batches of a form.
+    pub(super) fn at(&self, of: SessionOf) -> &OnnxRuntime {
+        &self.all[of.index]
+    }
+
+    /// The same, to run it.
+    pub(super) fn at_mut(&mut self, of: SessionOf) -> &mut OnnxRuntime {
+        &mut self.all[of.index]
+    }
+
+    /// Why not all of the model can be computed on the GPU, if so.
+    pub(super) fn on_host(&self) -> Option<&str> {
+        self.on_host.as_deref()
+    }
+
+    /// Why the weights are not all shared with other workers and sessions, if so.
+    pub(super) fn unshared(&self) -> Option<&str> {
+        self.loader.unshared.as_deref().or(self.loader.weights.unshared())
+    }
+
+    /// Whether the worker warms up.
+    pub(super) fn warming(&self) -> bool {
+        matches!(self.phase, Phase::Warming(_))
+    }
+
+    /// The warm-up is over.
+    pub(super) fn warmed_up(&mut self, bound: &[Bound]) -> Result<(), BootRefusal> {
+        let Phase::Warming(sharing) = self.phase else { return Ok(()) };
+        let recorded = bound.iter().any(|bound| matches!(bound.how, How::Recorded(_)));
+        let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
+        self.phase = Phase::Over { spare };
+        if spare.is_none() && self.shapes_vary(bound) {
+            // Not when the first such batch waits for it.
+            self.spare().map_err(|failure| BootRefusal::Setup(failure.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// The session that executes batches of this kind, loaded if need be.
+    pub(super) fn of(&mut self, kind: &BatchForm, bound: &[Bound]) -> Result<SessionOf, RunFailure> {
+        let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
+        let known = bound.iter().find(alike).map(|bound| bound.session);
+        let recordable = |index| SessionOf { index, recordable: true };
+        let plain = |index| SessionOf { index, recordable: false };
+        match self.phase {
+            Phase::Warming(Sharing::All) => Ok(recordable(0)),
+            Phase::Warming(Sharing::Shape) => match known {
+                Some(session) => Ok(session),
+                None if bound.is_empty() => Ok(recordable(0)),
+                None => {
+                    self.load_another(Fallback::Allowed, &Lengths::new(), Scratch::Shared).map(recordable)
+                }
+            },
+            Phase::Warming(Sharing::Fixed) => {
+                let lengths = lengths(&self.all[0].session, kind);
+                let fixed = match (known, lengths) {
+                    (Some(session), _) => Some(session),
+                    // Some of the session may need the host's processor all the same.
+                    (None, Some(lengths)) => {
+                        match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {
+                            Ok(index) => Some(recordable(index)),
+                            Err(failure) => {
+                                self.on_host = Some(failure.to_string());
+                                None
+                            }
+                        }
+                    }
+                    (None, None) => None,
+                };
+                Ok(fixed.unwrap_or(plain(0)))
+            }
+            Phase::Over { .. } => self.spare().map(plain),
+        }
+    }
+
+    /// The session for batches that were not recorded.
+    fn spare(&mut self) -> Result<usize, RunFailure> {
+        if let Phase::Over { spare: Some(spare) } = self.phase {
+            return Ok(spare);
+        }
+        let spare = self.load_another(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
+        self.phase = Phase::Over { spare: Some(spare) };
+        Ok(spare)
+    }
+
+    /// Whether batches may have other shapes than those that were warmed up.
+    fn shapes_vary(&self, bound: &[Bound]) -> bool {
+        let batched = bound.iter().any(|bound| bound.kind.rows.is_some());
+        let mut inputs = self.all[0].session.inputs().iter();
+        inputs.any(|input| match input.dtype() {
+            ValueType::Tensor { shape, .. } => {
+                shape.iter().skip(usize::from(batched)).any(|&length| length < 0)
+            }
+            _ => false,
+        })
+    }
+
+    fn load_another(
+        &mut self,
+        fallback: Fallback,
+        lengths: &Lengths,
+        scratch: Scratch,
+    ) -> Result<usize, RunFailure> {
+        let loaded = self.loader.session(fallback, lengths, scratch);
+        let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
+        self.all.push(session);
+        Ok(self.all.len() - 1)
+    }
+}
