@@ -23,16 +23,16 @@ const MAX_DEPTH: usize = 32;
 const MAX_VALUES: usize = 50_000;
 
 /// A value and its place.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) at: Position,
     pub(super) content: Content,
-    /// The values it stands for, itself included.
+    /// The values that it stood for when it was read, itself included.
     values: usize,
 }
 
 /// The content of a value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Content {
     /// Text; `plain` if it stood without quotes.
     Scalar {
@@ -45,7 +45,7 @@ pub(super) enum Content {
 }
 
 /// A key and its value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) at: Position,
@@ -57,81 +57,56 @@ impl Node {
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
-}
 
-/// Trees made of other trees. Their size is bounded by the bound on those trees.
-impl Node {
     /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.content, Content::Scalar { .. })
     }
 
     /// The value that a map has under `key`.
-    pub(super) fn get(&self, key: &str) -> Option<&Rc<Self>> {
+    pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Content::Map(entries) = &self.content else { return None };
-        entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+        entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
-    /// A map with a single key.
-    pub(super) fn map_of(key: &str, node: &Rc<Self>) -> Rc<Self> {
-        let entry = Entry { key: key.to_owned(), at: node.at, node: Rc::clone(node) };
-        Rc::new(Self { at: node.at, content: Content::Map(vec![entry]), values: node.values + 1 })
+    /// The same, to be changed.
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        let Content::Map(entries) = &mut self.content else { return None };
+        entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
     }
 
-    /// The same map without this key.
-    pub(super) fn without(&self, key: &str) -> Rc<Self> {
-        let Content::Map(entries) = &self.content else { return self.copy() };
-        let stays = entries.iter().filter(|entry| entry.key != key);
-        let copy =
-            |Entry { key, at, node }: &Entry| Entry { key: key.clone(), at: *at, node: Rc::clone(node) };
-        let content = Content::Map(stays.map(copy).collect());
-        Rc::new(Self { at: self.at, content, values: self.values })
+    /// An item of a list, to be changed.
+    pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
+        let Content::List(items) = &mut self.content else { return None };
+        items.get_mut(place).map(Rc::make_mut)
     }
 
-    /// The same map with another value under `key`, if it is there.
-    pub(super) fn with(&self, key: &str, value: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
-        let Content::Map(entries) = &self.content else { return self.copy() };
-        let entry = |entry: &Entry| {
-            let node = if entry.key == key { value(&entry.node) } else { Rc::clone(&entry.node) };
-            Entry { key: entry.key.clone(), at: entry.at, node }
-        };
-        let content = Content::Map(entries.iter().map(entry).collect());
-        Rc::new(Self { at: self.at, content, values: self.values })
+    /// Takes a key and its value out of a map.
+    pub(super) fn remove(&mut self, key: &str) {
+        if let Content::Map(entries) = &mut self.content {
+            entries.retain(|entry| entry.key != key);
+        }
     }
 
-    /// The same list with another item at `place`.
-    pub(super) fn with_item(&self, place: usize, item: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
-        let Content::List(items) = &self.content else { return self.copy() };
-        let items = items.iter().enumerate();
-        let items = items.map(|(at, node)| if at == place { item(node) } else { Rc::clone(node) });
-        Rc::new(Self { at: self.at, content: Content::List(items.collect()), values: self.values })
+    /// Puts a map with a single key around it.
+    pub(super) fn wrap(&mut self, key: &str) {
+        let entry = Entry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
+        self.content = Content::Map(vec![entry]);
     }
 
-    /// The values of `over`, and the values of `self` that `over` does not give: maps are merged,
+    /// Takes the values of `over`, and keeps those that `over` does not give: maps are merged,
     /// everything else is replaced.
-    pub(super) fn merged(&self, over: &Rc<Self>) -> Rc<Self> {
-        let (Content::Map(entries), Content::Map(changes)) = (&self.content, &over.content) else {
-            return Rc::clone(over);
+    pub(super) fn merge(&mut self, over: &Self) {
+        let (Content::Map(entries), Content::Map(changes)) = (&mut self.content, &over.content) else {
+            *self = over.clone();
+            return;
         };
-        let stays = entries.iter().filter(|entry| over.get(&entry.key).is_none());
-        let stays = stays.map(|entry| (entry, Rc::clone(&entry.node)));
-        let changes = changes.iter().map(|change| {
-            let before = self.get(&change.key);
-            let node = before.map_or_else(|| Rc::clone(&change.node), |before| before.merged(&change.node));
-            (change, node)
-        });
-        let entry = |(entry, node): (&Entry, Rc<Self>)| Entry { key: entry.key.clone(), at: entry.at, node };
-        let content = Content::Map(stays.chain(changes).map(entry).collect());
-        Rc::new(Self { at: self.at, content, values: self.values + over.values })
-    }
-
-    fn copy(&self) -> Rc<Self> {
-        let content = match &self.content {
-            Content::Scalar { text, plain } => Content::Scalar { text: text.clone(), plain: *plain },
-            Content::List(items) => Content::List(items.clone()),
-            Content::Map(_) => return self.with("", Rc::clone),
-        };
-        Rc::new(Self { at: self.at, content, values: self.values })
+        for change in changes {
+            match entries.iter_mut().find(|entry| entry.key == change.key) {
+                Some(entry) => Rc::make_mut(&mut entry.node).merge(&change.node),
+                None => entries.push(change.clone()),
+            }
+        }
     }
 }
 
