@@ -18,7 +18,7 @@ const MAX_AXES: usize = 32;
 const MAX_TENSORS: usize = 64;
 
 /// The most threads of a worker within one operator.
-const MAX_THREADS: i64 = 1024;
+const MAX_THREADS: u32 = 1024;
 
 #[derive(Clone, Copy)]
 enum EngineName {
@@ -75,7 +75,6 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
             .fault("only the emulated engine is told its tensors; an ONNX model brings its own; remove this");
     }
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
-    let threads = u32::try_from(threads).unwrap_or(1);
     let path = match model.get("path") {
         Some(value) => value.text().map(|text| model_file(&value, &context.shown(text), context)),
         None => {

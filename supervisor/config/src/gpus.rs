@@ -49,8 +49,8 @@ fn gpu(item: &Value<'_>) -> Option<Gpu> {
         if let Some(partition) = fields.get("partition") {
             partition.fault("an emulated GPU is always shared out; only a real one is told how; remove this");
         }
-        let sms = fields.or("sms", i64::from(DEFAULT_SMS), |value| value.whole(2..=i64::from(MAX_SMS)));
-        return Some(Gpu::Emulated { sms: Sms(u32::try_from(sms).ok()?) });
+        let sms = fields.or("sms", DEFAULT_SMS, |value| value.whole(2..=MAX_SMS));
+        return Some(Gpu::Emulated { sms: Sms(sms) });
     }
     if let Some(sms) = fields.get("sms") {
         sms.fault("only an emulated GPU is told its SMs; remove this");

@@ -14,7 +14,7 @@ use super::{Context, absolute, batch, engine, profile, shares, units};
 const MAX_MODELS: usize = 256;
 
 /// Cores that a process can be pinned to: the bits of the kernel's usual CPU set.
-const MAX_CPUS: i64 = 1024;
+const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
     "name",
@@ -158,11 +158,11 @@ fn name(fields: &Fields<'_>) -> String {
 }
 
 /// The largest index of a GPU that is understood at all.
-const LAST_GPU: i64 = 1023;
+const LAST_GPU: usize = 1023;
 
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     fields.or("gpu", 0, |value| {
-        let index = usize::try_from(value.whole(0..=LAST_GPU)?).ok()?;
+        let index = value.whole(0..=LAST_GPU)?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
@@ -230,7 +230,7 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
 
 fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, context: &Context<'_>) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
-    let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
+    let priority = value.whole(1..=1000).unwrap_or(1);
     // MPS prefers clients by it.
     let heeded = controller.policy.heeds_priorities()
         || matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. }));
@@ -264,7 +264,7 @@ fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -
 fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in value.items() {
-        let cpu = usize::try_from(item.whole(0..=MAX_CPUS - 1)?).ok()?;
+        let cpu = item.whole(0..=MAX_CPUS - 1)?;
         if cpus.contains(&cpu) {
             item.fault(format!("core {cpu} is in the list already; name each once"));
             return None;

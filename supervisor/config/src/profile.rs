@@ -133,9 +133,7 @@ fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> 
 }
 
 fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
-    let column =
-        |item: &Value<'_>| item.whole(1..=1_000_000).and_then(|sms| u32::try_from(sms).ok()).map(Sms);
-    value.items().iter().map(column).collect()
+    value.items().iter().map(|item| item.whole(1..=1_000_000).map(Sms)).collect()
 }
 
 fn row(key: &str, value: &Value<'_>) -> Option<Row> {

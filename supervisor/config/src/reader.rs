@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use strsim::levenshtein;
 
@@ -141,7 +142,10 @@ impl<'a> Value<'a> {
     }
 
     /// A whole number within `range`.
-    pub(super) fn whole(&self, range: RangeInclusive<i64>) -> Option<i64> {
+    pub(super) fn whole<T: FromStr + PartialOrd + fmt::Display>(
+        &self,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
         let (least, most) = (range.start(), range.end());
         let kind = format!("a whole number from {least} to {most}");
         let number = self.number_text(&kind)?.parse().ok().filter(|number| range.contains(number));
@@ -183,7 +187,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// One of some words. `later` are words that a newer version may know.
+    /// One of some words.
     pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Option<T> {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let Some(text) = self.word() else {

@@ -146,6 +146,6 @@ pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u6
 }
 
 /// A number of things, from 1 to `most`.
-pub(super) fn count(value: &Value<'_>, most: u32) -> Option<usize> {
-    value.whole(1..=i64::from(most)).and_then(|number| usize::try_from(number).ok())
+pub(super) fn count(value: &Value<'_>, most: usize) -> Option<usize> {
+    value.whole(1..=most)
 }
