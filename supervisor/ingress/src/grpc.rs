@@ -38,13 +38,11 @@ use super::proto::{
     TraceSettingResponse,
 };
 use super::request_error::RequestError;
-use super::shared_memory::Registered;
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::unsupported::{self, Extension};
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Coming, Metadata};
-use shadowslice_datapath::router::RouteGuard;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -272,11 +270,7 @@ impl GrpcInferenceService for Service {
         &self,
         _: Request<ServerMetadataRequest>,
     ) -> Result<Response<ServerMetadataResponse>, Status> {
-        Ok(Response::new(ServerMetadataResponse {
-            name: describe::SERVER.to_owned(),
-            version: describe::SERVER_VERSION.to_owned(),
-            extensions: describe::extensions(self.0.regions.allowed()).map(str::to_owned).collect(),
-        }))
+        Ok(Response::new(describe::server(self.0.regions.allowed())))
     }
 
     async fn model_metadata(
@@ -308,11 +302,9 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
     ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
-        let told = self.0.regions.status(&request.into_inner().name)?.into_iter().map(|region| {
-            let Registered { name, key, offset, byte_size } = region;
-            (name.clone(), RegionStatus { name, key, offset, byte_size })
-        });
-        Ok(Response::new(SystemSharedMemoryStatusResponse { regions: told.collect() }))
+        let told = self.0.regions.status(&request.into_inner().name)?.into_iter();
+        let regions = told.map(|region| (region.name.clone(), region)).collect();
+        Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
     }
 
     async fn system_shared_memory_register(
@@ -320,7 +312,7 @@ impl GrpcInferenceService for Service {
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
-        self.0.regions.register(Registered { name, key, offset, byte_size })?;
+        self.0.regions.register(RegionStatus { name, key, offset, byte_size })?;
         Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
     }
 
@@ -380,8 +372,7 @@ impl GrpcInferenceService for Service {
             "" => self.0.router.models(),
             name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.timings());
-        Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
+        Ok(Response::new(statistics::of(models)))
     }
 
     async fn repository_index(

@@ -13,6 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -146,14 +147,16 @@ pub(super) fn empty(status: StatusCode) -> Answer {
 }
 
 /// An answer in JSON.
-pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Answer {
-    let mut response = Response::new(Full::new(json.to_string().into()));
-    *response.status_mut() = status;
+pub(super) fn document(json: &impl Serialize) -> Answer {
+    let json = serde_json::to_vec(json).expect("keys of messages are texts, which is all that can fail");
+    let mut response = Response::new(Full::new(json.into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// A refusal in the protocol's form.
 pub(super) fn error(status: StatusCode, message: &str) -> Answer {
-    document(status, &json!({"error": message}))
+    let mut response = document(&json!({"error": message}));
+    *response.status_mut() = status;
+    response
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hyper::StatusCode;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::http::{Answer, document, empty};
 use super::model::VERSION;
@@ -65,11 +65,7 @@ pub(super) async fn answer(
     let wish = match route {
         Route::Index => {
             let IndexBody { ready } = read(body)?;
-            let listed = of_state(repository, ready);
-            let listed = listed.map(|Listed { name, state, reason }| {
-                json!({"name": name, "version": VERSION, "state": state, "reason": reason})
-            });
-            return Ok(document(StatusCode::OK, &Value::Array(listed.collect())));
+            return Ok(document(&listed(repository, ready)));
         }
         Route::Load(model) => {
             let Body { parameters } = read(body)?;
@@ -100,13 +96,7 @@ pub(super) fn index(
     request: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, RequestError> {
     only_one(&request.repository_name)?;
-    let model = |Listed { name, state, reason }| ModelIndex {
-        name,
-        version: VERSION.to_owned(),
-        state: state.to_owned(),
-        reason,
-    };
-    Ok(RepositoryIndexResponse { models: of_state(repository, request.ready).map(model).collect() })
+    Ok(RepositoryIndexResponse { models: listed(repository, request.ready) })
 }
 
 /// Loads a model, over gRPC.
@@ -132,8 +122,16 @@ pub(super) async fn unload(
     Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
 }
 
-fn of_state(repository: &Repository, ready: bool) -> impl Iterator<Item = Listed> {
-    repository.list().into_iter().filter(move |model| !ready || model.state == "READY")
+/// The models, or only those that are ready.
+fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
+    let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
+    let model = |Listed { name, state, reason }| ModelIndex {
+        name,
+        version: VERSION.to_owned(),
+        state: state.to_owned(),
+        reason,
+    };
+    wanted.map(model).collect()
 }
 
 fn only_one(name: &str) -> Result<(), Failure> {

@@ -7,7 +7,6 @@ use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, Head
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use serde_json::{Value, json};
 
 use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
@@ -18,7 +17,6 @@ use super::tensors::{self, Clipped};
 use super::unsupported::Extension;
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
-use shadowslice_datapath::router::RouteGuard;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -179,7 +177,7 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         Route::Live => empty(StatusCode::OK),
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
-        Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
+        Route::Server => document(&describe::server(front.regions.allowed())),
         Route::Memory { kind: MemoryKind::System, name, what } => {
             memory_routes::answer(&front.regions, name, what, &body.into_bytes())
                 .unwrap_or_else(|refusal| refused(&refusal))
@@ -188,10 +186,7 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
             memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
         }
         Route::Absent(extension) => refused(&extension.into()),
-        Route::Statistics => {
-            let models = front.router.models();
-            document(StatusCode::OK, &statistics(models.into_iter()))
-        }
+        Route::Statistics => document(&statistics::of(front.router.models())),
         Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
             .await
             .unwrap_or_else(|refusal| refused(&refusal)),
@@ -226,14 +221,12 @@ async fn of_model(
         });
     }
     if what == What::Statistics {
-        return Ok(document(StatusCode::OK, &statistics([(name.to_owned(), pipeline)].into_iter())));
+        return Ok(document(&statistics::of(vec![(name.to_owned(), pipeline)])));
     }
     let metadata = model::metadata(&pipeline, name)?;
     match what {
-        What::Config => Ok(document(StatusCode::OK, &describe::config_json(&metadata))),
-        What::Metadata | What::Ready | What::Statistics => {
-            Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
-        }
+        What::Config => Ok(document(&describe::config(&metadata))),
+        What::Metadata | What::Ready | What::Statistics => Ok(document(&describe::model(&metadata))),
         What::Infer => {
             let coming = traced::coming(&head.extensions);
             if let Some(journal) = &coming.journal {
@@ -252,11 +245,6 @@ async fn of_model(
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }
-}
-
-fn statistics(models: impl Iterator<Item = (String, RouteGuard)>) -> Value {
-    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
-    json!({"model_stats": models.collect::<Vec<_>>()})
 }
 
 /// Values written as JSON are slow to write: long answers are written away from the connections, too.
