@@ -40,8 +40,7 @@ use super::proto::{
 use super::request_error::RequestError;
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::unsupported::{self, Extension};
-use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
+use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Coming, Metadata};
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
@@ -353,14 +352,14 @@ impl GrpcInferenceService for Service {
         &self,
         _: Request<TraceSettingRequest>,
     ) -> Result<Response<TraceSettingResponse>, Status> {
-        Err(RequestError::from(Extension::Tracing).into())
+        Err(unsupported::extension(unsupported::TRACING).into())
     }
 
     async fn log_settings(
         &self,
         _: Request<LogSettingsRequest>,
     ) -> Result<Response<LogSettingsResponse>, Status> {
-        Err(RequestError::from(Extension::Logging).into())
+        Err(unsupported::extension(unsupported::LOGGING).into())
     }
 
     async fn model_statistics(

@@ -14,8 +14,7 @@ use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::request_error::RequestError;
 use super::tensors::{self, Clipped};
-use super::unsupported::Extension;
-use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced};
+use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -50,7 +49,7 @@ pub(super) enum Route {
         name: String,
         what: OfMemory,
     },
-    Absent(Extension),
+    Absent(&'static str),
 }
 
 /// The memory that a region lies in.
@@ -99,9 +98,9 @@ impl Route {
             ["cudasharedmemory", what] => return Self::memory(MemoryKind::Cuda, "", what),
             ["cudasharedmemory", "region", name, what] => return Self::memory(MemoryKind::Cuda, name, what),
             ["trace", "setting"] | ["models", _, "trace", "setting"] => {
-                return Some(Self::Absent(Extension::Tracing));
+                return Some(Self::Absent(unsupported::TRACING));
             }
-            ["logging"] => return Some(Self::Absent(Extension::Logging)),
+            ["logging"] => return Some(Self::Absent(unsupported::LOGGING)),
             ["models", "stats"] => return Some(Self::Statistics),
             ["repository", "index"] => return Some(Self::Repository(repository::Route::Index)),
             ["repository", "models", model, "load"] => {
@@ -185,7 +184,7 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         Route::Memory { kind: MemoryKind::Cuda, name, what } => {
             memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
         }
-        Route::Absent(extension) => refused(&extension.into()),
+        Route::Absent(extension) => refused(&unsupported::extension(extension)),
         Route::Statistics => document(&statistics::of(front.router.models())),
         Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
             .await
