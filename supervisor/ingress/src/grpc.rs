@@ -13,11 +13,11 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
+use super::accept::Stream;
 use super::body::{Impatient, SHORT};
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -68,10 +68,7 @@ const PONG: Duration = Duration::from_secs(20);
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
 /// Serves one connection to its end.
-pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
         inference: GrpcInferenceServiceServer::new(Service(front.clone())),

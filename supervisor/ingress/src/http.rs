@@ -15,8 +15,9 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
 use super::routes::{self, Route};
 use super::stop::Stop;
@@ -37,10 +38,7 @@ const LINGER: Duration = Duration::from_secs(2);
 const UNASKED: Duration = Duration::from_secs(5);
 
 /// Serves one connection to its end.
-pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let service = service_fn(|request| Box::pin(answer(&front, &asked, &refused, request)));
     tokio::select! {
@@ -59,9 +57,8 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
 }
 
 /// Answers requests until the connection is to end, which is left to the caller to close.
-pub(super) async fn speak<I, S>(io: I, service: S, stop: Stop) -> I
+pub(super) async fn speak<S>(io: Stream, service: S, stop: Stop) -> Stream
 where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: HttpService<Incoming, ResBody = Full<Pieces>, Error = Infallible> + Unpin,
     S::Future: Unpin,
 {
@@ -85,7 +82,7 @@ where
 }
 
 /// Closes, and where a request was refused in mid-body waits a little until the peer has read why.
-async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, linger: bool) {
+async fn close(mut io: Stream, linger: bool) {
     if io.shutdown().await.is_err() || !linger {
         return;
     }
