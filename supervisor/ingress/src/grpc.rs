@@ -235,26 +235,19 @@ impl Service {
     }
 }
 
+type Answer<T> = Result<Response<T>, Status>;
+
 #[tonic::async_trait]
 impl GrpcInferenceService for Service {
-    async fn server_live(
-        &self,
-        _: Request<ServerLiveRequest>,
-    ) -> Result<Response<ServerLiveResponse>, Status> {
+    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
         Ok(Response::new(ServerLiveResponse { live: true }))
     }
 
-    async fn server_ready(
-        &self,
-        _: Request<ServerReadyRequest>,
-    ) -> Result<Response<ServerReadyResponse>, Status> {
+    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Answer<ServerReadyResponse> {
         Ok(Response::new(ServerReadyResponse { ready: self.0.router.ready() }))
     }
 
-    async fn model_ready(
-        &self,
-        request: Request<ModelReadyRequest>,
-    ) -> Result<Response<ModelReadyResponse>, Status> {
+    async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
         // Like Triton's: a model that is not there is not ready. Clients ask this until a model has
         // gone.
@@ -262,33 +255,21 @@ impl GrpcInferenceService for Service {
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
-    async fn server_metadata(
-        &self,
-        _: Request<ServerMetadataRequest>,
-    ) -> Result<Response<ServerMetadataResponse>, Status> {
+    async fn server_metadata(&self, _: Request<ServerMetadataRequest>) -> Answer<ServerMetadataResponse> {
         Ok(Response::new(describe::server(self.0.regions.allowed())))
     }
 
-    async fn model_metadata(
-        &self,
-        request: Request<ModelMetadataRequest>,
-    ) -> Result<Response<ModelMetadataResponse>, Status> {
+    async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         Ok(Response::new(describe::model(&*self.metadata(&name, &version)?)))
     }
 
-    async fn model_infer(
-        &self,
-        request: Request<ModelInferRequest>,
-    ) -> Result<Response<ModelInferResponse>, Status> {
+    async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
         let coming = traced::coming(request.extensions());
         Ok(Response::new(self.infer(request.into_inner(), coming).await?))
     }
 
-    async fn model_config(
-        &self,
-        request: Request<ModelConfigRequest>,
-    ) -> Result<Response<ModelConfigResponse>, Status> {
+    async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {
         let ModelConfigRequest { name, version } = request.into_inner();
         let config = describe::config(&*self.metadata(&name, &version)?);
         Ok(Response::new(ModelConfigResponse { config: Some(config) }))
@@ -297,7 +278,7 @@ impl GrpcInferenceService for Service {
     async fn system_shared_memory_status(
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
-    ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
+    ) -> Answer<SystemSharedMemoryStatusResponse> {
         let told = self.0.regions.status(&request.into_inner().name)?.into_iter();
         let regions = told.map(|region| (region.name.clone(), region)).collect();
         Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
@@ -306,7 +287,7 @@ impl GrpcInferenceService for Service {
     async fn system_shared_memory_register(
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
-    ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<SystemSharedMemoryRegisterResponse> {
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
         self.0.regions.register(RegionStatus { name, key, offset, byte_size })?;
         Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
@@ -315,7 +296,7 @@ impl GrpcInferenceService for Service {
     async fn system_shared_memory_unregister(
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<SystemSharedMemoryUnregisterResponse> {
         match request.into_inner().name.as_str() {
             "" => self.0.regions.unregister_all()?,
             name => self.0.regions.unregister(name)?,
@@ -326,7 +307,7 @@ impl GrpcInferenceService for Service {
     async fn cuda_shared_memory_status(
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
-    ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryStatusResponse> {
         unsupported::cuda_status(&request.into_inner().name)?;
         Ok(Response::new(CudaSharedMemoryStatusResponse {}))
     }
@@ -334,35 +315,29 @@ impl GrpcInferenceService for Service {
     async fn cuda_shared_memory_register(
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
-    ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryRegisterResponse> {
         Err(unsupported::register_cuda(&request.into_inner().name).into())
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         _: Request<CudaSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryUnregisterResponse> {
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 
-    async fn trace_setting(
-        &self,
-        _: Request<TraceSettingRequest>,
-    ) -> Result<Response<TraceSettingResponse>, Status> {
+    async fn trace_setting(&self, _: Request<TraceSettingRequest>) -> Answer<TraceSettingResponse> {
         Err(unsupported::extension(unsupported::TRACING).into())
     }
 
-    async fn log_settings(
-        &self,
-        _: Request<LogSettingsRequest>,
-    ) -> Result<Response<LogSettingsResponse>, Status> {
+    async fn log_settings(&self, _: Request<LogSettingsRequest>) -> Answer<LogSettingsResponse> {
         Err(unsupported::extension(unsupported::LOGGING).into())
     }
 
     async fn model_statistics(
         &self,
         request: Request<ModelStatisticsRequest>,
-    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+    ) -> Answer<ModelStatisticsResponse> {
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let models = match name.as_str() {
             "" => self.0.router.models(),
@@ -374,14 +349,14 @@ impl GrpcInferenceService for Service {
     async fn repository_index(
         &self,
         request: Request<RepositoryIndexRequest>,
-    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+    ) -> Answer<RepositoryIndexResponse> {
         Ok(Response::new(repository::index(&self.0.repository, &request.into_inner())?))
     }
 
     async fn repository_model_load(
         &self,
         request: Request<RepositoryModelLoadRequest>,
-    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+    ) -> Answer<RepositoryModelLoadResponse> {
         repository::load(&self.0.repository, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
@@ -389,7 +364,7 @@ impl GrpcInferenceService for Service {
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
-    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+    ) -> Answer<RepositoryModelUnloadResponse> {
         repository::unload(&self.0.repository, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
