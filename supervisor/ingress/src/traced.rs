@@ -14,7 +14,12 @@ use shadowslice_datapath::trace::{Journal, Outcome, Protocol, Span};
 impl Frontend {
     /// A request begins to come over HTTP. Its span, if it is an inference that is traced.
     pub(super) fn begin_http(&self, head: &mut Parts) -> Option<Span<'_>> {
-        let span = self.http_span(head);
+        let path = head.uri.path();
+        let infers =
+            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let protocol = || Protocol::Http(Clipped(path).to_string());
+        let tracer = self.tracer.as_deref().filter(|_| infers);
+        let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
         note(span.as_ref(), &mut head.extensions);
         span
     }
@@ -25,15 +30,6 @@ impl Frontend {
         let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
         note(span.as_ref(), request.extensions_mut());
         span
-    }
-
-    fn http_span(&self, head: &Parts) -> Option<Span<'_>> {
-        let tracer = self.tracer.as_deref()?;
-        let path = head.uri.path();
-        let infers =
-            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
-        let protocol = || Protocol::Http(Clipped(path).to_string());
-        infers.then(|| tracer.begin(&head.headers, protocol)).flatten()
     }
 }
 
