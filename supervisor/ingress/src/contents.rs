@@ -9,6 +9,7 @@ use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
 use shadowslice_datapath::pipeline::Failure;
@@ -175,10 +176,6 @@ fn strings(values: &[Bytes]) -> Vec<u8> {
     let mut data = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
     values.iter().for_each(|value| tensor::push_byte_string(&mut data, value));
     data
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 #[cfg(test)]

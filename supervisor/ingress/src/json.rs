@@ -7,6 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
@@ -291,10 +292,6 @@ fn byte_string(body: &[u8]) -> Result<Pieces, Failure> {
     let length = u32::try_from(body.len())
         .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
     Ok([&length.to_le_bytes()[..], body].concat().into())
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 #[cfg(test)]

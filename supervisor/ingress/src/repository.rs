@@ -14,7 +14,7 @@ use super::proto::{
     ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
     RepositoryModelUnloadRequest,
 };
-use super::request_error::RequestError;
+use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
@@ -138,9 +138,7 @@ fn only_one(name: &str) -> Result<(), Failure> {
     if name.is_empty() {
         return Ok(());
     }
-    Err(Failure::Invalid(
-        "'repository_name' is not supported; leave it empty: there is one repository".to_owned(),
-    ))
+    invalid("'repository_name' is not supported; leave it empty: there is one repository".to_owned())
 }
 
 /// The keys that are to differ in a model's configuration. Any other parameter is refused rather
@@ -151,13 +149,13 @@ fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<
         match (name.as_str(), text) {
             ("config", Some(text)) => config = Some(text),
             ("config", None) => {
-                return Err(Failure::Invalid("parameter 'config' must be a text that holds JSON".to_owned()));
+                return invalid("parameter 'config' must be a text that holds JSON".to_owned());
             }
             _ => {
                 let name = Clipped(&name);
-                return Err(Failure::Invalid(format!(
+                return invalid(format!(
                     "parameter '{name}' is not supported: a model's files are the operator's; only 'config' is"
-                )));
+                ));
             }
         }
     }

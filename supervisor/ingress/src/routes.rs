@@ -12,7 +12,7 @@ use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
-use super::request_error::RequestError;
+use super::request_error::{RequestError, away, invalid};
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
@@ -254,9 +254,7 @@ async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Re
         return answer::write(name, &id, &outputs, &form);
     }
     let name = name.to_owned();
-    tokio::task::spawn_blocking(move || answer::write(&name, &id, &outputs, &form))
-        .await
-        .unwrap_or_else(|why| Err(Failure::Internal(format!("writing the answer failed: {why}"))))
+    away("writing the answer", move || answer::write(&name, &id, &outputs, &form)).await
 }
 
 async fn parse(
@@ -274,10 +272,7 @@ async fn parse(
         return Ok(json::parse(body, header_length, metadata)?);
     }
     let metadata = metadata.clone();
-    tokio::task::spawn_blocking(move || json::parse(body, header_length, &metadata))
-        .await
-        .unwrap_or_else(|why| Err(Failure::Internal(format!("parsing the request failed: {why}"))))
-        .map_err(RequestError::from)
+    Ok(away("parsing the request", move || json::parse(body, header_length, &metadata)).await?)
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
@@ -295,7 +290,7 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let mut values = headers.get_all(HEADER_LENGTH).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return match headers.contains_key(HEADER_LENGTH) {
-            true => Err(Failure::Invalid("Inference-Header-Content-Length is given twice".to_owned())),
+            true => invalid("Inference-Header-Content-Length is given twice".to_owned()),
             false => Ok(None),
         };
     };

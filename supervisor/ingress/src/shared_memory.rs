@@ -17,7 +17,7 @@ use nix::fcntl::OFlag;
 use parking_lot::Mutex;
 
 use super::proto::system_shared_memory_status_response::RegionStatus;
-use super::request_error::RequestError;
+use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
@@ -247,10 +247,6 @@ fn open(key: &str) -> Result<File, RequestError> {
 
 fn unknown(name: &str) -> RequestError {
     RequestError::NotFound(format!("Unable to find system shared memory region: '{}'", Clipped(name)))
-}
-
-fn invalid<T>(why: String) -> Result<T, RequestError> {
-    Err(Failure::Invalid(why).into())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOptions};
 
@@ -223,10 +224,6 @@ fn unexpected(kind: &str, name: &str, model: &Metadata, specs: &[TensorSpec]) ->
     Failure::Invalid(format!(
         "unexpected inference {kind} '{name}' for model '{model}', whose {kind}s are: {known}"
     ))
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 /// A shape in messages, as Triton writes it; long shapes are cut.
