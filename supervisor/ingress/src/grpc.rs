@@ -54,7 +54,7 @@ const STREAMS: u32 = 1024;
 /// The longest frame, in bytes; a connection holds one incomplete frame. Compared with the
 /// protocol's 16 KiB, tensors of 600 kB take a quarter less of the supervisor's CPU time, and
 /// arrive in a third less time.
-const FRAME_BYTES: u32 = 256 << 10;
+pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
 /// How long a connection may take until its first call.
 const FIRST_CALL: Duration = Duration::from_secs(75);
