@@ -15,7 +15,6 @@ use super::{Context, EXAMPLE, document, render};
 const KEYS: [&str; 9] =
     ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
 
-/// The longest JSON, in bytes.
 const MAX_BYTES: usize = 64 * 1024;
 
 /// The model of that name as `json`, a map of its keys, changes it; its files are looked at again.

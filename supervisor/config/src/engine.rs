@@ -11,7 +11,6 @@ use super::types::{Engine, Gpu, Limits, Provider};
 use super::units::show_size;
 use super::{Context, absolute, usable};
 
-/// The most axes of a tensor.
 const MAX_AXES: usize = 32;
 
 /// The most tensors of an emulated engine.
@@ -124,7 +123,6 @@ fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf
     absolute(shown)
 }
 
-/// The file's name without its last extension.
 pub(super) fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }

@@ -5,13 +5,11 @@ use shadowslice_shared::units::Sms;
 use super::reader::{Fields, Value};
 use super::types::{CudaDevice, Gpu, Partitioning};
 
-/// The most GPUs of one supervisor.
 const MAX_GPUS: usize = 64;
 
 /// SMs of an emulated GPU whose configuration gives no number: an H100's or H200's.
 const DEFAULT_SMS: u32 = 132;
 
-/// The most SMs of an emulated GPU.
 const MAX_SMS: u32 = 1024;
 
 /// The GPUs; GPU 0 where the configuration gives none.

@@ -68,7 +68,6 @@ impl Context<'_> {
     }
 }
 
-/// The same path, absolute.
 fn absolute(path: &Path) -> PathBuf {
     // Fails only where there is no working directory; opening the path fails by itself then.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
@@ -116,7 +115,6 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
     load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
-/// The shortest configuration.
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
 /// The run directory of a configuration that names no run directory, in the environment of this

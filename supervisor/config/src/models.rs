@@ -10,7 +10,6 @@ use super::settings::{at_least, size_within};
 use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
-/// The most models of one supervisor.
 const MAX_MODELS: usize = 256;
 
 /// Cores that a process can be pinned to: the bits of the kernel's usual CPU set.
@@ -125,7 +124,6 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
     Some(format!("{fault}{more}"))
 }
 
-/// The longest name of a model.
 const MAX_NAME: usize = 128;
 
 /// The model's name; empty if it is missing, which is a fault.

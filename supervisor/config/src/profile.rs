@@ -12,7 +12,6 @@ use super::{Context, uneven, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
 
-/// The shortest profile.
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
 /// The most memory that a profile may name, in bytes.
@@ -118,7 +117,6 @@ fn note_uneven(execution: &Execution, rows: &[(Row, Value<'_>)], context: &Conte
     );
 }
 
-/// Where a bad table is bad.
 fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {
     let of_batch =
         |batch: u32| rows.iter().find(|(row, _)| row.batch == batch).map(|(_, value)| value.clone());

@@ -29,17 +29,14 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The whole document.
     pub(super) fn root(node: &'a Node, log: &'a FaultLog) -> Self {
         Self { node, path: String::new(), log }
     }
 
-    /// Where it stands.
     pub(super) fn line(&self) -> usize {
         self.node.at.line
     }
 
-    /// Records a fault.
     pub(super) fn fault(&self, message: impl Into<String>) {
         self.log.add(self.node.at, &self.path, message);
     }
@@ -49,22 +46,18 @@ impl<'a> Value<'a> {
         self.log.describe(self.node.at, &self.path, message)
     }
 
-    /// Its path in the document.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether it is a list.
     pub(super) fn is_list(&self) -> bool {
         matches!(self.node.content, Content::List(_))
     }
 
-    /// Whether it is a map.
     pub(super) fn is_map(&self) -> bool {
         matches!(self.node.content, Content::Map(_))
     }
 
-    /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.node.content, Content::Scalar { .. })
     }
@@ -136,12 +129,10 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A text that `parse` understands.
     pub(super) fn parsed<T, E: fmt::Display>(&self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         parse(self.text()?).map_err(|error| self.fault(error.to_string())).ok()
     }
 
-    /// A whole number within `range`.
     pub(super) fn whole<T: FromStr + PartialOrd + fmt::Display>(
         &self,
         range: RangeInclusive<T>,
@@ -175,7 +166,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// `true` or `false`.
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.node.content {
             Content::Scalar { text, plain: true } if text == "true" => Some(true),
@@ -187,7 +177,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// One of some words.
     pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Option<T> {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let Some(text) = self.word() else {

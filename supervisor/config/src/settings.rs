@@ -58,7 +58,6 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
-/// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy =
@@ -76,7 +75,6 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
-/// Bounds on clients' requests.
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
     let fields = root
         .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
@@ -124,7 +122,6 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
-/// A duration of at least `least`.
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     let duration = value.parsed(units::duration)?;
     if duration < least {
@@ -134,7 +131,6 @@ pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     Some(duration)
 }
 
-/// A size from `least` to `most` bytes.
 pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u64> {
     let size = value.parsed(units::size)?;
     if !(least..=most).contains(&size) {

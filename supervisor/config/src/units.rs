@@ -6,7 +6,6 @@ use shadowslice_shared::units::Percent;
 
 use super::types::Sample;
 
-/// The longest duration that may be written.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// The units of durations, in nanoseconds, longest first.
@@ -22,7 +21,6 @@ const DURATIONS: [(&str, u64); 6] = [
 /// The units of sizes, in bytes, largest first. The last is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
-/// Reads a duration, such as `20ms` or `1.5s`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(
@@ -51,7 +49,6 @@ pub(super) fn show_duration(duration: Duration) -> String {
     show(nanoseconds, &DURATIONS)
 }
 
-/// Reads a size, such as `64Mi`.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let bad = || format!("`{text}` is not a size; write bytes, such as 64Ki, 256Mi or 1.5Gi (a Ki is 1024)");
     let (number, unit) = split(text).ok_or_else(bad)?;
@@ -68,7 +65,6 @@ pub(super) fn show_size(bytes: u64) -> String {
     show(bytes, &SIZES)
 }
 
-/// Reads a share, such as `30%`.
 pub(super) fn percent(text: &str) -> Result<Percent, String> {
     let share = text.strip_suffix('%').and_then(|number| {
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
@@ -82,7 +78,6 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
 /// The number of parts of [`Sample::ALL`] in one percent.
 const PARTS: u32 = Sample::ALL / 100;
 
-/// Reads a part of the requests, such as `1%` or `0.05%`.
 pub(super) fn sample(text: &str) -> Result<Sample, String> {
     let parts =
         text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));

@@ -13,16 +13,13 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, StrInput};
 
 use super::faults::{FaultLog, Position};
 
-/// The largest file, in bytes.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// The deepest nesting of lists and maps.
 const MAX_DEPTH: usize = 32;
 
 /// The most values in a document, an alias counted as all that it stands for.
 const MAX_VALUES: usize = 50_000;
 
-/// A value and its place.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) at: Position,
@@ -31,7 +28,6 @@ pub(super) struct Node {
     values: usize,
 }
 
-/// The content of a value.
 #[derive(Debug, Clone)]
 pub(super) enum Content {
     /// Text; `plain` if it stood without quotes.
@@ -44,7 +40,6 @@ pub(super) enum Content {
     Map(Vec<Entry>),
 }
 
-/// A key and its value.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -58,7 +53,6 @@ impl Node {
         matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 
-    /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.content, Content::Scalar { .. })
     }
@@ -157,7 +151,6 @@ pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node
     }
 }
 
-/// Why parsing ends early.
 struct Stop {
     at: Position,
     message: String,
@@ -205,7 +198,6 @@ impl<'a> Composer<'a> {
         Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
     }
 
-    /// The file's only document.
     fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {

@@ -19,7 +19,6 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// The format of that name, whatever its case.
     pub(super) fn named(name: &str) -> Option<Self> {
         [Self::Gzip, Self::Deflate].into_iter().find(|encoding| encoding.name().eq_ignore_ascii_case(name))
     }

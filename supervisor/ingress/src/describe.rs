@@ -12,7 +12,6 @@ use shadowslice_datapath::pipeline::Metadata;
 const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
 
-/// The server's metadata.
 pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
     let extensions = EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"));
     proto::ServerMetadataResponse {
@@ -22,7 +21,6 @@ pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
     }
 }
 
-/// A model's metadata.
 pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     let tensor = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
         name: spec.name.clone(),

@@ -131,7 +131,6 @@ async fn over(called: &AtomicBool, stop: Stop) {
 struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
     health: HealthServer<Health>,
-    /// The longest message, in bytes.
     limit: usize,
 }
 
@@ -194,7 +193,6 @@ impl Servers {
     }
 }
 
-/// The protocol's service.
 struct Service(Arc<Frontend>);
 
 impl Service {

@@ -24,7 +24,6 @@ pub(super) const WATCHERS: usize = 256;
 /// The names that may be asked for: the whole server, by its empty name, and its only service.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
-/// The service.
 #[derive(Debug, Clone)]
 pub(super) struct Health {
     front: Arc<Frontend>,

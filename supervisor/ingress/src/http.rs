@@ -143,7 +143,6 @@ pub(super) fn empty(status: StatusCode) -> Answer {
     response
 }
 
-/// An answer in JSON.
 pub(super) fn document(json: &impl Serialize) -> Answer {
     let json = serde_json::to_vec(json).expect("keys of messages are texts, which is all that can fail");
     let mut response = Response::new(Full::new(json.into()));

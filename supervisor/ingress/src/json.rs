@@ -16,7 +16,6 @@ use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
-    /// The inference that is asked for.
     pub(super) request: InferRequest,
     /// Which outputs are to be binary.
     pub(super) form: Form,
@@ -25,7 +24,6 @@ pub(super) struct HttpRequest {
 /// Which outputs of an answer are binary; the others are JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Form {
-    /// All outputs, or no output.
     All(bool),
     /// One entry for each requested output, in the order of the request.
     Each(Vec<bool>),

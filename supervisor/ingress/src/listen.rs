@@ -57,7 +57,6 @@ pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<B
     Ok(bound)
 }
 
-/// Takes one address.
 pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
     match &listener.address {
         Address::Tcp(address) => bind_tcp(*address).map_err(|source| BindError {

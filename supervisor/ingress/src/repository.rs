@@ -22,11 +22,8 @@ use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
 /// The meaning of a path below `/v2/repository`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Which models there are.
     Index,
-    /// Have this model loaded.
     Load(String),
-    /// Have it unloaded.
     Unload(String),
 }
 
@@ -56,7 +53,6 @@ impl From<WishRefused> for RequestError {
     }
 }
 
-/// Answers one HTTP request.
 pub(super) async fn answer(
     repository: &Repository,
     route: Route,
@@ -90,7 +86,6 @@ fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure>
         .map_err(|error| Failure::Invalid(format!("the request's JSON is not understood: {error}")))
 }
 
-/// Answers which models there are, over gRPC.
 pub(super) fn index(
     repository: &Repository,
     request: &RepositoryIndexRequest,
@@ -99,7 +94,6 @@ pub(super) fn index(
     Ok(RepositoryIndexResponse { models: listed(repository, request.ready) })
 }
 
-/// Loads a model, over gRPC.
 pub(super) async fn load(
     repository: &Repository,
     request: RepositoryModelLoadRequest,

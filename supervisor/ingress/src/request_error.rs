@@ -29,7 +29,6 @@ pub(super) enum RequestError {
 }
 
 impl RequestError {
-    /// Its HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
@@ -51,7 +50,6 @@ impl RequestError {
     }
 }
 
-/// The refusal of a request that is wrong.
 pub(super) fn invalid<T, E: From<Failure>>(message: String) -> Result<T, E> {
     Err(Failure::Invalid(message).into())
 }

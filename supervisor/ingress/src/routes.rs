@@ -35,7 +35,6 @@ pub(super) enum Route {
     Live,
     Ready,
     Server,
-    /// The statistics of all models.
     Statistics,
     Repository(repository::Route),
     Model {

@@ -24,10 +24,8 @@ use shadowslice_datapath::pipeline::Failure;
 /// Regions at a time, over all clients; each holds a descriptor.
 const MAX_REGIONS: usize = 1024;
 
-/// The longest name of a region, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// Where POSIX shared memory lies.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The regions that clients registered, by the clients' names for them.
@@ -81,7 +79,6 @@ pub(super) struct Found {
 }
 
 impl Regions {
-    /// Starts with no regions; none can be registered unless `allowed`.
     pub(super) fn new(allowed: bool) -> Self {
         Self { allowed, by_name: Mutex::default() }
     }
@@ -136,7 +133,6 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets all of them.
     pub(super) fn unregister_all(&self) -> Result<(), RequestError> {
         self.check_allowed()?;
         let gone = std::mem::take(&mut *self.by_name.lock());
@@ -175,7 +171,6 @@ impl Regions {
 }
 
 impl Found {
-    /// The bytes of the region.
     pub(super) fn read(&self) -> Result<Bytes, RequestError> {
         let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
         // The memory is asked for only once it is known that there is as much to read.
@@ -188,7 +183,6 @@ impl Found {
         Ok(bytes.into())
     }
 
-    /// Puts bytes there.
     pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), RequestError> {
         let needed = bytes.len() as u64;
         if needed > self.place.byte_size {

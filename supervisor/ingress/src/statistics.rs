@@ -7,7 +7,6 @@ use super::proto;
 use shadowslice_datapath::pipeline::{Timings, Total, Totals};
 use shadowslice_datapath::router::RouteGuard;
 
-/// The statistics of these models.
 pub(super) fn of(models: Vec<(String, RouteGuard)>) -> proto::ModelStatisticsResponse {
     let models = models.into_iter().map(|(name, pipeline)| model(name, &pipeline.timings()));
     proto::ModelStatisticsResponse { model_stats: models.collect() }

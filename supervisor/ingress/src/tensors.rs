@@ -15,18 +15,15 @@ use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOp
 pub(super) struct InferRequest {
     /// The client's name for it, echoed in the answer.
     pub(super) id: String,
-    /// Its inputs, in the client's order.
     pub(super) inputs: Vec<NamedTensor>,
     /// The outputs wanted, in this order; empty for all of them.
     pub(super) outputs: Vec<WantedOutput>,
-    /// Its priority and timeout.
     pub(super) terms: RequestOptions,
 }
 
 /// An output that a client names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WantedOutput {
-    /// The model's name for it.
     pub(super) name: String,
     /// Where in shared memory it is to be put; else it goes into the answer.
     pub(super) place: Option<SharedTensor>,
@@ -35,11 +32,8 @@ pub(super) struct WantedOutput {
 /// A tensor as a client names and describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedTensor {
-    /// The model's name for it.
     pub(super) name: String,
-    /// Its element type.
     pub(super) datatype: Datatype,
-    /// Its whole shape.
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`Input::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,

@@ -37,17 +37,14 @@ fn note(span: Option<&Span<'_>>, extensions: &mut Extensions) {
     extensions.insert(Coming::now(span.map(|span| span.journal().clone())));
 }
 
-/// How a request came.
 pub(super) fn coming(of: &Extensions) -> Coming {
     of.get().cloned().unwrap_or_else(|| Coming::now(None))
 }
 
-/// The request's journal, if it is traced.
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
 }
 
-/// A traced request is answered over HTTP.
 pub(super) fn end_http<B>(span: Span<'_>, response: &Response<B>) {
     span.end(Outcome::Http(response.status().as_u16()));
 }
