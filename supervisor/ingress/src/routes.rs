@@ -29,6 +29,9 @@ const MAX_SEGMENTS: usize = 5;
 /// Answers shorter than this, in bytes, are not compressed.
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
+const SYSTEM_MEMORY: &str = "systemsharedmemory";
+const CUDA_MEMORY: &str = "cudasharedmemory";
+
 /// The meaning of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -44,18 +47,11 @@ pub(super) enum Route {
     },
     /// Shared memory: a region's name, or no name for all regions.
     Memory {
-        kind: MemoryKind,
+        cuda: bool,
         name: String,
         what: OfMemory,
     },
     Absent(&'static str),
-}
-
-/// The memory that a region lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryKind {
-    System,
-    Cuda,
 }
 
 /// The operations on shared memory.
@@ -90,12 +86,10 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
-            ["systemsharedmemory", what] => return Self::memory(MemoryKind::System, "", what),
-            ["systemsharedmemory", "region", name, what] => {
-                return Self::memory(MemoryKind::System, name, what);
+            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), what] => return Self::memory(kind, "", what),
+            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), "region", name, what] => {
+                return Self::memory(kind, name, what);
             }
-            ["cudasharedmemory", what] => return Self::memory(MemoryKind::Cuda, "", what),
-            ["cudasharedmemory", "region", name, what] => return Self::memory(MemoryKind::Cuda, name, what),
             ["trace", "setting"] | ["models", _, "trace", "setting"] => {
                 return Some(Self::Absent(unsupported::TRACING));
             }
@@ -125,14 +119,14 @@ impl Route {
         Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
     }
 
-    fn memory(kind: MemoryKind, name: &str, what: &str) -> Option<Self> {
+    fn memory(kind: &str, name: &str, what: &str) -> Option<Self> {
         let what = match what {
             "status" => OfMemory::Status,
             "unregister" => OfMemory::Unregister,
             "register" if !name.is_empty() => OfMemory::Register,
             _ => return None,
         };
-        Some(Self::Memory { kind, name: decoded(name)?, what })
+        Some(Self::Memory { cuda: kind == CUDA_MEMORY, name: decoded(name)?, what })
     }
 
     pub(super) fn is_inference(&self) -> bool {
@@ -176,11 +170,11 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(&describe::server(front.regions.allowed())),
-        Route::Memory { kind: MemoryKind::System, name, what } => {
+        Route::Memory { cuda: false, name, what } => {
             memory_routes::answer(&front.regions, name, what, &body.into_bytes())
                 .unwrap_or_else(|refusal| refused(&refusal))
         }
-        Route::Memory { kind: MemoryKind::Cuda, name, what } => {
+        Route::Memory { cuda: true, name, what } => {
             memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
         }
         Route::Absent(extension) => refused(&unsupported::extension(extension)),
@@ -346,13 +340,10 @@ mod tests {
         let load = repository::Route::Load("m".into());
         assert_eq!(Route::parse("/v2/repository/models/m/load"), Some(Route::Repository(load)));
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
-        let memory = |kind, name: &str, what| Some(Route::Memory { kind, name: name.into(), what });
+        let memory = |cuda, name: &str, what| Some(Route::Memory { cuda, name: name.into(), what });
         let path = "/v2/systemsharedmemory/region/a%2Fb/register";
-        assert_eq!(Route::parse(path), memory(MemoryKind::System, "a/b", OfMemory::Register));
-        assert_eq!(
-            Route::parse("/v2/cudasharedmemory/status"),
-            memory(MemoryKind::Cuda, "", OfMemory::Status)
-        );
+        assert_eq!(Route::parse(path), memory(false, "a/b", OfMemory::Register));
+        assert_eq!(Route::parse("/v2/cudasharedmemory/status"), memory(true, "", OfMemory::Status));
     }
 
     #[test]
