@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
+use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, Standby};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
 const MAX_MODELS: usize = 256;
@@ -59,7 +59,6 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
         return Vec::new();
     }
     let mut models: Vec<Model> = Vec::new();
-    let mut wanted = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
         let model = model(&fields, beside, context);
@@ -70,13 +69,10 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
                 format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
             fields.fault("name", message);
         }
-        wanted.push(shares::wanted(&fields, item, &model.name, model.gpu, gpus));
         models.push(model);
     }
-    shares::check_sums(&wanted, gpus.len());
-    for (model, share) in models.iter_mut().zip(shares::settle(&wanted)) {
-        model.share = share;
-    }
+    shares::check_sums(&models, &items, gpus.len());
+    shares::settle(&mut models);
     models
 }
 
@@ -101,7 +97,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         gpu,
         profile: read,
         profile_path: profile.map(|(_, path)| absolute(&path)),
-        share: Share { initial: Percent::WHOLE, given: false, min: Percent::WHOLE, max: Percent::WHOLE },
+        share: shares::share(fields, gpus.get(gpu)),
         slo,
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),

@@ -93,6 +93,12 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The value under `key`, if it is a map that has the key. No fault is recorded.
+    pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
+        let node = self.node.get(key)?;
+        Some(Value { node, path: join(&self.path, key), log: self.log })
+    }
+
     /// The items of a list. A value that is no list is a fault, and has no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
