@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, Limits, ModelControl, Start};
+use shadowslice_config::{Config, Limits};
 use shadowslice_control::backend::{GpuBackend, Gpus};
 use shadowslice_control::controller::{
     Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
@@ -160,8 +160,7 @@ fn repository(
     wishes: mpsc::Sender<Asked>,
 ) -> Arc<Repository> {
     let models = models.clone();
-    let heard = config.model_control == ModelControl::Explicit;
-    Arc::new(Repository::new(move || models.borrow().listed(), heard.then_some(wishes)))
+    Arc::new(Repository::new(move || models.borrow().listed(), config.model_control.then_some(wishes)))
 }
 
 async fn serve(
@@ -204,7 +203,7 @@ async fn serve(
     ));
 
     let served = async {
-        if config.start == Start::Strict {
+        if config.strict_start {
             let mut stopped = stopping.clone();
             let models = Arc::clone(&models.borrow());
             tokio::select! {

@@ -147,16 +147,18 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let controller = settings::controller(&fields, context);
     let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &beside, context);
+    let flag =
+        |key, [no, yes]: [&str; 2]| fields.or(key, false, |value| value.one_of(&[(no, false), (yes, true)]));
     Config {
         run_dir,
         listen,
         gpus,
         models,
-        model_control: settings::model_control(&fields),
+        model_control: flag("model_control", ["none", "explicit"]),
         controller,
         limits,
         timeouts: settings::timeouts(&fields),
-        start: settings::start(&fields),
+        strict_start: flag("start", ["lenient", "strict"]),
         onnxruntime: settings::onnxruntime(&fields, context),
         tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),

@@ -7,7 +7,7 @@ use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, Standby};
+use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
 const MAX_MODELS: usize = 256;
@@ -245,11 +245,10 @@ fn handover(fields: &Fields<'_>) -> HandoverMode {
     fields.or("handover", HandoverMode::Auto, |value| value.one_of(&words))
 }
 
-fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> Standby {
-    let words = [("off", Standby::Off), ("always", Standby::Always)];
-    let standby = fields.or("standby", Standby::Off, |value| value.one_of(&words));
-    if let (Some(value), Standby::Always, HandoverMode::Restart) = (fields.get("standby"), standby, handover)
-    {
+fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> bool {
+    let words = [("off", false), ("always", true)];
+    let standby = fields.or("standby", false, |value| value.one_of(&words));
+    if let (Some(value), true, HandoverMode::Restart) = (fields.get("standby"), standby, handover) {
         context.note(&value, "has no effect under `handover: restart`: the model never has two workers");
     }
     standby

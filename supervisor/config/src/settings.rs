@@ -7,7 +7,7 @@ use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, ModelControl, OnnxRuntime, Start, Timeouts};
+use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts};
 use super::{Context, Environment, absolute, units};
 
 /// The socket that `status` and `resize` talk to, in the run directory.
@@ -103,19 +103,6 @@ pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
     }
 }
 
-/// How to start when some models cannot be started.
-pub(super) fn start(root: &Fields<'_>) -> Start {
-    let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
-    root.or("start", Start::Lenient, |value| value.one_of(&words))
-}
-
-/// Whether clients load and unload models.
-pub(super) fn model_control(root: &Fields<'_>) -> ModelControl {
-    let words = [("none", ModelControl::None), ("explicit", ModelControl::Explicit)];
-    root.or("model_control", ModelControl::None, |value| value.one_of(&words))
-}
-
-/// Where ONNX Runtime is.
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
