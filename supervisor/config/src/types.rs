@@ -294,12 +294,9 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// The policy under which no share is decided.
-    pub const STATIC: Choice = Choice::of(PolicyName::Static);
-
     /// The policy, if it decides shares.
     pub fn decides(&self) -> Option<Choice> {
-        (self.policy != Self::STATIC).then_some(self.policy)
+        (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
     /// The policy, if it decides shares and its decisions are carried out.

@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::rc::Rc;
 
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, StrInput};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
 use super::faults::{FaultLog, Position};
 
@@ -144,29 +144,15 @@ pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
-        Err(Stop { at, message }) => {
+        Err((at, message)) => {
             log.add(at, "", message);
             None
         }
     }
 }
 
-struct Stop {
-    at: Position,
-    message: String,
-}
-
-impl Stop {
-    fn new(at: Position, message: impl Into<String>) -> Self {
-        Self { at, message: message.into() }
-    }
-}
-
-impl From<ScanError> for Stop {
-    fn from(error: ScanError) -> Self {
-        Self::new(position(*error.marker()), format!("not valid YAML: {}", error.info()))
-    }
-}
+/// Where parsing ends early, and why.
+type Stop = (Position, String);
 
 fn position(marker: Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
@@ -201,15 +187,16 @@ impl<'a> Composer<'a> {
     fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
-            let (event, span) = event?;
+            let (event, span) = event
+                .map_err(|error| (position(*error.marker()), format!("not valid YAML: {}", error.info())))?;
             let at = position(span.start);
             if root.is_some() && matches!(event, Event::DocumentStart(_)) {
-                return Err(Stop::new(at, "a second document starts here; write one document a file"));
+                return Err((at, "a second document starts here; write one document a file".to_owned()));
             }
             root = self.event(event, at)?.or(root);
         }
         let message = || format!("the file is empty; the least that it may say is `{example}`");
-        root.filter(|root| !root.is_null()).ok_or_else(|| Stop::new(Position::START, message()))
+        root.filter(|root| !root.is_null()).ok_or_else(|| (Position::START, message()))
     }
 
     /// Takes one event; returns the root when it closes.
@@ -218,7 +205,7 @@ impl<'a> Composer<'a> {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
-                Err(Stop::new(at, "tags such as `!!str` are not used here; remove it"))
+                Err((at, "tags such as `!!str` are not used here; remove it".to_owned()))
             }
             Event::Scalar(text, style, anchor, None) => {
                 let content = Content::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
@@ -226,7 +213,7 @@ impl<'a> Composer<'a> {
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
                 Some(node) => self.place(Rc::clone(node), at),
-                None => Err(Stop::new(at, "the alias stands inside what it names; write the value out")),
+                None => Err((at, "the alias stands inside what it names; write the value out".to_owned())),
             },
             Event::SequenceStart(anchor, None) => self.start(at, anchor, OpenKind::List(Vec::new())),
             Event::MappingStart(anchor, None) => self.start(
@@ -245,13 +232,10 @@ impl<'a> Composer<'a> {
 
     fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<Node>>, Stop> {
         if self.open.len() == MAX_DEPTH {
-            return Err(Stop::new(
-                at,
-                format!("nested more than {MAX_DEPTH} deep, which no configuration is"),
-            ));
+            return Err((at, format!("nested more than {MAX_DEPTH} deep, which no configuration is")));
         }
         if let Some(Open { kind: OpenKind::Map { key: None, .. }, .. }) = self.open.last() {
-            return Err(Stop::new(at, "a key is a list or a map; keys are words"));
+            return Err((at, "a key is a list or a map; keys are words".to_owned()));
         }
         self.open.push(Open { at, anchor, values: 1, kind });
         Ok(None)
@@ -285,7 +269,7 @@ impl<'a> Composer<'a> {
             let message = format!(
                 "the document stands for more than {MAX_VALUES} values, aliases written out; use fewer"
             );
-            return Err(Stop::new(at, message));
+            return Err((at, message));
         }
         match &mut parent.kind {
             OpenKind::List(items) => items.push(node),
@@ -324,9 +308,11 @@ impl<'a> Composer<'a> {
 fn key_text(node: &Node, at: Position) -> Result<String, Stop> {
     match &node.content {
         Content::Scalar { text, .. } if text.contains(char::is_control) => {
-            Err(Stop::new(at, "a key has a line break or control character; keys are words"))
+            Err((at, "a key has a line break or control character; keys are words".to_owned()))
         }
         Content::Scalar { text, .. } => Ok(text.clone()),
-        Content::List(_) | Content::Map(_) => Err(Stop::new(at, "a key is a list or a map; keys are words")),
+        Content::List(_) | Content::Map(_) => {
+            Err((at, "a key is a list or a map; keys are words".to_owned()))
+        }
     }
 }
