@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use shadowslice_shared::tensor::{self, Datatype, UnknownDatatype};
+use shadowslice_shared::tensor::{self, Datatype};
 
 use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
@@ -62,9 +62,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     unsupported("input", &name, &parameters)?;
     let place = place("input", &name, &parameters)?;
-    let datatype: Datatype = datatype.parse().map_err(|UnknownDatatype(got)| {
-        Failure::Invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(&name), Clipped(&got)))
-    })?;
+    let datatype = tensors::datatype(&name, &datatype)?;
     let data = match (raw, contents) {
         (_, None) if place.is_some() => Bytes::new(),
         (_, Some(_)) if place.is_some() => {

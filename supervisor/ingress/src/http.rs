@@ -17,12 +17,13 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::Frontend;
 use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
 use super::routes::{self, Route};
 use super::stop::Stop;
-use super::{Frontend, traced};
 use shadowslice_datapath::pipeline::Pieces;
+use shadowslice_datapath::trace::Outcome;
 
 /// An answer; its body goes out in the pieces that it is made of.
 pub(super) type Answer = Response<Full<Pieces>>;
@@ -114,7 +115,7 @@ async fn answer(
         }
     };
     if let Some(span) = span {
-        traced::end_http(span, &response);
+        span.end(Outcome::Http(response.status().as_u16()));
     }
     Ok(response)
 }

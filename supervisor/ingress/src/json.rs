@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
@@ -190,9 +189,7 @@ fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Fa
         parameters;
     let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
         .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
-    let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
-        Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
-    })?;
+    let datatype = tensors::datatype(&input.name, &input.datatype)?;
     let data = match (parameters.binary_data_size, input.data) {
         (None, None) if place.is_some() => Pieces::default(),
         (Some(_), _) | (_, Some(_)) if place.is_some() => {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use shadowslice_shared::tensor::{Datatype, TensorSpec};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype};
 
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
@@ -49,6 +49,13 @@ const MAX_ELEMENTS: usize = i32::MAX as usize;
 /// nothing.
 pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
+}
+
+/// The datatype that a client names for an input.
+pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, Failure> {
+    datatype.parse().or_else(|UnknownDatatype(got)| {
+        invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(input), Clipped(&got)))
+    })
 }
 
 /// The refusal of a request whose `priority` or `timeout` is no number.

@@ -45,10 +45,6 @@ pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
 }
 
-pub(super) fn end_http<B>(span: Span<'_>, response: &Response<B>) {
-    span.end(Outcome::Http(response.status().as_u16()));
-}
-
 /// A traced request is answered over gRPC. An answer without a status in its head has a message.
 pub(super) fn end_grpc<B>(span: Span<'_>, response: &Response<B>) {
     let code = match Status::from_header_map(response.headers()) {
