@@ -94,7 +94,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
-        memory: ledgers(config),
+        memory: gpus.iter().map(|_| Arc::new(MemoryLedger::new(config.controller.standby_memory))).collect(),
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
     };
@@ -110,12 +110,6 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
 /// The groups of SMs that a GPU divides into; none where it does not.
 fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
-}
-
-/// What the models need of each GPU's memory.
-fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
-    let ledger = |_| Arc::new(MemoryLedger::new(config.controller.standby_memory));
-    config.gpus.iter().map(ledger).collect()
 }
 
 /// The models, the thread that runs their controllers, and the ways to both.
