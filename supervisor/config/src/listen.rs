@@ -59,11 +59,7 @@ fn listeners<'a>(
         }));
         return addresses.into_iter().map(|address| Listener { address, mode: None, group: None }).collect();
     };
-    let items = list.items();
-    if items.len() > MAX_LISTENERS {
-        list.fault(format!("{} listeners; at most {MAX_LISTENERS}", items.len()));
-        return Vec::new();
-    }
+    let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
     let mut listeners = Vec::new();
     for item in items {
         if let Some(listener) = listener(&item, run_dir) {
@@ -81,20 +77,15 @@ fn listener(item: &Value<'_>, run_dir: &Path) -> Option<Listener> {
         return Some(Listener { address, mode: None, group: None });
     }
     let fields = item.fields(&["address", "mode", "group"]);
-    let Some(written) = fields.get("address") else {
-        fields.fault("address", "missing; give `unix:x.sock` or `127.0.0.1:8000`, say");
-        return None;
-    };
-    let mode = fields.get("mode");
-    let group = fields.get("group");
+    let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
     let address = written.parsed(|text| address(text, run_dir));
     if matches!(address, Some(Address::Tcp(_))) {
-        for key in [&mode, &group].into_iter().flatten() {
-            key.fault("only Unix sockets have a mode and a group; remove this");
+        for key in ["mode", "group"] {
+            fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
         }
     }
-    let mode = mode.and_then(|value| file_mode(&value));
-    let group = group.and_then(|value| value.text()).map(str::to_owned);
+    let mode = fields.get("mode").and_then(|value| file_mode(&value));
+    let group = fields.get("group").and_then(|value| value.text()).map(str::to_owned);
     address.map(|address| Listener { address, mode, group })
 }
 

@@ -46,17 +46,11 @@ pub(super) struct Beside<'a> {
 /// The models, of which there is at least one.
 pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
     let gpus = beside.gpus;
-    let Some(list) = root.get("models") else {
-        root.fault("models", "missing; give `models: [{path: digits.onnx, slo: 20ms}]`, say");
-        return Vec::new();
-    };
-    let items = list.items();
+    let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
+    let Some(list) = root.required("models", why) else { return Vec::new() };
+    let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
     if list.is_list() && items.is_empty() {
         list.fault("no model; give `[{path: digits.onnx, slo: 20ms}]`, say");
-    }
-    if items.len() > MAX_MODELS {
-        list.fault(format!("{} models; at most {MAX_MODELS}", items.len()));
-        return Vec::new();
     }
     let mut models: Vec<Model> = Vec::new();
     for item in &items {
@@ -170,19 +164,15 @@ fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
 fn slo(fields: &Fields<'_>) -> Slo {
     const PERCENTILE: f64 = 99.0;
     let placeholder = Slo { latency: Duration::from_secs(1), percentile: PERCENTILE };
-    let Some(value) = fields.get("slo") else {
-        fields.fault("slo", "missing; say within which time requests must be answered, such as `slo: 20ms`");
-        return placeholder;
-    };
+    let why = "say within which time requests must be answered, such as `slo: 20ms`";
+    let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
         return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
-    if slo.get("latency").is_none() {
-        slo.fault("latency", "missing; say within which time requests must be answered, such as 20ms");
-    }
+    let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
     Slo {
-        latency: slo.or("latency", placeholder.latency, latency),
+        latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
         percentile: slo.or("percentile", PERCENTILE, |value| {
             value.number("a number above 0 and below 100, such as 99 or 99.9", |p| p > 0.0 && p < 100.0)
         }),

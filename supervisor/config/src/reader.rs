@@ -114,6 +114,16 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The items of a list; more than `most` are a fault.
+    pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
+        let items = self.items();
+        if items.len() > most {
+            self.fault(format!("{} {what}; at most {most}", items.len()));
+            return None;
+        }
+        Some(items)
+    }
+
     /// A text; faulty where it is empty or cannot be shown in a line.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.word() {
@@ -220,6 +230,22 @@ impl<'a> Fields<'a> {
         debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
+    }
+
+    /// The value of a key that must be there: `why` says what to give.
+    pub(super) fn required(&self, key: &'static str, why: &str) -> Option<Value<'a>> {
+        let value = self.get(key);
+        if value.is_none() {
+            self.fault(key, format!("missing; {why}"));
+        }
+        value
+    }
+
+    /// Records a fault of a key that must not be there.
+    pub(super) fn forbidden(&self, key: &'static str, why: &str) {
+        if let Some(value) = self.get(key) {
+            value.fault(why);
+        }
     }
 
     /// The value of a key as `read` reads it; the default if the key is missing or faulty.

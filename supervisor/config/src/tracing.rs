@@ -15,13 +15,8 @@ pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
     let sample = fields.or("sample", Sample::DEFAULT, |value| value.parsed(units::sample));
     let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
-    let Some(otlp) = fields.get("otlp") else {
-        fields.fault(
-            "otlp",
-            format!("missing; give the collector's address, such as `http://127.0.0.1:{PORT}`"),
-        );
-        return None;
-    };
+    let otlp = fields
+        .required("otlp", &format!("give the collector's address, such as `http://127.0.0.1:{PORT}`"))?;
     Some(Tracing { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
 }
 
