@@ -16,6 +16,7 @@ use super::request_error::{RequestError, away, invalid};
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
+use shadowslice_datapath::router::RouteGuard;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -165,73 +166,60 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return response;
     }
-    match route {
+    meant(front, route, head, body).await.unwrap_or_else(|refusal| {
+        if let Some(journal) = traced::journal(&head.extensions) {
+            journal.failed(refusal.message());
+        }
+        error(refusal.status(), &refusal.message())
+    })
+}
+
+async fn meant(front: &Frontend, route: Route, head: &Parts, body: Pieces) -> Result<Answer, RequestError> {
+    Ok(match route {
         Route::Live => empty(StatusCode::OK),
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
         Route::Server => document(&describe::server(front.regions.allowed())),
         Route::Memory { cuda: false, name, what } => {
-            memory_routes::answer(&front.regions, name, what, &body.into_bytes())
-                .unwrap_or_else(|refusal| refused(&refusal))
+            memory_routes::answer(&front.regions, name, what, &body.into_bytes())?
         }
-        Route::Memory { cuda: true, name, what } => {
-            memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
-        }
-        Route::Absent(extension) => refused(&unsupported::extension(extension)),
+        Route::Memory { cuda: true, name, what } => memory_routes::answer_cuda(&name, what)?,
+        Route::Absent(extension) => return Err(unsupported::extension(extension)),
         Route::Statistics => document(&statistics::of(front.router.models())),
-        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
-            .await
-            .unwrap_or_else(|refusal| refused(&refusal)),
+        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes()).await?,
         Route::Model { name, version, what } => {
-            of_model(front, &name, &version, what, head, body).await.unwrap_or_else(|refusal| {
-                if let Some(journal) = traced::journal(&head.extensions) {
-                    journal.failed(refusal.message());
-                }
-                refused(&refusal)
-            })
+            let pipeline = model::find(&front.router, &name, &version)?;
+            of_model(front, &name, pipeline, what, head, body).await?
         }
-    }
-}
-
-fn refused(refusal: &RequestError) -> Answer {
-    error(refusal.status(), &refusal.message())
+    })
 }
 
 async fn of_model(
     front: &Frontend,
     name: &str,
-    version: &str,
+    pipeline: RouteGuard,
     what: What,
     head: &Parts,
     body: Pieces,
 ) -> Result<Answer, RequestError> {
-    let pipeline = model::find(&front.router, name, version)?;
-    if what == What::Ready {
-        return Ok(match pipeline.ready() {
+    let metadata = || model::metadata(&pipeline, name);
+    match what {
+        What::Ready => Ok(match pipeline.ready() {
             Ok(()) => empty(StatusCode::OK),
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
-        });
-    }
-    if what == What::Statistics {
-        return Ok(document(&statistics::of(vec![(name.to_owned(), pipeline)])));
-    }
-    let metadata = model::metadata(&pipeline, name)?;
-    match what {
-        What::Config => Ok(document(&describe::config(&metadata))),
-        What::Metadata | What::Ready | What::Statistics => Ok(document(&describe::model(&metadata))),
+        }),
+        What::Statistics => Ok(document(&statistics::of(vec![(name.to_owned(), pipeline)]))),
+        What::Config => Ok(document(&describe::config(&*metadata()?))),
+        What::Metadata => Ok(document(&describe::model(&*metadata()?))),
         What::Infer => {
-            let coming = traced::coming(&head.extensions);
+            let (metadata, coming) = (metadata()?, traced::coming(&head.extensions));
             if let Some(journal) = &coming.journal {
                 journal.found(name);
             }
             let _admitted = front.admit()?;
             let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
-            answer::check_form(
-                &metadata,
-                &tensors::requested(&metadata, &request.outputs)?,
-                &request.outputs,
-                &form,
-            )?;
+            let wanted = tensors::requested(&metadata, &request.outputs)?;
+            answer::check_form(&metadata, &wanted, &request.outputs, &form)?;
             let id = request.id.clone();
             let outputs = model::infer(front, &pipeline, &metadata, request, coming).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
