@@ -147,14 +147,14 @@ pub(crate) fn run() -> ExitCode {
             let checked = config::check::run(&config, print, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
-        Command::Status { json, at } => status(json, at),
+        Command::Status { json, at } => ask(&Ask::Status, json, at),
         Command::Resize { model, share, json, at } => {
-            resize(Ask::Resize { model, share_percent: share }, json, at)
+            ask(&Ask::Resize { model, share_percent: share }, json, at)
         }
-        Command::Reload { json, at } => reload(json, at),
-        Command::Hold { model, at } => hold(model, true, at),
-        Command::Release { model, at } => hold(model, false, at),
-        Command::Plan { json, at } => plan(json, at),
+        Command::Reload { json, at } => ask(&Ask::Reload, json, at),
+        Command::Hold { model, at } => ask(&Ask::Hold { model, held: true }, false, at),
+        Command::Release { model, at } => ask(&Ask::Hold { model, held: false }, false, at),
+        Command::Plan { json, at } => ask(&Ask::Plan, json, at),
         Command::Doctor(options) => doctor::run(&options),
         Command::Profile(options) => profile::run(&options),
     };
@@ -167,64 +167,62 @@ fn share_percent(text: &str) -> Result<u32, String> {
     number.parse().map_err(|_| wrong())
 }
 
-fn ask(ask: &Ask, at: RunDir) -> Result<Reply, u8> {
+/// Asks the running supervisor, and shows its answer; returns the exit code.
+fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {
     let Some(run_dir) = at.run_dir.or_else(config::default_run_dir) else {
-        return Err(fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE));
+        return fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE);
     };
-    admin::ask(&run_dir, ask).map_err(|error| fail(&errors::chain(&error), exit::UNAVAILABLE))
-}
-
-fn status(json: bool, at: RunDir) -> u8 {
-    match ask(&Ask::Status, at) {
-        Ok(Reply::Status(status)) if json => print(&as_json(&status)),
-        Ok(Reply::Status(status)) => print(status::table(&status).trim_end()),
-        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
-        Err(code) => code,
+    match admin::ask(&run_dir, ask) {
+        Ok(reply) => show(ask, reply, json),
+        Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
     }
 }
 
-fn resize(wanted: Ask, json: bool, at: RunDir) -> u8 {
-    match ask(&wanted, at) {
-        Ok(Reply::Handover { report, held }) => {
+fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
+    match (asked, reply) {
+        (_, Reply::Status(status)) if json => print(&as_json(&status)),
+        (_, Reply::Status(status)) => print(status::table(&status).trim_end()),
+        (_, Reply::Plan(report)) if json => print(&as_json(&report)),
+        (_, Reply::Plan(report)) => print(status::plan(&report).trim_end()),
+        (_, Reply::Handover { report, held }) => {
             let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
-            match report.why {
-                None => printed,
-                Some(why) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
-            }
+            report.why.map_or(printed, |why| unchanged(&why))
         }
-        Ok(Reply::Unchanged { why, held }) if json => {
+        (_, Reply::Unchanged { why, held }) if json => {
             print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
         }
-        Ok(Reply::Unchanged { why, held }) => print(&(why + kept(held))),
-        Ok(Reply::Refused(why)) => fail(&format!("the share was not changed: {why}"), exit::REFUSED),
-        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
-        Err(code) => code,
+        (_, Reply::Unchanged { why, held }) => print(&(why + kept(held))),
+        (_, Reply::Reloaded(report)) => {
+            let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
+            match report.models.iter().filter(|model| model.why.is_some()).count() {
+                0 => printed,
+                failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
+            }
+        }
+        (_, Reply::Faulty(faults)) => {
+            exit::say(&faults);
+            fail("the configuration has faults; nothing was changed", exit::CONFIG)
+        }
+        (Ask::Hold { model, .. }, Reply::Held { held, news }) => {
+            let how = if news { "is" } else { "was already" };
+            let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
+            print(&format!("{model} {how} {what}"))
+        }
+        (Ask::Resize { .. }, Reply::Refused(why)) => unchanged(&why),
+        (_, Reply::Refused(why)) => fail(&why, exit::REFUSED),
+        (_, other @ Reply::Held { .. }) => {
+            fail(&format!("an answer to another question: {other:?}"), exit::REFUSED)
+        }
     }
+}
+
+fn unchanged(why: &str) -> u8 {
+    fail(&format!("the share was not changed: {why}"), exit::REFUSED)
 }
 
 /// What is said of a share that is held from now on.
 fn kept(held: bool) -> &'static str {
     if held { "; held until `shadowslice release`" } else { "" }
-}
-
-fn reload(json: bool, at: RunDir) -> u8 {
-    match ask(&Ask::Reload, at) {
-        Ok(Reply::Reloaded(report)) => {
-            let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
-            let failed = report.models.iter().filter(|model| model.why.is_some()).count();
-            match failed {
-                0 => printed,
-                failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
-            }
-        }
-        Ok(Reply::Faulty(faults)) => {
-            exit::say(&faults);
-            fail("the configuration has faults; nothing was changed", exit::CONFIG)
-        }
-        Ok(Reply::Refused(why)) => fail(&why, exit::REFUSED),
-        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
-        Err(code) => code,
-    }
 }
 
 /// What became of a configuration: a line a model that it changes.
@@ -243,28 +241,6 @@ fn reloaded(report: &ReloadReport) -> String {
         report.models.len(),
         report.unchanged
     )
-}
-
-fn hold(model: String, held: bool, at: RunDir) -> u8 {
-    match ask(&Ask::Hold { model: model.clone(), held }, at) {
-        Ok(Reply::Held { held, news }) => {
-            let how = if news { "is" } else { "was already" };
-            let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
-            print(&format!("{model} {how} {what}"))
-        }
-        Ok(Reply::Refused(why)) => fail(&why, exit::REFUSED),
-        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
-        Err(code) => code,
-    }
-}
-
-fn plan(json: bool, at: RunDir) -> u8 {
-    match ask(&Ask::Plan, at) {
-        Ok(Reply::Plan(report)) if json => print(&as_json(&report)),
-        Ok(Reply::Plan(report)) => print(status::plan(&report).trim_end()),
-        Ok(other) => fail(&format!("an answer to another question: {other:?}"), exit::REFUSED),
-        Err(code) => code,
-    }
 }
 
 fn in_words(report: &HandoverReport) -> String {

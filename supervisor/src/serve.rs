@@ -1,6 +1,7 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, Limits, ModelControl, Start};
+use shadowslice_config::{Config, Limits};
 use shadowslice_control::backend::{GpuBackend, Gpus};
 use shadowslice_control::controller::{
     Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
@@ -22,11 +23,11 @@ use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::{self, Sampling, Tracer};
-use shadowslice_ingress::{Ingress, MetricsListeners, Render};
+use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
-use shadowslice_operations::otlp::{Exporter, ExporterError};
+use shadowslice_operations::otlp::Exporter;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -37,6 +38,9 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// its own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
 /// shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
+
+/// Why no thread can be started.
+const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
 
 /// Runs a supervisor; returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
@@ -50,66 +54,35 @@ pub(crate) fn run(path: &Path) -> u8 {
     }
     match start(path, &config) {
         Ok(code) => code,
-        Err(error) => fail(&errors::chain(&*error), error.code()),
+        Err(Failed { why, code }) => fail(&why, code),
     }
 }
 
-/// Why a supervisor cannot run; boxed, as its variants are wide.
-type Failed = Box<ServeError>;
-
-/// Why a supervisor cannot run.
-#[derive(Debug, thiserror::Error)]
-enum ServeError {
-    #[error("this host cannot serve")]
-    Host(#[from] HostError),
-    #[error("an address cannot be listened on")]
-    Listen(#[from] shadowslice_ingress::BindError),
-    #[error("the control socket cannot be listened on")]
-    Control(#[from] shadowslice_operations::admin::BindError),
-    #[error("a model cannot be made")]
-    Model(#[from] shadowslice_control::models::MakeError),
-    #[error("the runtime cannot be started; raise the limit on processes")]
-    Runtime(#[source] std::io::Error),
-    #[error("requests cannot be traced")]
-    Tracing(#[from] ExporterError),
-    #[error("signals cannot be heard")]
-    Signals(#[source] std::io::Error),
-    #[error("the controllers have ended by a fault of this program; please report the log above")]
-    ControlEnded,
-    #[error("`start: strict` and not every model can be served: {0}")]
-    Strict(String),
+/// Why a supervisor cannot run, and its exit code.
+struct Failed {
+    why: String,
+    code: u8,
 }
 
-impl ServeError {
-    fn code(&self) -> u8 {
-        match self {
-            Self::Strict(_) => exit::CONFIG,
-            Self::ControlEnded => exit::SOFTWARE,
-            _ => exit::UNAVAILABLE,
-        }
-    }
-}
-
-fn failed<E>(error: E) -> Failed
-where
-    ServeError: From<E>,
-{
-    Box::new(ServeError::from(error))
+/// Something that is needed is not there.
+fn unavailable(what: &str, cause: &dyn Error) -> Failed {
+    Failed { why: format!("{what}: {}", errors::chain(cause)), code: exit::UNAVAILABLE }
 }
 
 fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
-    let library = host::onnxruntime_library(config).map_err(failed)?;
-    let program = host::worker_program().map_err(failed)?;
-    let run_dir = RunDir::take(&config.run_dir).map_err(failed)?;
+    let unfit = |error: HostError| unavailable("this host cannot serve", &error);
+    let library = host::onnxruntime_library(config).map_err(unfit)?;
+    let program = host::worker_program().map_err(unfit)?;
+    let run_dir = RunDir::take(&config.run_dir).map_err(unfit)?;
     host::raise_file_limit();
-    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(failed)?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
         .global_queue_interval(SHARED_QUEUE_TURN)
         .enable_all()
         .build()
-        .map_err(|error| Box::new(ServeError::Runtime(error)))?;
+        .map_err(|error| unavailable(NO_THREADS, &error))?;
     let watch = Watch::start(&config.gpus);
     let context = Context {
         program,
@@ -121,7 +94,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
         readings: watch.readings(),
-        memory: ledgers(config),
+        memory: gpus.iter().map(|_| Arc::new(MemoryLedger::new(config.controller.standby_memory))).collect(),
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
     };
@@ -137,12 +110,6 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
 /// The groups of SMs that a GPU divides into; none where it does not.
 fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
-}
-
-/// What the models need of each GPU's memory.
-fn ledgers(config: &Config) -> Vec<Arc<MemoryLedger>> {
-    let ledger = |_| Arc::new(MemoryLedger::new(config.controller.standby_memory));
-    config.gpus.iter().map(ledger).collect()
 }
 
 /// The models, the thread that runs their controllers, and the ways to both.
@@ -165,12 +132,19 @@ async fn run_models(
     let (for_planner, shared) = watch::channel(Vec::new());
     let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared).unzip();
     let started = ControlThread::start(planner);
-    let (control, hire) = started.map_err(|error| Box::new(ServeError::Runtime(error)))?;
+    let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
     let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), models, for_planner, sampling };
-    let registry = Registry::start(file, config, factory, shown).await.map_err(failed)?;
+    let registry = Registry::start(file, config, factory, shown).await;
+    let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
     Ok(Running { registry, control, router, models: seen, planned })
+}
+
+/// The failure of the thread that runs the controllers.
+fn control_ended() -> Failed {
+    let why = "the controllers have ended by a fault of this program; please report the log above";
+    Failed { why: why.to_owned(), code: exit::SOFTWARE }
 }
 
 /// How clients list the models, and load and unload them.
@@ -180,8 +154,7 @@ fn repository(
     wishes: mpsc::Sender<Asked>,
 ) -> Arc<Repository> {
     let models = models.clone();
-    let heard = config.model_control == ModelControl::Explicit;
-    Arc::new(Repository::new(move || models.borrow().listed(), heard.then_some(wishes)))
+    Arc::new(Repository::new(move || models.borrow().listed(), config.model_control.then_some(wishes)))
 }
 
 async fn serve(
@@ -195,9 +168,11 @@ async fn serve(
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
     let limits = Limits { connections, ..config.limits };
-    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits).await.map_err(failed)?;
-    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(failed)?;
-    let admin = Admin::bind(run_dir.path()).map_err(failed)?;
+    let taken = |error: BindError| unavailable("an address cannot be listened on", &error);
+    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits).await.map_err(taken)?;
+    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(taken)?;
+    let admin = Admin::bind(run_dir.path())
+        .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned } =
         run_models(file, config, &context, gpus, tracer.as_ref().map(|tracer| tracer.sampling().clone()))
@@ -222,7 +197,7 @@ async fn serve(
     ));
 
     let served = async {
-        if config.start == Start::Strict {
+        if config.strict_start {
             let mut stopped = stopping.clone();
             let models = Arc::clone(&models.borrow());
             tokio::select! {
@@ -241,7 +216,7 @@ async fn serve(
             () = admin.run(reach) => Ok(()),
             () = registry.run(to_reload, wished) => Ok(()),
             () = reload_on(hangup, reloads) => Ok(()),
-            () = control.ended() => Err(Box::new(ServeError::ControlEnded)),
+            () = control.ended() => Err(control_ended()),
         }
     };
     let outcome = until_stopped(conversation, &mut signals, &stop).await;
@@ -266,7 +241,8 @@ async fn serve(
 /// Begins to trace requests, where the configuration says so.
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
-    let (tracer, exporter) = Exporter::start(tracing, clock).map_err(failed)?;
+    let (tracer, exporter) =
+        Exporter::start(tracing, clock).map_err(|error| unavailable("requests cannot be traced", &error))?;
     Ok(Some((Arc::new(tracer), exporter)))
 }
 
@@ -351,14 +327,16 @@ async fn all_ready(models: &[Served]) -> Result<(), Failed> {
         if let Ok(seen) = seen
             && let ModelState::Unready(why) = &seen.state
         {
-            return Err(Box::new(ServeError::Strict(format!("{}: {why}", model.model.name))));
+            let name = &model.model.name;
+            let why = format!("`start: strict` and not every model can be served: {name}: {why}");
+            return Err(Failed { why, code: exit::CONFIG });
         }
     }
     Ok(())
 }
 
 fn hear(kind: SignalKind) -> Result<Signal, Failed> {
-    signal(kind).map_err(|error| Box::new(ServeError::Signals(error)))
+    signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
 }
 
 /// SIGTERM and SIGINT.

@@ -16,7 +16,7 @@ const MAX_MEMORY: u64 = 1 << 40;
 /// axis that it is told to have.
 pub(super) fn batch(model: &Fields<'_>, is_emulated: bool) -> Batch {
     let fields = model.section("batch", &["max", "sizes", "max_delay"]);
-    let max = fields.get("max").and_then(|value| whole(&value, 0));
+    let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
     let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
     let max = max.or_else(|| sizes.as_ref()?.last().copied());
     let max = max.or(is_emulated.then_some(Batch::DEFAULT_MAX));
@@ -25,14 +25,10 @@ pub(super) fn batch(model: &Fields<'_>, is_emulated: bool) -> Batch {
     Batch { max, sizes, max_delay }
 }
 
-fn whole(value: &Value<'_>, least: i64) -> Option<u32> {
-    let most = i64::try_from(MAX_REQUESTS).unwrap_or(i64::MAX);
-    value.whole(least..=most).and_then(|number| u32::try_from(number).ok())
-}
-
 fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     let items = value.items();
-    let sizes: Vec<u32> = items.iter().map(|item| whole(item, 1)).collect::<Option<_>>()?;
+    let sizes: Vec<u32> =
+        items.iter().map(|item| item.whole(1..=MAX_REQUESTS as u32)).collect::<Option<_>>()?;
     match (sizes.last(), max) {
         (None, _) => {
             if value.is_list() {

@@ -15,7 +15,6 @@ use super::{Context, EXAMPLE, document, render};
 const KEYS: [&str; 9] =
     ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
 
-/// The longest JSON, in bytes.
 const MAX_BYTES: usize = 64 * 1024;
 
 /// The model of that name as `json`, a map of its keys, changes it; its files are looked at again.
@@ -29,12 +28,15 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     // A key that is there twice is a fault, and there is a document all the same.
     let faults = log.into_sorted();
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
-    let whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
+    let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
         .ok_or("the configuration in force cannot be read back; please report this")?;
     let place = config.models.iter().position(|model| model.name == name).ok_or("there is no such model")?;
+    let models = Rc::make_mut(&mut whole).get_mut("models");
+    if let Some(model) = models.and_then(|models| models.item_mut(place)) {
+        change(model, &changes);
+    }
     let log = FaultLog::new(Path::new("config"));
     check_keys(&Value::root(&changes, &log));
-    let changed = whole.with("models", |models| models.with_item(place, |model| merged(model, &changes)));
     // A rendered configuration has absolute paths, so that neither folder nor environment matters.
     let context = Context {
         dir: Path::new(""),
@@ -43,7 +45,7 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
         file_faults: RefCell::default(),
         notes: RefCell::default(),
     };
-    let mut read = document(&Value::root(&changed, &log), &context);
+    let mut read = document(&Value::root(&whole, &log), &context);
     let faults = log.into_sorted();
     if !faults.is_empty() {
         return Err(listed(faults));
@@ -59,7 +61,7 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     Ok(model)
 }
 
-fn names_initial(changes: &Rc<Node>) -> bool {
+fn names_initial(changes: &Node) -> bool {
     changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
 }
 
@@ -73,17 +75,21 @@ fn check_keys(changes: &Value<'_>) {
 
 /// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
 /// without `sizes` drops the old sizes.
-fn merged(model: &Rc<Node>, changes: &Rc<Node>) -> Rc<Node> {
-    let alone = |changes: &Rc<Node>, key, within| match changes.get(key) {
-        Some(value) if value.is_scalar() => changes.with(key, |value| Node::map_of(within, value)),
-        _ => Rc::clone(changes),
-    };
-    let changes = &alone(&alone(changes, "share", "initial"), "slo", "latency");
-    let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
-    if said("max") && !said("sizes") {
-        return model.with("batch", |batch| batch.without("sizes")).merged(changes);
+fn change(model: &mut Node, changes: &Node) {
+    let mut changes = changes.clone();
+    for (key, within) in [("share", "initial"), ("slo", "latency")] {
+        if let Some(value) = changes.get_mut(key).filter(|value| value.is_scalar()) {
+            value.wrap(within);
+        }
     }
-    model.merged(changes)
+    let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
+    if said("max")
+        && !said("sizes")
+        && let Some(batch) = model.get_mut("batch")
+    {
+        batch.remove("sizes");
+    }
+    model.merge(&changes);
 }
 
 /// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.

@@ -3,16 +3,12 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use shadowslice_shared::{errors, exit};
+
 use super::faults::{ConfigError, Listing};
 use super::load_here;
 use super::render::render;
 use super::types::Config;
-
-/// The exit status of a configuration without faults.
-pub const FINE: u8 = 0;
-
-/// The exit status of a configuration with faults: `EX_CONFIG` of sysexits.
-pub const BAD_CONFIGURATION: u8 = 78;
 
 /// Checks a configuration, files of the models included, and returns the exit status. Faults go to
 /// `err`; an error of writing there is ignored. A summary, or the whole configuration if `print`
@@ -20,13 +16,10 @@ pub const BAD_CONFIGURATION: u8 = 78;
 pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
     match load_here(path) {
         Ok(config) => report(path, &config, print, out, err),
-        Err(ref error @ ConfigError::Read { ref source, .. }) => {
-            writeln!(err, "error: {error}: {source}").ok();
-            Ok(BAD_CONFIGURATION)
-        }
-        Err(error @ ConfigError::Faults(_)) => {
-            writeln!(err, "{error}").ok();
-            Ok(BAD_CONFIGURATION)
+        Err(error) => {
+            let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };
+            writeln!(err, "{kind}{}", errors::chain(&error)).ok();
+            Ok(exit::CONFIG)
         }
     }
 }
@@ -44,7 +37,7 @@ fn report(
     let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };
     if !config.file_faults.is_empty() {
         writeln!(err, "{}", Listing(&config.file_faults)).ok();
-        return Ok(BAD_CONFIGURATION);
+        return Ok(exit::CONFIG);
     }
     printed?;
     if !print {
@@ -53,7 +46,7 @@ fn report(
         writeln!(out, "{}: {models} on {gpus}: fine", path.display())?;
     }
     out.flush()?;
-    Ok(FINE)
+    Ok(0)
 }
 
 fn counted(count: usize, what: &str) -> String {

@@ -11,14 +11,13 @@ use super::types::{Engine, Gpu, Limits, Provider};
 use super::units::show_size;
 use super::{Context, absolute, usable};
 
-/// The most axes of a tensor.
 const MAX_AXES: usize = 32;
 
 /// The most tensors of an emulated engine.
 const MAX_TENSORS: usize = 64;
 
 /// The most threads of a worker within one operator.
-const MAX_THREADS: i64 = 1024;
+const MAX_THREADS: u32 = 1024;
 
 #[derive(Clone, Copy)]
 enum EngineName {
@@ -37,9 +36,7 @@ pub(super) fn engine(
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Emulated) => {
             for key in ["path", "threads", "providers"] {
-                if let Some(value) = model.get(key) {
-                    value.fault("the emulated engine computes nothing and needs none; remove this");
-                }
+                model.forbidden(key, "the emulated engine computes nothing and needs none; remove this");
             }
             Engine::Emulated { tensors: tensors(model, limits) }
         }
@@ -52,13 +49,8 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[("onnxruntime", EngineName::OnnxRuntime), ("emulated", EngineName::Emulated)]);
     }
-    let Some(path) = model.get("path") else {
-        model.fault(
-            "path",
-            "missing; give the model's file, such as `path: digits.onnx`, or say `engine: emulated`",
-        );
-        return None;
-    };
+    let path = model
+        .required("path", "give the model's file, such as `path: digits.onnx`, or say `engine: emulated`")?;
     let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
     if extension.is_none_or(|extension| extension != "onnx") {
         path.fault(
@@ -70,19 +62,13 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
 }
 
 fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {
-    if let Some(value) = model.get("tensors") {
-        value
-            .fault("only the emulated engine is told its tensors; an ONNX model brings its own; remove this");
-    }
+    model.forbidden(
+        "tensors",
+        "only the emulated engine is told its tensors; an ONNX model brings its own; remove this",
+    );
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
-    let threads = u32::try_from(threads).unwrap_or(1);
-    let path = match model.get("path") {
-        Some(value) => value.text().map(|text| model_file(&value, &context.shown(text), context)),
-        None => {
-            model.fault("path", "missing; give the model's file, such as `path: digits.onnx`");
-            None
-        }
-    };
+    let path = model.required("path", "give the model's file, such as `path: digits.onnx`");
+    let path = path.and_then(|value| Some(model_file(&value, &context.shown(value.text()?), context)));
     Engine::OnnxRuntime { path: path.unwrap_or_default(), threads, providers: providers(model, gpu) }
 }
 
@@ -90,9 +76,10 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
 /// the CPU.
 fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     if let Some(Gpu::Emulated { .. }) = gpu {
-        if let Some(value) = model.get("providers") {
-            value.fault("on an emulated GPU models are computed by the CPU; remove this, or name a real GPU");
-        }
+        model.forbidden(
+            "providers",
+            "on an emulated GPU models are computed by the CPU; remove this, or name a real GPU",
+        );
         return Vec::new();
     }
     model.or("providers", vec![Provider::Cuda], |value| {
@@ -125,20 +112,14 @@ fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf
     absolute(shown)
 }
 
-/// The file's name without its last extension.
 pub(super) fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }
 
 fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
     const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
-    let Some(list) = model.get("tensors") else {
-        model.fault(
-            "tensors",
-            format!("missing; the emulated engine answers these inputs as these outputs: {EXAMPLE}"),
-        );
-        return Vec::new();
-    };
+    let why = format!("the emulated engine answers these inputs as these outputs: {EXAMPLE}");
+    let Some(list) = model.required("tensors", &why) else { return Vec::new() };
     let items = list.items();
     if list.is_list() && !(1..=MAX_TENSORS).contains(&items.len()) {
         list.fault(format!("{} tensors; give 1 to {MAX_TENSORS}, such as {EXAMPLE}", items.len()));
@@ -160,17 +141,11 @@ fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
 }
 
 fn tensor(fields: &Fields<'_>, limits: &Limits) -> Option<EchoTensor> {
-    for (key, example) in [("input", "x"), ("output", "y"), ("datatype", "FP32"), ("shape", "[16]")] {
-        if fields.get(key).is_none() {
-            fields.fault(key, format!("missing; give one, such as `{key}: {example}`"));
-        }
-    }
-    let name = |key| fields.get(key).and_then(|value| value.parsed(tensor_name));
-    let input = name("input");
-    let output = name("output");
-    let datatype = fields.get("datatype").and_then(|value| value.parsed(str::parse::<Datatype>));
-    let shape = fields
-        .get("shape")
+    let get = |key, example| fields.required(key, &format!("give one, such as `{key}: {example}`"));
+    let input = get("input", "x").and_then(|value| value.parsed(tensor_name));
+    let output = get("output", "y").and_then(|value| value.parsed(tensor_name));
+    let datatype = get("datatype", "FP32").and_then(|value| value.parsed(str::parse::<Datatype>));
+    let shape = get("shape", "[16]")
         .and_then(|value| shape(&value, true).inspect(|shape| check_size(&value, shape, datatype, limits)));
     Some(EchoTensor {
         input: TensorSpec { name: input?, datatype: datatype?, shape: shape? },
@@ -187,14 +162,7 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
 
 /// A shape without the batch axis; -1 stands for any size where that is allowed.
 fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
-    let items = value.items();
-    if !value.is_list() {
-        return None;
-    }
-    if items.len() > MAX_AXES {
-        value.fault(format!("{} axes; at most {MAX_AXES}", items.len()));
-        return None;
-    }
+    let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
     let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
     if elements(&known).is_none_or(|count| i64::try_from(count).is_err()) {

@@ -87,7 +87,6 @@ pub(super) struct FaultLog {
 }
 
 impl FaultLog {
-    /// An empty log of the file that the user calls `file`.
     pub(super) fn new(file: &Path) -> Self {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
@@ -97,13 +96,11 @@ impl FaultLog {
         Fault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }
 
-    /// Records a fault.
     pub(super) fn add(&self, at: Position, path: &str, message: impl Into<String>) {
         let fault = self.describe(at, path, message);
         self.faults.borrow_mut().push(fault);
     }
 
-    /// The faults by their place.
     pub(super) fn into_sorted(self) -> Vec<Fault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by_key(|fault| fault.at);

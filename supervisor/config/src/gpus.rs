@@ -5,13 +5,11 @@ use shadowslice_shared::units::Sms;
 use super::reader::{Fields, Value};
 use super::types::{CudaDevice, Gpu, Partitioning};
 
-/// The most GPUs of one supervisor.
 const MAX_GPUS: usize = 64;
 
 /// SMs of an emulated GPU whose configuration gives no number: an H100's or H200's.
 const DEFAULT_SMS: u32 = 132;
 
-/// The most SMs of an emulated GPU.
 const MAX_SMS: u32 = 1024;
 
 /// The GPUs; GPU 0 where the configuration gives none.
@@ -19,13 +17,9 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
     let Some(list) = root.get("gpus") else {
         return vec![Gpu::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
     };
-    let items = list.items();
+    let Some(items) = list.items_up_to(MAX_GPUS, "GPUs") else { return Vec::new() };
     if list.is_list() && items.is_empty() {
         list.fault("no GPU; give `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
-    }
-    if items.len() > MAX_GPUS {
-        list.fault(format!("{} GPUs; at most {MAX_GPUS}", items.len()));
-        return Vec::new();
     }
     let mut gpus: Vec<Gpu> = Vec::new();
     for item in &items {
@@ -41,20 +35,16 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
 
 fn gpu(item: &Value<'_>) -> Option<Gpu> {
     let fields = item.fields(&["device", "sms", "partition"]);
-    let Some(device) = fields.get("device") else {
-        fields.fault("device", "missing; give a GPU's index or UUID, or `emulated`");
-        return None;
-    };
+    let device = fields.required("device", "give a GPU's index or UUID, or `emulated`")?;
     if device.text()? == "emulated" {
-        if let Some(partition) = fields.get("partition") {
-            partition.fault("an emulated GPU is always shared out; only a real one is told how; remove this");
-        }
-        let sms = fields.or("sms", i64::from(DEFAULT_SMS), |value| value.whole(2..=i64::from(MAX_SMS)));
-        return Some(Gpu::Emulated { sms: Sms(u32::try_from(sms).ok()?) });
+        fields.forbidden(
+            "partition",
+            "an emulated GPU is always shared out; only a real one is told how; remove this",
+        );
+        let sms = fields.or("sms", DEFAULT_SMS, |value| value.whole(2..=MAX_SMS));
+        return Some(Gpu::Emulated { sms: Sms(sms) });
     }
-    if let Some(sms) = fields.get("sms") {
-        sms.fault("only an emulated GPU is told its SMs; remove this");
-    }
+    fields.forbidden("sms", "only an emulated GPU is told its SMs; remove this");
     let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
     let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
     device.parsed(cuda).map(|device| Gpu::Cuda { device, partition })

@@ -68,7 +68,6 @@ impl Context<'_> {
     }
 }
 
-/// The same path, absolute.
 fn absolute(path: &Path) -> PathBuf {
     // Fails only where there is no working directory; opening the path fails by itself then.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
@@ -116,7 +115,6 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
     load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
-/// The shortest configuration.
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
 /// The run directory of a configuration that names no run directory, in the environment of this
@@ -149,16 +147,18 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let controller = settings::controller(&fields, context);
     let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &beside, context);
+    let flag =
+        |key, [no, yes]: [&str; 2]| fields.or(key, false, |value| value.one_of(&[(no, false), (yes, true)]));
     Config {
         run_dir,
         listen,
         gpus,
         models,
-        model_control: settings::model_control(&fields),
+        model_control: flag("model_control", ["none", "explicit"]),
         controller,
         limits,
         timeouts: settings::timeouts(&fields),
-        start: settings::start(&fields),
+        strict_start: flag("start", ["lenient", "strict"]),
         onnxruntime: settings::onnxruntime(&fields, context),
         tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),

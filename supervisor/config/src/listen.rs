@@ -59,11 +59,7 @@ fn listeners<'a>(
         }));
         return addresses.into_iter().map(|address| Listener { address, mode: None, group: None }).collect();
     };
-    let items = list.items();
-    if items.len() > MAX_LISTENERS {
-        list.fault(format!("{} listeners; at most {MAX_LISTENERS}", items.len()));
-        return Vec::new();
-    }
+    let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
     let mut listeners = Vec::new();
     for item in items {
         if let Some(listener) = listener(&item, run_dir) {
@@ -81,20 +77,15 @@ fn listener(item: &Value<'_>, run_dir: &Path) -> Option<Listener> {
         return Some(Listener { address, mode: None, group: None });
     }
     let fields = item.fields(&["address", "mode", "group"]);
-    let Some(written) = fields.get("address") else {
-        fields.fault("address", "missing; give `unix:x.sock` or `127.0.0.1:8000`, say");
-        return None;
-    };
-    let mode = fields.get("mode");
-    let group = fields.get("group");
+    let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
     let address = written.parsed(|text| address(text, run_dir));
     if matches!(address, Some(Address::Tcp(_))) {
-        for key in [&mode, &group].into_iter().flatten() {
-            key.fault("only Unix sockets have a mode and a group; remove this");
+        for key in ["mode", "group"] {
+            fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
         }
     }
-    let mode = mode.and_then(|value| file_mode(&value));
-    let group = group.and_then(|value| value.text()).map(str::to_owned);
+    let mode = fields.get("mode").and_then(|value| file_mode(&value));
+    let group = fields.get("group").and_then(|value| value.text()).map(str::to_owned);
     address.map(|address| Listener { address, mode, group })
 }
 
@@ -116,33 +107,25 @@ fn file_mode(value: &Value<'_>) -> Option<u32> {
     mode
 }
 
-/// Why a text is no address.
-#[derive(Debug, thiserror::Error)]
-enum BadAddress {
-    #[error(
-        "`{0}` is not an address; write `unix:x.sock`, `127.0.0.1:8000` or `[::1]:8000` (an IP address, no host name)"
-    )]
-    Unknown(String),
-    #[error("`unix:` needs the socket's path, such as `unix:http.sock`")]
-    NoPath,
-    #[error("too long for a Unix socket: {path} has {length} bytes and {MAX_SOCKET_PATH} fit; shorten it or run_dir", path = .0.display(), length = .0.as_os_str().len())]
-    TooLong(PathBuf),
-}
-
-fn address(text: &str, run_dir: &Path) -> Result<Address, BadAddress> {
+fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     let Some(path) = text.strip_prefix("unix:") else {
-        let tcp = text.parse().map_err(|_| BadAddress::Unknown(text.to_owned()))?;
-        return Ok(Address::Tcp(tcp));
+        return text.parse().map(Address::Tcp).map_err(|_| {
+            format!("`{text}` is not an address; write `unix:x.sock`, `127.0.0.1:8000` or `[::1]:8000` (an IP address, no host name)")
+        });
     };
     if path.is_empty() || path.ends_with('/') {
-        return Err(BadAddress::NoPath);
+        return Err("`unix:` needs the socket's path, such as `unix:http.sock`".to_owned());
     }
     // Of equal paths written in different ways, such as with `./`, the components are equal.
     let path: PathBuf = run_dir.join(path).components().collect();
     // A run directory that is itself too long is its own fault.
     let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
-    if path.as_os_str().len() > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
-        return Err(BadAddress::TooLong(path));
+    let length = path.as_os_str().len();
+    if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
+        let path = path.display();
+        return Err(format!(
+            "too long for a Unix socket: {path} has {length} bytes and {MAX_SOCKET_PATH} fit; shorten it or run_dir"
+        ));
     }
     Ok(Address::Unix(path))
 }

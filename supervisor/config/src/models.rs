@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Share, Slo, Standby};
+use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
-/// The most models of one supervisor.
 const MAX_MODELS: usize = 256;
 
 /// Cores that a process can be pinned to: the bits of the kernel's usual CPU set.
-const MAX_CPUS: i64 = 1024;
+const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
     "name",
@@ -47,20 +46,13 @@ pub(super) struct Beside<'a> {
 /// The models, of which there is at least one.
 pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
     let gpus = beside.gpus;
-    let Some(list) = root.get("models") else {
-        root.fault("models", "missing; give `models: [{path: digits.onnx, slo: 20ms}]`, say");
-        return Vec::new();
-    };
-    let items = list.items();
+    let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
+    let Some(list) = root.required("models", why) else { return Vec::new() };
+    let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
     if list.is_list() && items.is_empty() {
         list.fault("no model; give `[{path: digits.onnx, slo: 20ms}]`, say");
     }
-    if items.len() > MAX_MODELS {
-        list.fault(format!("{} models; at most {MAX_MODELS}", items.len()));
-        return Vec::new();
-    }
     let mut models: Vec<Model> = Vec::new();
-    let mut wanted = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
         let model = model(&fields, beside, context);
@@ -71,13 +63,10 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
                 format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
             fields.fault("name", message);
         }
-        wanted.push(shares::wanted(&fields, item, &model.name, model.gpu, gpus));
         models.push(model);
     }
-    shares::check_sums(&wanted, gpus.len());
-    for (model, share) in models.iter_mut().zip(shares::settle(&wanted)) {
-        model.share = share;
-    }
+    shares::check_sums(&models, &items, gpus.len());
+    shares::settle(&mut models);
     models
 }
 
@@ -102,7 +91,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         gpu,
         profile: read,
         profile_path: profile.map(|(_, path)| absolute(&path)),
-        share: Share { initial: Percent::WHOLE, given: false, min: Percent::WHOLE, max: Percent::WHOLE },
+        share: shares::share(fields, gpus.get(gpu)),
         slo,
         batch: batch::batch(fields, is_emulated),
         queue: batch::queue(fields, limits),
@@ -125,7 +114,6 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
     Some(format!("{fault}{more}"))
 }
 
-/// The longest name of a model.
 const MAX_NAME: usize = 128;
 
 /// The model's name; empty if it is missing, which is a fault.
@@ -158,11 +146,11 @@ fn name(fields: &Fields<'_>) -> String {
 }
 
 /// The largest index of a GPU that is understood at all.
-const LAST_GPU: i64 = 1023;
+const LAST_GPU: usize = 1023;
 
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     fields.or("gpu", 0, |value| {
-        let index = usize::try_from(value.whole(0..=LAST_GPU)?).ok()?;
+        let index = value.whole(0..=LAST_GPU)?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
@@ -176,19 +164,15 @@ fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
 fn slo(fields: &Fields<'_>) -> Slo {
     const PERCENTILE: f64 = 99.0;
     let placeholder = Slo { latency: Duration::from_secs(1), percentile: PERCENTILE };
-    let Some(value) = fields.get("slo") else {
-        fields.fault("slo", "missing; say within which time requests must be answered, such as `slo: 20ms`");
-        return placeholder;
-    };
+    let why = "say within which time requests must be answered, such as `slo: 20ms`";
+    let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
         return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
-    if slo.get("latency").is_none() {
-        slo.fault("latency", "missing; say within which time requests must be answered, such as 20ms");
-    }
+    let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
     Slo {
-        latency: slo.or("latency", placeholder.latency, latency),
+        latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
         percentile: slo.or("percentile", PERCENTILE, |value| {
             value.number("a number above 0 and below 100, such as 99 or 99.9", |p| p > 0.0 && p < 100.0)
         }),
@@ -230,7 +214,7 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
 
 fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, context: &Context<'_>) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
-    let priority = value.whole(1..=1000).and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
+    let priority = value.whole(1..=1000).unwrap_or(1);
     // MPS prefers clients by it.
     let heeded = controller.policy.heeds_priorities()
         || matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. }));
@@ -251,11 +235,10 @@ fn handover(fields: &Fields<'_>) -> HandoverMode {
     fields.or("handover", HandoverMode::Auto, |value| value.one_of(&words))
 }
 
-fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> Standby {
-    let words = [("off", Standby::Off), ("always", Standby::Always)];
-    let standby = fields.or("standby", Standby::Off, |value| value.one_of(&words));
-    if let (Some(value), Standby::Always, HandoverMode::Restart) = (fields.get("standby"), standby, handover)
-    {
+fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> bool {
+    let words = [("off", false), ("always", true)];
+    let standby = fields.or("standby", false, |value| value.one_of(&words));
+    if let (Some(value), true, HandoverMode::Restart) = (fields.get("standby"), standby, handover) {
         context.note(&value, "has no effect under `handover: restart`: the model never has two workers");
     }
     standby
@@ -264,7 +247,7 @@ fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -
 fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in value.items() {
-        let cpu = usize::try_from(item.whole(0..=MAX_CPUS - 1)?).ok()?;
+        let cpu = item.whole(0..=MAX_CPUS - 1)?;
         if cpus.contains(&cpu) {
             item.fault(format!("core {cpu} is in the list already; name each once"));
             return None;

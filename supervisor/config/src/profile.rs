@@ -12,7 +12,6 @@ use super::{Context, uneven, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
 
-/// The shortest profile.
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
 /// The most memory that a profile may name, in bytes.
@@ -59,37 +58,26 @@ fn profile(root: &Value<'_>, context: &Context<'_>) -> Option<Profile> {
 }
 
 fn source(profile: &Fields<'_>) -> Option<Source> {
-    let Some(value) = profile.get("source") else {
-        profile.fault("source", "missing; say whether it was measured: {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}");
-        return None;
-    };
+    let value = profile.required("source", "say whether it was measured: {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}")?;
     let fields = value.fields(&["kind", "device", "driver", "date"]);
-    let Some(kind) = fields.get("kind") else {
-        fields.fault("kind", "missing; give illustrative or measured");
-        return None;
-    };
+    let kind = fields.required("kind", "give illustrative or measured")?;
     let details = ["device", "driver", "date"];
     if kind.one_of(&[("illustrative", false), ("measured", true)])? {
-        let missing = details.iter().filter(|key| fields.get(key).is_none());
-        missing.for_each(|key| {
-            fields.fault(key, "missing; a measured profile says on what and when it was measured")
+        let [device, driver, date] = details.map(|key| {
+            let value = fields.required(key, "a measured profile says on what and when it was measured")?;
+            value.text().map(str::to_owned)
         });
-        let text = |key| fields.get(key).and_then(|value| value.text()).map(str::to_owned);
-        let (device, driver, date) = (text("device"), text("driver"), text("date"));
         return Some(Source::Measured { device: device?, driver: driver?, date: date? });
     }
-    let given = details.iter().filter_map(|key| fields.get(key));
-    given.for_each(|value| {
-        value.fault("only a measured profile has this; remove it, or say `kind: measured`")
-    });
+    for key in details {
+        fields.forbidden(key, "only a measured profile has this; remove it, or say `kind: measured`");
+    }
     Some(Source::Illustrative)
 }
 
 fn execution(profile: &Fields<'_>, context: &Context<'_>) -> Option<Execution> {
-    let Some(table) = profile.get("execution_ms") else {
-        profile.fault("execution_ms", "missing; give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say");
-        return None;
-    };
+    let table =
+        profile.required("execution_ms", "give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say")?;
     let mut sms = Some(Vec::new());
     let mut rows = Vec::new();
     for (key, value) in table.any_fields() {
@@ -118,7 +106,6 @@ fn note_uneven(execution: &Execution, rows: &[(Row, Value<'_>)], context: &Conte
     );
 }
 
-/// Where a bad table is bad.
 fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {
     let of_batch =
         |batch: u32| rows.iter().find(|(row, _)| row.batch == batch).map(|(_, value)| value.clone());
@@ -133,9 +120,7 @@ fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> 
 }
 
 fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
-    let column =
-        |item: &Value<'_>| item.whole(1..=1_000_000).and_then(|sms| u32::try_from(sms).ok()).map(Sms);
-    value.items().iter().map(column).collect()
+    value.items().iter().map(|item| item.whole(1..=1_000_000).map(Sms)).collect()
 }
 
 fn row(key: &str, value: &Value<'_>) -> Option<Row> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use strsim::levenshtein;
 
@@ -28,17 +29,14 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The whole document.
     pub(super) fn root(node: &'a Node, log: &'a FaultLog) -> Self {
         Self { node, path: String::new(), log }
     }
 
-    /// Where it stands.
     pub(super) fn line(&self) -> usize {
         self.node.at.line
     }
 
-    /// Records a fault.
     pub(super) fn fault(&self, message: impl Into<String>) {
         self.log.add(self.node.at, &self.path, message);
     }
@@ -48,22 +46,18 @@ impl<'a> Value<'a> {
         self.log.describe(self.node.at, &self.path, message)
     }
 
-    /// Its path in the document.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether it is a list.
     pub(super) fn is_list(&self) -> bool {
         matches!(self.node.content, Content::List(_))
     }
 
-    /// Whether it is a map.
     pub(super) fn is_map(&self) -> bool {
         matches!(self.node.content, Content::Map(_))
     }
 
-    /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.node.content, Content::Scalar { .. })
     }
@@ -99,6 +93,12 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The value under `key`, if it is a map that has the key. No fault is recorded.
+    pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
+        let node = self.node.get(key)?;
+        Some(Value { node, path: join(&self.path, key), log: self.log })
+    }
+
     /// The items of a list. A value that is no list is a fault, and has no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
@@ -112,6 +112,16 @@ impl<'a> Value<'a> {
                 Vec::new()
             }
         }
+    }
+
+    /// The items of a list; more than `most` are a fault.
+    pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
+        let items = self.items();
+        if items.len() > most {
+            self.fault(format!("{} {what}; at most {most}", items.len()));
+            return None;
+        }
+        Some(items)
     }
 
     /// A text; faulty where it is empty or cannot be shown in a line.
@@ -135,13 +145,14 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A text that `parse` understands.
     pub(super) fn parsed<T, E: fmt::Display>(&self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         parse(self.text()?).map_err(|error| self.fault(error.to_string())).ok()
     }
 
-    /// A whole number within `range`.
-    pub(super) fn whole(&self, range: RangeInclusive<i64>) -> Option<i64> {
+    pub(super) fn whole<T: FromStr + PartialOrd + fmt::Display>(
+        &self,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
         let (least, most) = (range.start(), range.end());
         let kind = format!("a whole number from {least} to {most}");
         let number = self.number_text(&kind)?.parse().ok().filter(|number| range.contains(number));
@@ -171,7 +182,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// `true` or `false`.
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.node.content {
             Content::Scalar { text, plain: true } if text == "true" => Some(true),
@@ -183,7 +193,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// One of some words. `later` are words that a newer version may know.
     pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Option<T> {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let Some(text) = self.word() else {
@@ -221,6 +230,22 @@ impl<'a> Fields<'a> {
         debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
+    }
+
+    /// The value of a key that must be there: `why` says what to give.
+    pub(super) fn required(&self, key: &'static str, why: &str) -> Option<Value<'a>> {
+        let value = self.get(key);
+        if value.is_none() {
+            self.fault(key, format!("missing; {why}"));
+        }
+        value
+    }
+
+    /// Records a fault of a key that must not be there.
+    pub(super) fn forbidden(&self, key: &'static str, why: &str) {
+        if let Some(value) = self.get(key) {
+            value.fault(why);
+        }
     }
 
     /// The value of a key as `read` reads it; the default if the key is missing or faulty.

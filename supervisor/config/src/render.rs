@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use super::types::{
-    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, ModelControl,
-    OnLate, Partitioning, Provider, Queue, Share, Standby, Start, Timeouts, Tracing,
+    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
+    Partitioning, Provider, Queue, Share, Timeouts, Tracing,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -31,11 +31,7 @@ impl fmt::Display for Document<'_> {
         config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
         writeln!(f, "models:")?;
         config.models.iter().try_for_each(|one| model(f, one))?;
-        let control = match config.model_control {
-            ModelControl::None => "none",
-            ModelControl::Explicit => "explicit",
-        };
-        writeln!(f, "model_control: {control}")?;
+        writeln!(f, "model_control: {}", if config.model_control { "explicit" } else { "none" })?;
         let policy = config.controller.policy;
         let interval = show_duration(config.controller.interval);
         let standby_memory = config.controller.standby_memory.map(show_size);
@@ -51,11 +47,7 @@ impl fmt::Display for Document<'_> {
         }
         limits(f, &config.limits)?;
         timeouts(f, &config.timeouts)?;
-        let start = match config.start {
-            Start::Lenient => "lenient",
-            Start::Strict => "strict",
-        };
-        writeln!(f, "start: {start}")?;
+        writeln!(f, "start: {}", if config.strict_start { "strict" } else { "lenient" })?;
         match &config.onnxruntime.library {
             Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
             None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
@@ -131,12 +123,8 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         HandoverMode::Never => "never",
     };
     writeln!(f, "    handover: {handover}")?;
-    let standby = match model.standby {
-        Standby::Off => "off",
-        Standby::Always => "always",
-    };
     // In quotes, as `off` is a word of YAML 1.1.
-    writeln!(f, "    standby: {}", quoted(standby))?;
+    writeln!(f, "    standby: {}", quoted(if model.standby { "always" } else { "off" }))?;
     writeln!(f, "    cpus: {:?}", model.cpus)?;
     match model.memory_limit {
         Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,

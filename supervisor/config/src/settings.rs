@@ -7,7 +7,7 @@ use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, ModelControl, OnnxRuntime, Start, Timeouts};
+use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts};
 use super::{Context, Environment, absolute, units};
 
 /// The socket that `status` and `resize` talk to, in the run directory.
@@ -58,7 +58,6 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
-/// How shares are decided.
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy =
@@ -76,7 +75,6 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
-/// Bounds on clients' requests.
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
     let fields = root
         .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
@@ -105,26 +103,12 @@ pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
     }
 }
 
-/// How to start when some models cannot be started.
-pub(super) fn start(root: &Fields<'_>) -> Start {
-    let words = [("lenient", Start::Lenient), ("strict", Start::Strict)];
-    root.or("start", Start::Lenient, |value| value.one_of(&words))
-}
-
-/// Whether clients load and unload models.
-pub(super) fn model_control(root: &Fields<'_>) -> ModelControl {
-    let words = [("none", ModelControl::None), ("explicit", ModelControl::Explicit)];
-    root.or("model_control", ModelControl::None, |value| value.one_of(&words))
-}
-
-/// Where ONNX Runtime is.
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
-/// A duration of at least `least`.
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     let duration = value.parsed(units::duration)?;
     if duration < least {
@@ -134,7 +118,6 @@ pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     Some(duration)
 }
 
-/// A size from `least` to `most` bytes.
 pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u64> {
     let size = value.parsed(units::size)?;
     if !(least..=most).contains(&size) {
@@ -146,6 +129,6 @@ pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u6
 }
 
 /// A number of things, from 1 to `most`.
-pub(super) fn count(value: &Value<'_>, most: u32) -> Option<usize> {
-    value.whole(1..=i64::from(most)).and_then(|number| usize::try_from(number).ok())
+pub(super) fn count(value: &Value<'_>, most: usize) -> Option<usize> {
+    value.whole(1..=most)
 }

@@ -34,7 +34,6 @@ impl Model {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }
 
-    /// All that it may have.
     fn shares(&self) -> impl Iterator<Item = Percent> {
         let may = self.share.min.get()..=self.share.max.get();
         may.filter_map(|percent| Percent::new(percent).ok())

@@ -15,40 +15,26 @@ pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
     let sample = fields.or("sample", Sample::DEFAULT, |value| value.parsed(units::sample));
     let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
-    let Some(otlp) = fields.get("otlp") else {
-        fields.fault(
-            "otlp",
-            format!("missing; give the collector's address, such as `http://127.0.0.1:{PORT}`"),
-        );
-        return None;
-    };
+    let otlp = fields
+        .required("otlp", &format!("give the collector's address, such as `http://127.0.0.1:{PORT}`"))?;
     Some(Tracing { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
 }
 
-/// Why a text is no collector's address.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum BadCollector {
-    #[error(
-        "`{0}` is not a collector's address; write `http://127.0.0.1:4317` or `http://collector:4317`, say"
-    )]
-    Unknown(String),
-    #[error(
-        "`{0}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that collector speak TLS"
-    )]
-    Tls(String),
-    #[error(
-        "`{0}` has a path, and OTLP over gRPC has none; end it behind the port (the path /v1/traces belongs to OTLP over HTTP, which is not spoken here)"
-    )]
-    Path(String),
-}
-
 /// `http://HOST:PORT`, the port filled in.
-fn collector(text: &str) -> Result<String, BadCollector> {
-    let unknown = || BadCollector::Unknown(text.to_owned());
+fn collector(text: &str) -> Result<String, String> {
+    let unknown = || {
+        format!(
+            "`{text}` is not a collector's address; write `http://127.0.0.1:4317` or `http://collector:4317`, say"
+        )
+    };
     let uri: Uri = text.parse().map_err(|_| unknown())?;
     match uri.scheme_str() {
         Some("http") => {}
-        Some("https") => return Err(BadCollector::Tls(text.to_owned())),
+        Some("https") => {
+            return Err(format!(
+                "`{text}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that collector speak TLS"
+            ));
+        }
         _ => return Err(unknown()),
     }
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(unknown)?;
@@ -61,7 +47,9 @@ fn collector(text: &str) -> Result<String, BadCollector> {
     };
     match uri.path_and_query().map_or("/", |path| path.as_str()) {
         "" | "/" => Ok(format!("http://{host}:{port}")),
-        _ => Err(BadCollector::Path(text.to_owned())),
+        _ => Err(format!(
+            "`{text}` has a path, and OTLP over gRPC has none; end it behind the port (the path /v1/traces belongs to OTLP over HTTP, which is not spoken here)"
+        )),
     }
 }
 
@@ -98,11 +86,11 @@ mod tests {
             "http://a b:1",
             "unix:/x.sock",
         ] {
-            assert_eq!(collector(text), Err(BadCollector::Unknown(text.to_owned())), "{text}");
+            assert!(collector(text).unwrap_err().contains("is not a collector's address"), "{text}");
         }
-        assert!(matches!(collector("https://c:4317"), Err(BadCollector::Tls(_))));
+        assert!(collector("https://c:4317").unwrap_err().contains("asks for TLS"));
         for text in ["http://c:4318/v1/traces", "http://c/?x"] {
-            assert!(matches!(collector(text), Err(BadCollector::Path(_))), "{text}");
+            assert!(collector(text).unwrap_err().contains("has a path"), "{text}");
         }
     }
 }

@@ -32,15 +32,15 @@ pub struct Config {
     /// The models; never empty, names differ.
     pub models: Vec<Model>,
     /// Whether clients load and unload models.
-    pub model_control: ModelControl,
+    pub model_control: bool,
     /// How shares are decided.
     pub controller: Controller,
     /// Bounds on clients' requests.
     pub limits: Limits,
     /// How long the phases of a hand-over may take.
     pub timeouts: Timeouts,
-    /// How to start when some models cannot be started.
-    pub start: Start,
+    /// Whether nothing is served when a model cannot be started; else the other models are.
+    pub strict_start: bool,
     /// ONNX Runtime.
     pub onnxruntime: OnnxRuntime,
     /// Where traces of requests go; `None` if no request is traced.
@@ -158,8 +158,8 @@ pub struct Model {
     pub priority: u32,
     /// How its share is changed.
     pub handover: HandoverMode,
-    /// Whether a second worker is kept warm.
-    pub standby: Standby,
+    /// Whether a second worker is kept warm at the share in force, to serve if the other one dies.
+    pub standby: bool,
     /// The cores its workers are pinned to; empty where they are not.
     pub cpus: Vec<usize>,
     /// The most GPU memory that a worker of it may take, in bytes; real GPUs only.
@@ -278,15 +278,6 @@ pub enum OnLate {
     Serve,
 }
 
-/// Whether a second worker is kept warm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standby {
-    /// Never.
-    Off,
-    /// At the share in force, so that it serves at once if the other worker dies.
-    Always,
-}
-
 /// How shares are decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
@@ -303,12 +294,9 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// The policy under which no share is decided.
-    pub const STATIC: Choice = Choice::of(PolicyName::Static);
-
     /// The policy, if it decides shares.
     pub fn decides(&self) -> Option<Choice> {
-        (self.policy != Self::STATIC).then_some(self.policy)
+        (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
     /// The policy, if it decides shares and its decisions are carried out.
@@ -330,24 +318,6 @@ pub struct Limits {
     pub connections: usize,
     /// Whether clients may have tensors in their shared memory read and written.
     pub shared_memory: bool,
-}
-
-/// Whether clients load and unload models, in Triton's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelControl {
-    /// They do not.
-    None,
-    /// They do.
-    Explicit,
-}
-
-/// How to start when some models cannot be started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// The models that cannot be started are unready, the other models serve.
-    Lenient,
-    /// Nothing is served.
-    Strict,
 }
 
 /// ONNX Runtime.

@@ -6,7 +6,6 @@ use shadowslice_shared::units::Percent;
 
 use super::types::Sample;
 
-/// The longest duration that may be written.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// The units of durations, in nanoseconds, longest first.
@@ -22,37 +21,21 @@ const DURATIONS: [(&str, u64); 6] = [
 /// The units of sizes, in bytes, largest first. The last is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
-/// A text that is not in the expected form.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadUnit {
-    #[error("`{0}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h")]
-    Duration(String),
-    #[error("`{0}` has no unit; write {0}ms or {0}s, say")]
-    NoUnit(String),
-    #[error("`{0}` is too long; at most 24h")]
-    TooLong(String),
-    #[error("`{0}` is not a size; write bytes, such as 64Ki, 256Mi or 1.5Gi (a Ki is 1024)")]
-    Size(String),
-    #[error("`{0}` is not a share; write a whole percentage from 1% to 100%, such as 30%")]
-    Percent(String),
-    #[error(
-        "`{0}` is not a part of the requests; write a percentage from 0% to 100% with at most four decimals, such as 1% or 0.05%"
-    )]
-    Sample(String),
-}
-
-/// Reads a duration, such as `20ms` or `1.5s`.
-pub(super) fn duration(text: &str) -> Result<Duration, BadUnit> {
-    let bad = || BadUnit::Duration(text.to_owned());
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || {
+        format!(
+            "`{text}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h"
+        )
+    };
     let (number, unit) = split(text).ok_or_else(bad)?;
     if unit.is_empty() {
-        return Err(BadUnit::NoUnit(text.to_owned()));
+        return Err(format!("`{text}` has no unit; write {text}ms or {text}s, say"));
     }
     let (_, nanoseconds) = DURATIONS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
     let exact = scaled(number, *nanoseconds).ok_or_else(bad)?;
     let duration = u64::try_from(exact).map_or(Duration::MAX, Duration::from_nanos);
     if duration > MAX_DURATION {
-        return Err(BadUnit::TooLong(text.to_owned()));
+        return Err(format!("`{text}` is too long; at most 24h"));
     }
     Ok(duration)
 }
@@ -66,9 +49,8 @@ pub(super) fn show_duration(duration: Duration) -> String {
     show(nanoseconds, &DURATIONS)
 }
 
-/// Reads a size, such as `64Mi`.
-pub(super) fn size(text: &str) -> Result<u64, BadUnit> {
-    let bad = || BadUnit::Size(text.to_owned());
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is not a size; write bytes, such as 64Ki, 256Mi or 1.5Gi (a Ki is 1024)");
     let (number, unit) = split(text).ok_or_else(bad)?;
     let (_, bytes) = SIZES.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
     let exact = scaled(number, *bytes).ok_or_else(bad)?;
@@ -83,25 +65,27 @@ pub(super) fn show_size(bytes: u64) -> String {
     show(bytes, &SIZES)
 }
 
-/// Reads a share, such as `30%`.
-pub(super) fn percent(text: &str) -> Result<Percent, BadUnit> {
+pub(super) fn percent(text: &str) -> Result<Percent, String> {
     let share = text.strip_suffix('%').and_then(|number| {
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
         Percent::new(number.parse().ok().filter(|_| is_number)?).ok()
     });
-    share.ok_or_else(|| BadUnit::Percent(text.to_owned()))
+    share.ok_or_else(|| {
+        format!("`{text}` is not a share; write a whole percentage from 1% to 100%, such as 30%")
+    })
 }
 
 /// The number of parts of [`Sample::ALL`] in one percent.
 const PARTS: u32 = Sample::ALL / 100;
 
-/// Reads a part of the requests, such as `1%` or `0.05%`.
-pub(super) fn sample(text: &str) -> Result<Sample, BadUnit> {
+pub(super) fn sample(text: &str) -> Result<Sample, String> {
     let parts =
         text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));
     let parts = parts.and_then(|number| scaled(number, u64::from(PARTS)));
     let sample = parts.and_then(|parts| Sample::new(u32::try_from(parts).ok()?));
-    sample.ok_or_else(|| BadUnit::Sample(text.to_owned()))
+    sample.ok_or_else(|| {
+        format!("`{text}` is not a part of the requests; write a percentage from 0% to 100% with at most four decimals, such as 1% or 0.05%")
+    })
 }
 
 /// Writes a part of the requests so that [`sample`] reads it back.
@@ -159,14 +143,14 @@ mod tests {
 
     #[test]
     fn what_is_no_duration() {
-        assert_eq!(duration("20"), Err(BadUnit::NoUnit("20".to_owned())));
+        assert!(duration("20").unwrap_err().starts_with("`20` has no unit"));
         for text in
             ["", "ms", "-1ms", "20 ms", "1e3ms", "20sec", "1.2.3s", ".5s", "5.s", "0.1ns", "1m30s", "٣ms"]
         {
-            assert_eq!(duration(text), Err(BadUnit::Duration(text.to_owned())), "{text}");
+            assert!(duration(text).unwrap_err().contains("is not a duration"), "{text}");
         }
         for text in ["25h", "9999999999999999h"] {
-            assert_eq!(duration(text), Err(BadUnit::TooLong(text.to_owned())), "{text}");
+            assert!(duration(text).unwrap_err().contains("is too long"), "{text}");
         }
     }
 
@@ -210,7 +194,7 @@ mod tests {
         for text in
             ["", "%", "1", "0.01", "101%", "100.0001%", "0.00001%", "-1%", "+1%", "1 %", "1e1%", ".5%", "5.%"]
         {
-            assert_eq!(sample(text), Err(BadUnit::Sample(text.to_owned())), "{text}");
+            assert!(sample(text).is_err(), "{text}");
         }
     }
 
@@ -218,7 +202,7 @@ mod tests {
     fn shares_are_whole_percentages() {
         assert_eq!(percent("30%"), Ok(Percent::new(30).unwrap()));
         for text in ["30", "0%", "101%", "30.5%", "%", "+3%", "30 %", "0.3", ""] {
-            assert_eq!(percent(text), Err(BadUnit::Percent(text.to_owned())), "{text}");
+            assert!(percent(text).is_err(), "{text}");
         }
     }
 }

@@ -9,30 +9,26 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::rc::Rc;
 
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, StrInput};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
 use super::faults::{FaultLog, Position};
 
-/// The largest file, in bytes.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// The deepest nesting of lists and maps.
 const MAX_DEPTH: usize = 32;
 
 /// The most values in a document, an alias counted as all that it stands for.
 const MAX_VALUES: usize = 50_000;
 
-/// A value and its place.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) at: Position,
     pub(super) content: Content,
-    /// The values it stands for, itself included.
+    /// The values that it stood for when it was read, itself included.
     values: usize,
 }
 
-/// The content of a value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Content {
     /// Text; `plain` if it stood without quotes.
     Scalar {
@@ -44,8 +40,7 @@ pub(super) enum Content {
     Map(Vec<Entry>),
 }
 
-/// A key and its value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) at: Position,
@@ -57,81 +52,55 @@ impl Node {
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
-}
 
-/// Trees made of other trees. Their size is bounded by the bound on those trees.
-impl Node {
-    /// Whether it is a single text or number.
     pub(super) fn is_scalar(&self) -> bool {
         matches!(self.content, Content::Scalar { .. })
     }
 
     /// The value that a map has under `key`.
-    pub(super) fn get(&self, key: &str) -> Option<&Rc<Self>> {
+    pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Content::Map(entries) = &self.content else { return None };
-        entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+        entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
-    /// A map with a single key.
-    pub(super) fn map_of(key: &str, node: &Rc<Self>) -> Rc<Self> {
-        let entry = Entry { key: key.to_owned(), at: node.at, node: Rc::clone(node) };
-        Rc::new(Self { at: node.at, content: Content::Map(vec![entry]), values: node.values + 1 })
+    /// The same, to be changed.
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        let Content::Map(entries) = &mut self.content else { return None };
+        entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
     }
 
-    /// The same map without this key.
-    pub(super) fn without(&self, key: &str) -> Rc<Self> {
-        let Content::Map(entries) = &self.content else { return self.copy() };
-        let stays = entries.iter().filter(|entry| entry.key != key);
-        let copy =
-            |Entry { key, at, node }: &Entry| Entry { key: key.clone(), at: *at, node: Rc::clone(node) };
-        let content = Content::Map(stays.map(copy).collect());
-        Rc::new(Self { at: self.at, content, values: self.values })
+    /// An item of a list, to be changed.
+    pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
+        let Content::List(items) = &mut self.content else { return None };
+        items.get_mut(place).map(Rc::make_mut)
     }
 
-    /// The same map with another value under `key`, if it is there.
-    pub(super) fn with(&self, key: &str, value: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
-        let Content::Map(entries) = &self.content else { return self.copy() };
-        let entry = |entry: &Entry| {
-            let node = if entry.key == key { value(&entry.node) } else { Rc::clone(&entry.node) };
-            Entry { key: entry.key.clone(), at: entry.at, node }
-        };
-        let content = Content::Map(entries.iter().map(entry).collect());
-        Rc::new(Self { at: self.at, content, values: self.values })
+    /// Takes a key and its value out of a map.
+    pub(super) fn remove(&mut self, key: &str) {
+        if let Content::Map(entries) = &mut self.content {
+            entries.retain(|entry| entry.key != key);
+        }
     }
 
-    /// The same list with another item at `place`.
-    pub(super) fn with_item(&self, place: usize, item: impl Fn(&Rc<Self>) -> Rc<Self>) -> Rc<Self> {
-        let Content::List(items) = &self.content else { return self.copy() };
-        let items = items.iter().enumerate();
-        let items = items.map(|(at, node)| if at == place { item(node) } else { Rc::clone(node) });
-        Rc::new(Self { at: self.at, content: Content::List(items.collect()), values: self.values })
+    /// Puts a map with a single key around it.
+    pub(super) fn wrap(&mut self, key: &str) {
+        let entry = Entry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
+        self.content = Content::Map(vec![entry]);
     }
 
-    /// The values of `over`, and the values of `self` that `over` does not give: maps are merged,
+    /// Takes the values of `over`, and keeps those that `over` does not give: maps are merged,
     /// everything else is replaced.
-    pub(super) fn merged(&self, over: &Rc<Self>) -> Rc<Self> {
-        let (Content::Map(entries), Content::Map(changes)) = (&self.content, &over.content) else {
-            return Rc::clone(over);
+    pub(super) fn merge(&mut self, over: &Self) {
+        let (Content::Map(entries), Content::Map(changes)) = (&mut self.content, &over.content) else {
+            *self = over.clone();
+            return;
         };
-        let stays = entries.iter().filter(|entry| over.get(&entry.key).is_none());
-        let stays = stays.map(|entry| (entry, Rc::clone(&entry.node)));
-        let changes = changes.iter().map(|change| {
-            let before = self.get(&change.key);
-            let node = before.map_or_else(|| Rc::clone(&change.node), |before| before.merged(&change.node));
-            (change, node)
-        });
-        let entry = |(entry, node): (&Entry, Rc<Self>)| Entry { key: entry.key.clone(), at: entry.at, node };
-        let content = Content::Map(stays.chain(changes).map(entry).collect());
-        Rc::new(Self { at: self.at, content, values: self.values + over.values })
-    }
-
-    fn copy(&self) -> Rc<Self> {
-        let content = match &self.content {
-            Content::Scalar { text, plain } => Content::Scalar { text: text.clone(), plain: *plain },
-            Content::List(items) => Content::List(items.clone()),
-            Content::Map(_) => return self.with("", Rc::clone),
-        };
-        Rc::new(Self { at: self.at, content, values: self.values })
+        for change in changes {
+            match entries.iter_mut().find(|entry| entry.key == change.key) {
+                Some(entry) => Rc::make_mut(&mut entry.node).merge(&change.node),
+                None => entries.push(change.clone()),
+            }
+        }
     }
 }
 
@@ -175,30 +144,15 @@ pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
-        Err(Stop { at, message }) => {
+        Err((at, message)) => {
             log.add(at, "", message);
             None
         }
     }
 }
 
-/// Why parsing ends early.
-struct Stop {
-    at: Position,
-    message: String,
-}
-
-impl Stop {
-    fn new(at: Position, message: impl Into<String>) -> Self {
-        Self { at, message: message.into() }
-    }
-}
-
-impl From<ScanError> for Stop {
-    fn from(error: ScanError) -> Self {
-        Self::new(position(*error.marker()), format!("not valid YAML: {}", error.info()))
-    }
-}
+/// Where parsing ends early, and why.
+type Stop = (Position, String);
 
 fn position(marker: Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
@@ -230,19 +184,19 @@ impl<'a> Composer<'a> {
         Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
     }
 
-    /// The file's only document.
     fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
-            let (event, span) = event?;
+            let (event, span) = event
+                .map_err(|error| (position(*error.marker()), format!("not valid YAML: {}", error.info())))?;
             let at = position(span.start);
             if root.is_some() && matches!(event, Event::DocumentStart(_)) {
-                return Err(Stop::new(at, "a second document starts here; write one document a file"));
+                return Err((at, "a second document starts here; write one document a file".to_owned()));
             }
             root = self.event(event, at)?.or(root);
         }
         let message = || format!("the file is empty; the least that it may say is `{example}`");
-        root.filter(|root| !root.is_null()).ok_or_else(|| Stop::new(Position::START, message()))
+        root.filter(|root| !root.is_null()).ok_or_else(|| (Position::START, message()))
     }
 
     /// Takes one event; returns the root when it closes.
@@ -251,7 +205,7 @@ impl<'a> Composer<'a> {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
-                Err(Stop::new(at, "tags such as `!!str` are not used here; remove it"))
+                Err((at, "tags such as `!!str` are not used here; remove it".to_owned()))
             }
             Event::Scalar(text, style, anchor, None) => {
                 let content = Content::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
@@ -259,7 +213,7 @@ impl<'a> Composer<'a> {
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
                 Some(node) => self.place(Rc::clone(node), at),
-                None => Err(Stop::new(at, "the alias stands inside what it names; write the value out")),
+                None => Err((at, "the alias stands inside what it names; write the value out".to_owned())),
             },
             Event::SequenceStart(anchor, None) => self.start(at, anchor, OpenKind::List(Vec::new())),
             Event::MappingStart(anchor, None) => self.start(
@@ -278,13 +232,10 @@ impl<'a> Composer<'a> {
 
     fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<Node>>, Stop> {
         if self.open.len() == MAX_DEPTH {
-            return Err(Stop::new(
-                at,
-                format!("nested more than {MAX_DEPTH} deep, which no configuration is"),
-            ));
+            return Err((at, format!("nested more than {MAX_DEPTH} deep, which no configuration is")));
         }
         if let Some(Open { kind: OpenKind::Map { key: None, .. }, .. }) = self.open.last() {
-            return Err(Stop::new(at, "a key is a list or a map; keys are words"));
+            return Err((at, "a key is a list or a map; keys are words".to_owned()));
         }
         self.open.push(Open { at, anchor, values: 1, kind });
         Ok(None)
@@ -318,7 +269,7 @@ impl<'a> Composer<'a> {
             let message = format!(
                 "the document stands for more than {MAX_VALUES} values, aliases written out; use fewer"
             );
-            return Err(Stop::new(at, message));
+            return Err((at, message));
         }
         match &mut parent.kind {
             OpenKind::List(items) => items.push(node),
@@ -357,9 +308,11 @@ impl<'a> Composer<'a> {
 fn key_text(node: &Node, at: Position) -> Result<String, Stop> {
     match &node.content {
         Content::Scalar { text, .. } if text.contains(char::is_control) => {
-            Err(Stop::new(at, "a key has a line break or control character; keys are words"))
+            Err((at, "a key has a line break or control character; keys are words".to_owned()))
         }
         Content::Scalar { text, .. } => Ok(text.clone()),
-        Content::List(_) | Content::Map(_) => Err(Stop::new(at, "a key is a list or a map; keys are words")),
+        Content::List(_) | Content::Map(_) => {
+            Err((at, "a key is a list or a map; keys are words".to_owned()))
+        }
     }
 }

@@ -280,7 +280,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     };
     let fine = "run_dir: /run/x\nmodels: [{path: m.onnx, slo: 20ms}]\n";
     let (status, out, err) = check(fine, false);
-    assert_eq!((status, out.as_str()), (config::check::BAD_CONFIGURATION, ""));
+    assert_eq!((status, out.as_str()), (78, ""));
     assert!(err.starts_with("x.yaml:2:17: models[0].path: m.onnx cannot be used: No such file"), "{err}");
 
     fs::write(folder.path().join("m.onnx"), "a model").unwrap();

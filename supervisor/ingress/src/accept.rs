@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -33,10 +32,11 @@ pub(super) enum Service {
 pub(super) const UNREAD: Duration = Duration::from_secs(30);
 
 /// An accepted connection.
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
+pub(super) type Stream = Pin<Box<dyn Connection>>;
+
+pub(super) trait Connection: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Connection for S {}
 
 /// Serves at all the addresses until the end of the last connection after `stop`.
 pub(super) async fn run(bound: impl Iterator<Item = (Service, Bound)>, connections: usize, stop: Stop) {
@@ -58,7 +58,7 @@ async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop
     let accepting = async {
         let mut failing = false;
         loop {
-            let stream = match accept(&bound).await {
+            let stream = match accept(&bound, &service).await {
                 Ok(stream) => stream,
                 Err(error) => {
                     if !failing {
@@ -84,21 +84,24 @@ async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop
     }
 }
 
-async fn accept(bound: &Bound) -> io::Result<Stream> {
+async fn accept(bound: &Bound, service: &Service) -> io::Result<Stream> {
     match bound {
-        Bound::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
+        Bound::Unix { listener, .. } => {
+            let stream = impatient(listener.accept().await?.0, UNREAD);
+            Ok(if let Service::Grpc(_) = service { Box::pin(AuthorityRepair::new(stream)) } else { stream })
+        }
         Bound::Tcp { listener } => {
             let (stream, _) = listener.accept().await?;
             // It only fails when the peer is gone, as the next read will tell.
             let _ = stream.set_nodelay(true);
-            Ok(Stream::Tcp(stream))
+            Ok(impatient(stream, UNREAD))
         }
     }
 }
 
 /// A stream that fails when its peer reads nothing for too long: answers that no client takes would
 /// stay in memory.
-fn impatient<S: AsyncRead + AsyncWrite>(stream: S, unread: Duration) -> Pin<Box<TimeoutStream<S>>> {
+fn impatient(stream: impl Connection + 'static, unread: Duration) -> Stream {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(unread));
     Box::pin(stream)
@@ -108,25 +111,10 @@ fn impatient<S: AsyncRead + AsyncWrite>(stream: S, unread: Duration) -> Pin<Box<
 async fn serve(service: Service, stream: Stream, stop: Stop) {
     let overdue = stop.clone().overdue();
     let serving = async {
-        match (service, stream) {
-            (Service::Http(front), Stream::Unix(stream)) => {
-                http::serve(impatient(stream, UNREAD), front, stop).await
-            }
-            (Service::Http(front), Stream::Tcp(stream)) => {
-                http::serve(impatient(stream, UNREAD), front, stop).await
-            }
-            (Service::Grpc(front), Stream::Unix(stream)) => {
-                grpc::serve(AuthorityRepair::new(impatient(stream, UNREAD)), front, stop).await;
-            }
-            (Service::Grpc(front), Stream::Tcp(stream)) => {
-                grpc::serve(impatient(stream, UNREAD), front, stop).await
-            }
-            (Service::Metrics(render), Stream::Unix(stream)) => {
-                metrics::serve(impatient(stream, UNREAD), render, stop).await
-            }
-            (Service::Metrics(render), Stream::Tcp(stream)) => {
-                metrics::serve(impatient(stream, UNREAD), render, stop).await
-            }
+        match service {
+            Service::Http(front) => http::serve(stream, front, stop).await,
+            Service::Grpc(front) => grpc::serve(stream, front, stop).await,
+            Service::Metrics(render) => metrics::serve(stream, render, stop).await,
         }
     };
     tokio::select! {
@@ -138,6 +126,7 @@ async fn serve(service: Service, stream: Stream, stop: Stop) {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
 
     use super::*;
 

@@ -20,7 +20,6 @@ const SMALL: usize = 4096;
 /// A body, and the length of the JSON at its start where binary tensors follow.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Body {
-    /// All of it.
     pub(super) bytes: Pieces,
     /// For the header `Inference-Header-Content-Length`.
     pub(super) header_length: Option<usize>,
@@ -44,7 +43,6 @@ pub(super) fn check_form(
     Ok(())
 }
 
-/// The whole answer.
 pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) -> Result<Body, Failure> {
     let mut json = String::with_capacity(JSON_BYTES);
     json.push_str("{\"model_name\":");

@@ -3,12 +3,13 @@
 //! A few compressed bytes may become gigabytes, so each caller gives a limit in bytes. The work is
 //! done away from the threads that serve connections.
 
-use std::io::{Read, Write};
+use std::io::Read;
 
 use bytes::Bytes;
 use flate2::Compression;
-use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
-use flate2::write::{GzEncoder, ZlibEncoder};
+use flate2::bufread::{GzEncoder, MultiGzDecoder, ZlibDecoder, ZlibEncoder};
+
+use super::request_error::{RequestError, away, invalid};
 
 /// A format of compressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,19 +18,7 @@ pub(super) enum Encoding {
     Deflate,
 }
 
-/// Why bytes were not decompressed.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Undone {
-    #[error("decompressed, the request is larger than {limit} bytes (limits.request_bytes)")]
-    TooLarge { limit: usize },
-    #[error("the request cannot be decompressed as {}: {why}", .encoding.name())]
-    Corrupt { encoding: Encoding, why: String },
-    #[error("decompressing the request failed: {0}")]
-    Failed(String),
-}
-
 impl Encoding {
-    /// The format of that name, whatever its case.
     pub(super) fn named(name: &str) -> Option<Self> {
         [Self::Gzip, Self::Deflate].into_iter().find(|encoding| encoding.name().eq_ignore_ascii_case(name))
     }
@@ -41,14 +30,12 @@ impl Encoding {
         }
     }
 
-    /// Decompresses to at most `limit` bytes.
-    pub(super) async fn decompress(self, bytes: Bytes, limit: usize) -> Result<Bytes, Undone> {
-        tokio::task::spawn_blocking(move || self.decompress_here(&bytes, limit))
-            .await
-            .unwrap_or_else(|why| Err(Undone::Failed(why.to_string())))
+    /// Decompresses a request to at most `limit` bytes.
+    pub(super) async fn decompress(self, bytes: Bytes, limit: usize) -> Result<Bytes, RequestError> {
+        away("decompressing the request", move || self.decompress_here(&bytes, limit)).await
     }
 
-    fn decompress_here(self, bytes: &[u8], limit: usize) -> Result<Bytes, Undone> {
+    fn decompress_here(self, bytes: &[u8], limit: usize) -> Result<Bytes, RequestError> {
         let mut whole = Vec::new();
         let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
         let read = match self {
@@ -59,38 +46,30 @@ impl Encoding {
                 read.map(|_| decoder.into_inner().into_inner().len())
             }
         };
-        let corrupt = |why| Undone::Corrupt { encoding: self, why };
+        let corrupt = |why| invalid(format!("the request cannot be decompressed as {}: {why}", self.name()));
         match read {
-            Err(why) => Err(corrupt(why.to_string())),
-            Ok(_) if whole.len() > limit => Err(Undone::TooLarge { limit }),
+            Err(why) => corrupt(why.to_string()),
+            Ok(_) if whole.len() > limit => Err(RequestError::TooLarge(format!(
+                "decompressed, the request is larger than {limit} bytes (limits.request_bytes)"
+            ))),
             Ok(0) => Ok(whole.into()),
-            Ok(rest) => Err(corrupt(format!("{rest} bytes follow its end"))),
+            Ok(rest) => corrupt(format!("{rest} bytes follow its end")),
         }
     }
 
-    /// Compresses, rather fast than well.
-    pub(super) async fn compress(self, bytes: Bytes) -> Result<Bytes, Undone> {
-        tokio::task::spawn_blocking(move || self.compress_here(&bytes))
-            .await
-            .map_err(|why| Undone::Failed(why.to_string()))?
-            .map_err(|why| Undone::Failed(why.to_string()))
+    /// Compresses an answer, rather fast than well.
+    pub(super) async fn compress(self, bytes: Bytes) -> Result<Bytes, RequestError> {
+        away("compressing the answer", move || Ok(self.compress_here(&bytes))).await
     }
 
-    fn compress_here(self, bytes: &[u8]) -> std::io::Result<Bytes> {
-        let room = Vec::with_capacity(bytes.len() / 4 + 64);
-        let compressed = match self {
-            Self::Gzip => {
-                let mut encoder = GzEncoder::new(room, Compression::fast());
-                encoder.write_all(bytes)?;
-                encoder.finish()?
-            }
-            Self::Deflate => {
-                let mut encoder = ZlibEncoder::new(room, Compression::fast());
-                encoder.write_all(bytes)?;
-                encoder.finish()?
-            }
+    fn compress_here(self, bytes: &[u8]) -> Bytes {
+        let mut whole = Vec::with_capacity(bytes.len() / 4 + 64);
+        let read = match self {
+            Self::Gzip => GzEncoder::new(bytes, Compression::fast()).read_to_end(&mut whole),
+            Self::Deflate => ZlibEncoder::new(bytes, Compression::fast()).read_to_end(&mut whole),
         };
-        Ok(compressed.into())
+        read.expect("reading from memory cannot fail");
+        whole.into()
     }
 }
 
@@ -125,6 +104,7 @@ fn weighed(item: &str) -> (&str, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shadowslice_datapath::pipeline::Failure;
 
     const BOTH: [Encoding; 2] = [Encoding::Gzip, Encoding::Deflate];
 
@@ -132,7 +112,7 @@ mod tests {
     fn what_was_compressed_comes_back() {
         for encoding in BOTH {
             for plain in [&b""[..], b"a", &[7; 100_000]] {
-                let small = encoding.compress_here(plain).unwrap();
+                let small = encoding.compress_here(plain);
                 assert_eq!(encoding.decompress_here(&small, plain.len()).unwrap(), plain);
             }
         }
@@ -141,21 +121,26 @@ mod tests {
     #[test]
     fn a_bomb_is_put_out_at_the_limit() {
         for encoding in BOTH {
-            let bomb = encoding.compress_here(&vec![0; 16 << 20]).unwrap();
+            let bomb = encoding.compress_here(&vec![0; 16 << 20]);
             assert!(bomb.len() < 100_000);
             let limit = (16 << 20) - 1;
-            assert_eq!(encoding.decompress_here(&bomb, limit), Err(Undone::TooLarge { limit }));
-            assert_eq!(encoding.decompress_here(&bomb, 0), Err(Undone::TooLarge { limit: 0 }));
+            for limit in [limit, 0] {
+                let got = encoding.decompress_here(&bomb, limit);
+                assert!(matches!(got, Err(RequestError::TooLarge(_))), "{got:?}");
+            }
         }
     }
 
     #[test]
     fn what_is_cut_or_changed_or_followed_by_more_is_refused() {
         for encoding in BOTH {
-            let small = encoding.compress_here(b"hello, hello, hello").unwrap();
+            let small = encoding.compress_here(b"hello, hello, hello");
             let corrupt = |bytes: &[u8]| {
                 let got = encoding.decompress_here(bytes, 1000);
-                assert!(matches!(got, Err(Undone::Corrupt { .. })), "{encoding:?} {bytes:?}: {got:?}");
+                assert!(
+                    matches!(got, Err(RequestError::Failed(Failure::Invalid(_)))),
+                    "{encoding:?} {bytes:?}: {got:?}"
+                );
             };
             (1..small.len()).for_each(|end| corrupt(&small[..end]));
             corrupt(&[&small[..], b"x"].concat());

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use shadowslice_shared::tensor::{self, Datatype, UnknownDatatype};
+use shadowslice_shared::tensor::{self, Datatype};
 
 use super::proto::model_infer_request::InferInputTensor;
 use super::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
 use shadowslice_datapath::pipeline::Failure;
@@ -61,9 +62,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     unsupported("input", &name, &parameters)?;
     let place = place("input", &name, &parameters)?;
-    let datatype: Datatype = datatype.parse().map_err(|UnknownDatatype(got)| {
-        Failure::Invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(&name), Clipped(&got)))
-    })?;
+    let datatype = tensors::datatype(&name, &datatype)?;
     let data = match (raw, contents) {
         (_, None) if place.is_some() => Bytes::new(),
         (_, Some(_)) if place.is_some() => {
@@ -175,10 +174,6 @@ fn strings(values: &[Bytes]) -> Vec<u8> {
     let mut data = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
     values.iter().for_each(|value| tensor::push_byte_string(&mut data, value));
     data
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 #[cfg(test)]

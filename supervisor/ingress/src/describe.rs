@@ -1,6 +1,6 @@
 //! The descriptions that the server and its models give of themselves. Pure.
 
-use serde_json::{Value, json};
+use serde::Serializer;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::model::VERSION;
@@ -8,26 +8,19 @@ use super::proto;
 use super::tensors::public_shape;
 use shadowslice_datapath::pipeline::Metadata;
 
-/// The server's name.
-pub(super) const SERVER: &str = "shadowslice";
-/// The server's version.
-pub(super) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The protocol's extensions that are always served.
 const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
 
-/// The protocol's extensions that are served.
-pub(super) fn extensions(shared_memory: bool) -> impl Iterator<Item = &'static str> {
-    EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"))
+pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
+    let extensions = EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"));
+    proto::ServerMetadataResponse {
+        name: "shadowslice".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: extensions.map(str::to_owned).collect(),
+    }
 }
 
-/// The server's metadata, for HTTP.
-pub(super) fn server(shared_memory: bool) -> Value {
-    let extensions: Vec<_> = extensions(shared_memory).collect();
-    json!({"name": SERVER, "version": SERVER_VERSION, "extensions": extensions})
-}
-
-/// A model's metadata, for gRPC.
 pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     let tensor = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
         name: spec.name.clone(),
@@ -43,19 +36,7 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     }
 }
 
-/// The same for HTTP.
-pub(super) fn model_json(metadata: &Metadata) -> Value {
-    let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype, "shape": public_shape(metadata, spec)});
-    json!({
-        "name": metadata.name,
-        "versions": [VERSION],
-        "platform": metadata.platform,
-        "inputs": metadata.inputs.iter().map(tensor).collect::<Vec<_>>(),
-        "outputs": metadata.outputs.iter().map(tensor).collect::<Vec<_>>(),
-    })
-}
-
-/// A model's configuration as Triton's clients read it, for gRPC. Shapes are without the batch axis.
+/// A model's configuration as Triton's clients read it. Shapes are without the batch axis.
 pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
     let input = |spec: &TensorSpec| proto::ModelInput {
         name: spec.name.clone(),
@@ -76,23 +57,6 @@ pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
         dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
         backend: backend(metadata).to_owned(),
     }
-}
-
-/// The same for HTTP.
-pub(super) fn config_json(metadata: &Metadata) -> Value {
-    let tensor = |spec: &TensorSpec| json!({"name": spec.name, "data_type": data_type(spec.datatype).as_str_name(), "dims": dims(metadata, spec)});
-    let mut config = json!({
-        "name": metadata.name,
-        "platform": metadata.platform,
-        "backend": backend(metadata),
-        "max_batch_size": metadata.max_batch,
-        "input": metadata.inputs.iter().map(tensor).collect::<Vec<_>>(),
-        "output": metadata.outputs.iter().map(tensor).collect::<Vec<_>>(),
-    });
-    if batches(metadata) {
-        config["dynamic_batching"] = json!({"preferred_batch_size": [], "max_queue_delay_microseconds": 0});
-    }
-    config
 }
 
 fn batches(metadata: &Metadata) -> bool {
@@ -127,9 +91,22 @@ fn data_type(datatype: Datatype) -> proto::DataType {
     }
 }
 
+/// Over HTTP, a datatype has the name that it has in the protocol's definition.
+pub(super) fn by_name<S: Serializer>(data_type: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    let known = proto::DataType::try_from(*data_type).unwrap_or_default();
+    serializer.serialize_str(known.as_str_name())
+}
+
 #[cfg(test)]
 mod tests {
+    use serde::Serialize;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    fn in_json(message: impl Serialize) -> Value {
+        serde_json::to_value(message).unwrap()
+    }
 
     fn metadata(max_batch: u32) -> Metadata {
         let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: vec![-1, 16] };
@@ -146,13 +123,13 @@ mod tests {
     fn a_batching_model_shows_its_batch_axis_in_metadata_only() {
         let batching = metadata(8);
         assert_eq!(
-            model_json(&batching),
+            in_json(model(&batching)),
             json!({"name": "m", "versions": ["1"], "platform": "onnxruntime_onnx",
                 "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 16]}],
                 "outputs": [{"name": "y", "datatype": "BYTES", "shape": [-1, 16]}]})
         );
         assert_eq!(
-            config_json(&batching),
+            in_json(config(&batching)),
             json!({"name": "m", "platform": "onnxruntime_onnx", "backend": "onnxruntime", "max_batch_size": 8,
                 "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}],
                 "output": [{"name": "y", "data_type": "TYPE_STRING", "dims": [16]}],
@@ -165,8 +142,8 @@ mod tests {
     #[test]
     fn a_model_without_a_batch_axis_shows_whole_shapes() {
         let whole = metadata(0);
-        assert_eq!(config_json(&whole)["input"][0]["dims"], json!([-1, 16]));
-        assert_eq!(config_json(&whole)["dynamic_batching"], Value::Null);
+        assert_eq!(in_json(config(&whole))["input"][0]["dims"], json!([-1, 16]));
+        assert_eq!(in_json(config(&whole))["dynamic_batching"], Value::Null);
         assert_eq!(config(&whole).max_batch_size, 0);
         assert_eq!(model(&whole).outputs[0].datatype, "BYTES");
     }

@@ -11,7 +11,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::body::{self, Unread};
-use super::compression::{Encoding, Undone};
+use super::compression::Encoding;
 use super::tensors::Clipped;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -53,7 +53,7 @@ pub(super) async fn decompressed(
     let body = match body.first() {
         Some(1) => {
             let message = message(&body)?;
-            let message = encoding.decompress(message, limit).await.map_err(|why| undone(&why))?;
+            let message = encoding.decompress(message, limit).await?;
             enveloped(0, &message)?
         }
         // Not compressed after all, or for tonic to refuse.
@@ -76,7 +76,7 @@ pub(super) async fn compressed(
     let trailers = body.trailers().cloned();
     let mut body = body.to_bytes();
     if body.len() >= ENVELOPE {
-        let message = encoding.compress(message(&body)?).await.map_err(|why| undone(&why))?;
+        let message = encoding.compress(message(&body)?).await?;
         body = enveloped(1, &message)?;
         head.headers.insert(ENCODING, HeaderValue::from_static(encoding.name()));
     }
@@ -109,13 +109,5 @@ fn unread(why: &Unread, limit: usize) -> Status {
         Unread::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
         Unread::Stalled => Status::deadline_exceeded("the request did not go on"),
         Unread::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
-    }
-}
-
-fn undone(why: &Undone) -> Status {
-    match why {
-        Undone::TooLarge { .. } => Status::out_of_range(why.to_string()),
-        Undone::Corrupt { .. } => Status::invalid_argument(why.to_string()),
-        Undone::Failed(_) => Status::internal(why.to_string()),
     }
 }

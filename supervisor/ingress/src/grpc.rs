@@ -13,11 +13,11 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
+use super::accept::Stream;
 use super::body::{Impatient, SHORT};
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -38,13 +38,10 @@ use super::proto::{
     TraceSettingResponse,
 };
 use super::request_error::RequestError;
-use super::shared_memory::Registered;
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::unsupported::{self, Extension};
-use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
+use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Coming, Metadata};
-use shadowslice_datapath::router::RouteGuard;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -57,7 +54,7 @@ const STREAMS: u32 = 1024;
 /// The longest frame, in bytes; a connection holds one incomplete frame. Compared with the
 /// protocol's 16 KiB, tensors of 600 kB take a quarter less of the supervisor's CPU time, and
 /// arrive in a third less time.
-const FRAME_BYTES: u32 = 256 << 10;
+pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
 /// How long a connection may take until its first call.
 const FIRST_CALL: Duration = Duration::from_secs(75);
@@ -71,10 +68,7 @@ const PONG: Duration = Duration::from_secs(20);
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
 /// Serves one connection to its end.
-pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
         inference: GrpcInferenceServiceServer::new(Service(front.clone())),
@@ -137,7 +131,6 @@ async fn over(called: &AtomicBool, stop: Stop) {
 struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
     health: HealthServer<Health>,
-    /// The longest message, in bytes.
     limit: usize,
 }
 
@@ -200,7 +193,6 @@ impl Servers {
     }
 }
 
-/// The protocol's service.
 struct Service(Arc<Frontend>);
 
 impl Service {
@@ -241,26 +233,19 @@ impl Service {
     }
 }
 
+type Answer<T> = Result<Response<T>, Status>;
+
 #[tonic::async_trait]
 impl GrpcInferenceService for Service {
-    async fn server_live(
-        &self,
-        _: Request<ServerLiveRequest>,
-    ) -> Result<Response<ServerLiveResponse>, Status> {
+    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
         Ok(Response::new(ServerLiveResponse { live: true }))
     }
 
-    async fn server_ready(
-        &self,
-        _: Request<ServerReadyRequest>,
-    ) -> Result<Response<ServerReadyResponse>, Status> {
+    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Answer<ServerReadyResponse> {
         Ok(Response::new(ServerReadyResponse { ready: self.0.router.ready() }))
     }
 
-    async fn model_ready(
-        &self,
-        request: Request<ModelReadyRequest>,
-    ) -> Result<Response<ModelReadyResponse>, Status> {
+    async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
         // Like Triton's: a model that is not there is not ready. Clients ask this until a model has
         // gone.
@@ -268,37 +253,21 @@ impl GrpcInferenceService for Service {
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
-    async fn server_metadata(
-        &self,
-        _: Request<ServerMetadataRequest>,
-    ) -> Result<Response<ServerMetadataResponse>, Status> {
-        Ok(Response::new(ServerMetadataResponse {
-            name: describe::SERVER.to_owned(),
-            version: describe::SERVER_VERSION.to_owned(),
-            extensions: describe::extensions(self.0.regions.allowed()).map(str::to_owned).collect(),
-        }))
+    async fn server_metadata(&self, _: Request<ServerMetadataRequest>) -> Answer<ServerMetadataResponse> {
+        Ok(Response::new(describe::server(self.0.regions.allowed())))
     }
 
-    async fn model_metadata(
-        &self,
-        request: Request<ModelMetadataRequest>,
-    ) -> Result<Response<ModelMetadataResponse>, Status> {
+    async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         Ok(Response::new(describe::model(&*self.metadata(&name, &version)?)))
     }
 
-    async fn model_infer(
-        &self,
-        request: Request<ModelInferRequest>,
-    ) -> Result<Response<ModelInferResponse>, Status> {
+    async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
         let coming = traced::coming(request.extensions());
         Ok(Response::new(self.infer(request.into_inner(), coming).await?))
     }
 
-    async fn model_config(
-        &self,
-        request: Request<ModelConfigRequest>,
-    ) -> Result<Response<ModelConfigResponse>, Status> {
+    async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {
         let ModelConfigRequest { name, version } = request.into_inner();
         let config = describe::config(&*self.metadata(&name, &version)?);
         Ok(Response::new(ModelConfigResponse { config: Some(config) }))
@@ -307,27 +276,25 @@ impl GrpcInferenceService for Service {
     async fn system_shared_memory_status(
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
-    ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
-        let told = self.0.regions.status(&request.into_inner().name)?.into_iter().map(|region| {
-            let Registered { name, key, offset, byte_size } = region;
-            (name.clone(), RegionStatus { name, key, offset, byte_size })
-        });
-        Ok(Response::new(SystemSharedMemoryStatusResponse { regions: told.collect() }))
+    ) -> Answer<SystemSharedMemoryStatusResponse> {
+        let told = self.0.regions.status(&request.into_inner().name)?.into_iter();
+        let regions = told.map(|region| (region.name.clone(), region)).collect();
+        Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
     }
 
     async fn system_shared_memory_register(
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
-    ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<SystemSharedMemoryRegisterResponse> {
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
-        self.0.regions.register(Registered { name, key, offset, byte_size })?;
+        self.0.regions.register(RegionStatus { name, key, offset, byte_size })?;
         Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
     }
 
     async fn system_shared_memory_unregister(
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<SystemSharedMemoryUnregisterResponse> {
         match request.into_inner().name.as_str() {
             "" => self.0.regions.unregister_all()?,
             name => self.0.regions.unregister(name)?,
@@ -338,7 +305,7 @@ impl GrpcInferenceService for Service {
     async fn cuda_shared_memory_status(
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
-    ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryStatusResponse> {
         unsupported::cuda_status(&request.into_inner().name)?;
         Ok(Response::new(CudaSharedMemoryStatusResponse {}))
     }
@@ -346,55 +313,48 @@ impl GrpcInferenceService for Service {
     async fn cuda_shared_memory_register(
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
-    ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryRegisterResponse> {
         Err(unsupported::register_cuda(&request.into_inner().name).into())
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         _: Request<CudaSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<CudaSharedMemoryUnregisterResponse> {
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 
-    async fn trace_setting(
-        &self,
-        _: Request<TraceSettingRequest>,
-    ) -> Result<Response<TraceSettingResponse>, Status> {
-        Err(RequestError::from(Extension::Tracing).into())
+    async fn trace_setting(&self, _: Request<TraceSettingRequest>) -> Answer<TraceSettingResponse> {
+        Err(unsupported::extension(unsupported::TRACING).into())
     }
 
-    async fn log_settings(
-        &self,
-        _: Request<LogSettingsRequest>,
-    ) -> Result<Response<LogSettingsResponse>, Status> {
-        Err(RequestError::from(Extension::Logging).into())
+    async fn log_settings(&self, _: Request<LogSettingsRequest>) -> Answer<LogSettingsResponse> {
+        Err(unsupported::extension(unsupported::LOGGING).into())
     }
 
     async fn model_statistics(
         &self,
         request: Request<ModelStatisticsRequest>,
-    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+    ) -> Answer<ModelStatisticsResponse> {
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let models = match name.as_str() {
             "" => self.0.router.models(),
             name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.timings());
-        Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
+        Ok(Response::new(statistics::of(models)))
     }
 
     async fn repository_index(
         &self,
         request: Request<RepositoryIndexRequest>,
-    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+    ) -> Answer<RepositoryIndexResponse> {
         Ok(Response::new(repository::index(&self.0.repository, &request.into_inner())?))
     }
 
     async fn repository_model_load(
         &self,
         request: Request<RepositoryModelLoadRequest>,
-    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+    ) -> Answer<RepositoryModelLoadResponse> {
         repository::load(&self.0.repository, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
@@ -402,7 +362,7 @@ impl GrpcInferenceService for Service {
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
-    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+    ) -> Answer<RepositoryModelUnloadResponse> {
         repository::unload(&self.0.repository, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }

@@ -24,7 +24,6 @@ pub(super) const WATCHERS: usize = 256;
 /// The names that may be asked for: the whole server, by its empty name, and its only service.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
-/// The service.
 #[derive(Debug, Clone)]
 pub(super) struct Health {
     front: Arc<Frontend>,
@@ -76,9 +75,9 @@ async fn follow(
 ) {
     let mut stop = std::pin::pin!(stop.begun());
     let mut last = None;
-    let mut others = front.router.changes();
-    let mut readiness = readinesses(&front);
     loop {
+        let mut others = front.router.changes();
+        let mut readiness = readinesses(&front);
         // Every model is read: a model that was not read would count as changed again at once.
         let mut ready = true;
         for model in &mut readiness {
@@ -86,8 +85,6 @@ async fn follow(
         }
         // A model that is taken off the router stops after that, and no longer matters here.
         if others.has_changed().is_ok_and(|other| other) {
-            others.mark_unchanged();
-            readiness = readinesses(&front);
             continue;
         }
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
@@ -99,7 +96,7 @@ async fn follow(
         }
         tokio::select! {
             () = changed(&mut readiness) => {}
-            Ok(()) = others.changed() => readiness = readinesses(&front),
+            Ok(()) = others.changed() => {}
             () = tell.closed() => return,
             () = &mut stop => break,
         }

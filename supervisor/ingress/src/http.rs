@@ -13,14 +13,17 @@ use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::Frontend;
+use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
 use super::routes::{self, Route};
 use super::stop::Stop;
-use super::{Frontend, traced};
 use shadowslice_datapath::pipeline::Pieces;
+use shadowslice_datapath::trace::Outcome;
 
 /// An answer; its body goes out in the pieces that it is made of.
 pub(super) type Answer = Response<Full<Pieces>>;
@@ -36,10 +39,7 @@ const LINGER: Duration = Duration::from_secs(2);
 const UNASKED: Duration = Duration::from_secs(5);
 
 /// Serves one connection to its end.
-pub(super) async fn serve<I>(io: I, front: Arc<Frontend>, stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let service = service_fn(|request| Box::pin(answer(&front, &asked, &refused, request)));
     tokio::select! {
@@ -58,9 +58,8 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
 }
 
 /// Answers requests until the connection is to end, which is left to the caller to close.
-pub(super) async fn speak<I, S>(io: I, service: S, stop: Stop) -> I
+pub(super) async fn speak<S>(io: Stream, service: S, stop: Stop) -> Stream
 where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: HttpService<Incoming, ResBody = Full<Pieces>, Error = Infallible> + Unpin,
     S::Future: Unpin,
 {
@@ -84,7 +83,7 @@ where
 }
 
 /// Closes, and where a request was refused in mid-body waits a little until the peer has read why.
-async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, linger: bool) {
+async fn close(mut io: Stream, linger: bool) {
     if io.shutdown().await.is_err() || !linger {
         return;
     }
@@ -116,7 +115,7 @@ async fn answer(
         }
     };
     if let Some(span) = span {
-        traced::end_http(span, &response);
+        span.end(Outcome::Http(response.status().as_u16()));
     }
     Ok(response)
 }
@@ -145,15 +144,16 @@ pub(super) fn empty(status: StatusCode) -> Answer {
     response
 }
 
-/// An answer in JSON.
-pub(super) fn document(status: StatusCode, json: &serde_json::Value) -> Answer {
-    let mut response = Response::new(Full::new(json.to_string().into()));
-    *response.status_mut() = status;
+pub(super) fn document(json: &impl Serialize) -> Answer {
+    let json = serde_json::to_vec(json).expect("keys of messages are texts, which is all that can fail");
+    let mut response = Response::new(Full::new(json.into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// A refusal in the protocol's form.
 pub(super) fn error(status: StatusCode, message: &str) -> Answer {
-    document(status, &json!({"error": message}))
+    let mut response = document(&json!({"error": message}));
+    *response.status_mut() = status;
+    response
 }

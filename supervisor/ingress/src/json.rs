@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use shadowslice_shared::tensor::{Datatype, UnknownDatatype};
 
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
@@ -15,7 +15,6 @@ use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
 /// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
-    /// The inference that is asked for.
     pub(super) request: InferRequest,
     /// Which outputs are to be binary.
     pub(super) form: Form,
@@ -24,7 +23,6 @@ pub(super) struct HttpRequest {
 /// Which outputs of an answer are binary; the others are JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Form {
-    /// All outputs, or no output.
     All(bool),
     /// One entry for each requested output, in the order of the request.
     Each(Vec<bool>),
@@ -191,9 +189,7 @@ fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Fa
         parameters;
     let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
         .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
-    let datatype: Datatype = input.datatype.parse().map_err(|UnknownDatatype(got)| {
-        Failure::Invalid(format!("input '{name}' has the unknown datatype '{}'", Clipped(&got)))
-    })?;
+    let datatype = tensors::datatype(&input.name, &input.datatype)?;
     let data = match (parameters.binary_data_size, input.data) {
         (None, None) if place.is_some() => Pieces::default(),
         (Some(_), _) | (_, Some(_)) if place.is_some() => {
@@ -291,10 +287,6 @@ fn byte_string(body: &[u8]) -> Result<Pieces, Failure> {
     let length = u32::try_from(body.len())
         .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
     Ok([&length.to_le_bytes()[..], body].concat().into())
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 #[cfg(test)]

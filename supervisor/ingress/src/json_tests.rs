@@ -1,5 +1,5 @@
 use bytes::{Buf, Bytes};
-use shadowslice_shared::tensor::TensorSpec;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::*;
 

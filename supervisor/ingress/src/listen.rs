@@ -21,51 +21,11 @@ const MODE: u32 = 0o660;
 
 /// Why an address could not be taken.
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// Another process listens there.
-    #[error("another process serves on {}; stop it, or listen elsewhere", .0.display())]
-    InUse(PathBuf),
-    /// Something that is no socket lies there.
-    #[error("{} is there and no socket; remove it, or listen elsewhere", .0.display())]
-    NoSocket(PathBuf),
-    /// A socket lies there, and it cannot be told whether it is in use, or it cannot be removed.
-    #[error("a socket that is in the way at {} could not be removed", .path.display())]
-    Stale {
-        /// The socket's path.
-        path: PathBuf,
-        /// The failure.
-        #[source]
-        source: io::Error,
-    },
-    /// There is no such group.
-    #[error("the group {group:?} of the socket {} is not known here", .path.display())]
-    Group {
-        /// The socket's path.
-        path: PathBuf,
-        /// The group's name.
-        group: String,
-        /// Why it could not be looked up, if that failed.
-        #[source]
-        source: Option<io::Error>,
-    },
-    /// The Unix socket could not be made.
-    #[error("cannot listen on {}; its folder must be there, and this user's to write to", .path.display())]
-    Unix {
-        /// The socket's path.
-        path: PathBuf,
-        /// The failure.
-        #[source]
-        source: io::Error,
-    },
-    /// The TCP address could not be taken.
-    #[error("cannot listen on {address}; stop what serves there, or give another address in `listen`")]
-    Tcp {
-        /// The address.
-        address: SocketAddr,
-        /// The failure.
-        #[source]
-        source: io::Error,
-    },
+#[error("{message}")]
+pub struct BindError {
+    message: String,
+    #[source]
+    source: Option<io::Error>,
 }
 
 /// A listening socket.
@@ -97,17 +57,24 @@ pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<B
     Ok(bound)
 }
 
-/// Takes one address.
 pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
     match &listener.address {
-        Address::Tcp(address) => {
-            bind_tcp(*address).map_err(|source| BindError::Tcp { address: *address, source })
-        }
+        Address::Tcp(address) => bind_tcp(*address).map_err(|source| BindError {
+            message: format!(
+                "cannot listen on {address}; stop what serves there, or give another address in `listen`"
+            ),
+            source: Some(source),
+        }),
         Address::Unix(path) => {
             let group = listener.group.as_deref().map(|group| group_id(path, group)).transpose()?;
             make_way(path).await?;
-            bind_unix(path, listener.mode.unwrap_or(MODE), group)
-                .map_err(|source| BindError::Unix { path: path.clone(), source })
+            bind_unix(path, listener.mode.unwrap_or(MODE), group).map_err(|source| BindError {
+                message: format!(
+                    "cannot listen on {}; its folder must be there, and this user's to write to",
+                    path.display()
+                ),
+                source: Some(source),
+            })
         }
     }
 }
@@ -130,7 +97,10 @@ fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Bound> {
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
-    let unknown = |source| BindError::Group { path: path.to_owned(), group: group.to_owned(), source };
+    let unknown = |source| BindError {
+        message: format!("the group {group:?} of the socket {} is not known here", path.display()),
+        source,
+    };
     match Group::from_name(group) {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
         Ok(None) => Err(unknown(None)),
@@ -140,11 +110,22 @@ fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
 
 /// Removes a socket on which no process listens.
 async fn make_way(path: &Path) -> Result<(), BindError> {
-    let stale = |source| BindError::Stale { path: path.to_owned(), source };
+    let shown = path.display();
+    let stale = |source| BindError {
+        message: format!("a socket that is in the way at {shown} could not be removed"),
+        source: Some(source),
+    };
+    let in_use = || BindError {
+        message: format!("another process serves on {shown}; stop it, or listen elsewhere"),
+        source: None,
+    };
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(stale(error)),
-        Ok(found) if !found.file_type().is_socket() => return Err(BindError::NoSocket(path.to_owned())),
+        Ok(found) if !found.file_type().is_socket() => {
+            let message = format!("{shown} is there and no socket; remove it, or listen elsewhere");
+            return Err(BindError { message, source: None });
+        }
         Ok(_) => {}
     }
     match UnixStream::connect(path).await {
@@ -152,9 +133,9 @@ async fn make_way(path: &Path) -> Result<(), BindError> {
             std::fs::remove_file(path).map_err(stale)
         }
         // A server that is too busy to take another connection.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(BindError::InUse(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
         Err(error) => Err(stale(error)),
-        Ok(_) => Err(BindError::InUse(path.to_owned())),
+        Ok(_) => Err(in_use()),
     }
 }
 

@@ -26,7 +26,8 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let live = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    assert!(matches!(bind(&unix(&path, None, None)).await, Err(BindError::InUse(_))));
+    let refused = bind(&unix(&path, None, None)).await.unwrap_err();
+    assert!(refused.to_string().starts_with("another process serves on"), "{refused}");
     assert!(path.try_exists().unwrap());
     drop(live);
     bind(&unix(&path, None, None)).await.unwrap();
@@ -37,7 +38,8 @@ async fn what_is_no_socket_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(bind(&unix(&path, None, None)).await, Err(BindError::NoSocket(_))));
+    let refused = bind(&unix(&path, None, None)).await.unwrap_err();
+    assert!(refused.to_string().contains("is there and no socket"), "{refused}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 
@@ -58,12 +60,12 @@ async fn faults_name_the_address() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let unknown = bind(&unix(&path, None, Some("no such group"))).await.unwrap_err();
-    assert!(matches!(unknown, BindError::Group { .. }) && unknown.to_string().contains("no such group"));
+    assert!(unknown.to_string().contains("the group \"no such group\""), "{unknown}");
     assert!(!path.try_exists().unwrap());
     let nowhere = bind(&unix(&dir.path().join("no/x.sock"), None, None)).await.unwrap_err();
     assert!(nowhere.to_string().contains("no/x.sock"));
-    let long = bind(&unix(&dir.path().join("x".repeat(200)), None, None)).await;
-    assert!(matches!(long, Err(BindError::Unix { .. })));
+    let long = bind(&unix(&dir.path().join("x".repeat(200)), None, None)).await.unwrap_err();
+    assert!(long.to_string().starts_with("cannot listen on"), "{long}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let taken_twice = std::net::TcpListener::bind(taken);
     let listener = Listener { address: Address::Tcp(taken), mode: None, group: None };

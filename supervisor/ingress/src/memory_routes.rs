@@ -2,12 +2,13 @@
 
 use hyper::StatusCode;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::http::{Answer, document, empty};
+use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::RequestError;
 use super::routes::OfMemory;
-use super::shared_memory::{Regions, Registered};
+use super::shared_memory::Regions;
 use super::unsupported;
 use shadowslice_datapath::pipeline::Failure;
 
@@ -27,17 +28,11 @@ pub(super) fn answer(
     body: &[u8],
 ) -> Result<Answer, RequestError> {
     match what {
-        OfMemory::Status => {
-            let told = regions.status(&name)?.into_iter().map(|region| {
-                let Registered { name, key, offset, byte_size } = region;
-                json!({"name": name, "key": key, "offset": offset, "byte_size": byte_size})
-            });
-            return Ok(document(StatusCode::OK, &Value::Array(told.collect())));
-        }
+        OfMemory::Status => return Ok(document(&regions.status(&name)?)),
         OfMemory::Register => {
             let Register { key, offset, byte_size } = serde_json::from_slice(body)
                 .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
-            regions.register(Registered { name, key, offset, byte_size })?;
+            regions.register(RegionStatus { name, key, offset, byte_size })?;
         }
         OfMemory::Unregister if name.is_empty() => regions.unregister_all()?,
         OfMemory::Unregister => regions.unregister(&name)?,
@@ -50,7 +45,7 @@ pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, RequestE
     match what {
         OfMemory::Status => {
             unsupported::cuda_status(name)?;
-            Ok(document(StatusCode::OK, &json!([])))
+            Ok(document(&json!([])))
         }
         OfMemory::Register => Err(unsupported::register_cuda(name)),
         OfMemory::Unregister => Ok(empty(StatusCode::OK)),

@@ -10,13 +10,14 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
+use super::BindError;
+use super::accept::{self, Stream};
 use super::http::{self, Answer};
 use super::listen::{self, Bound};
 use super::stop::Stop;
-use super::{BindError, accept};
 use shadowslice_config::Listener;
 
 /// The most connections at a time; a scraper needs one connection.
@@ -50,10 +51,7 @@ impl MetricsListeners {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn serve<I>(io: I, render: Render, stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(io: Stream, render: Render, stop: Stop) {
     let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request))));
     // It only fails when the peer is gone.
     let _ = http::speak(io, service, stop).await.shutdown().await;

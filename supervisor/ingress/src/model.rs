@@ -12,17 +12,13 @@ use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
 use shadowslice_datapath::router::{RouteGuard, Router};
 
-/// The version that every model has.
 pub(super) const VERSION: &str = "1";
 
 /// One output of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answered {
-    /// The model's name for it.
     pub(super) name: String,
-    /// Its element type.
     pub(super) datatype: Datatype,
-    /// Its whole shape.
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`shadowslice_datapath::pipeline::Output::data`].
     pub(super) data: Bytes,

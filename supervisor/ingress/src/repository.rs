@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hyper::StatusCode;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::http::{Answer, document, empty};
 use super::model::VERSION;
@@ -14,7 +14,7 @@ use super::proto::{
     ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
     RepositoryModelUnloadRequest,
 };
-use super::request_error::RequestError;
+use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
@@ -22,11 +22,8 @@ use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
 /// The meaning of a path below `/v2/repository`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Which models there are.
     Index,
-    /// Have this model loaded.
     Load(String),
-    /// Have it unloaded.
     Unload(String),
 }
 
@@ -56,7 +53,6 @@ impl From<WishRefused> for RequestError {
     }
 }
 
-/// Answers one HTTP request.
 pub(super) async fn answer(
     repository: &Repository,
     route: Route,
@@ -65,11 +61,7 @@ pub(super) async fn answer(
     let wish = match route {
         Route::Index => {
             let IndexBody { ready } = read(body)?;
-            let listed = of_state(repository, ready);
-            let listed = listed.map(|Listed { name, state, reason }| {
-                json!({"name": name, "version": VERSION, "state": state, "reason": reason})
-            });
-            return Ok(document(StatusCode::OK, &Value::Array(listed.collect())));
+            return Ok(document(&listed(repository, ready)));
         }
         Route::Load(model) => {
             let Body { parameters } = read(body)?;
@@ -94,22 +86,14 @@ fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure>
         .map_err(|error| Failure::Invalid(format!("the request's JSON is not understood: {error}")))
 }
 
-/// Answers which models there are, over gRPC.
 pub(super) fn index(
     repository: &Repository,
     request: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, RequestError> {
     only_one(&request.repository_name)?;
-    let model = |Listed { name, state, reason }| ModelIndex {
-        name,
-        version: VERSION.to_owned(),
-        state: state.to_owned(),
-        reason,
-    };
-    Ok(RepositoryIndexResponse { models: of_state(repository, request.ready).map(model).collect() })
+    Ok(RepositoryIndexResponse { models: listed(repository, request.ready) })
 }
 
-/// Loads a model, over gRPC.
 pub(super) async fn load(
     repository: &Repository,
     request: RepositoryModelLoadRequest,
@@ -132,17 +116,23 @@ pub(super) async fn unload(
     Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
 }
 
-fn of_state(repository: &Repository, ready: bool) -> impl Iterator<Item = Listed> {
-    repository.list().into_iter().filter(move |model| !ready || model.state == "READY")
+/// The models, or only those that are ready.
+fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
+    let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
+    let model = |Listed { name, state, reason }| ModelIndex {
+        name,
+        version: VERSION.to_owned(),
+        state: state.to_owned(),
+        reason,
+    };
+    wanted.map(model).collect()
 }
 
 fn only_one(name: &str) -> Result<(), Failure> {
     if name.is_empty() {
         return Ok(());
     }
-    Err(Failure::Invalid(
-        "'repository_name' is not supported; leave it empty: there is one repository".to_owned(),
-    ))
+    invalid("'repository_name' is not supported; leave it empty: there is one repository".to_owned())
 }
 
 /// The keys that are to differ in a model's configuration. Any other parameter is refused rather
@@ -153,13 +143,13 @@ fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<
         match (name.as_str(), text) {
             ("config", Some(text)) => config = Some(text),
             ("config", None) => {
-                return Err(Failure::Invalid("parameter 'config' must be a text that holds JSON".to_owned()));
+                return invalid("parameter 'config' must be a text that holds JSON".to_owned());
             }
             _ => {
                 let name = Clipped(&name);
-                return Err(Failure::Invalid(format!(
+                return invalid(format!(
                     "parameter '{name}' is not supported: a model's files are the operator's; only 'config' is"
-                )));
+                ));
             }
         }
     }

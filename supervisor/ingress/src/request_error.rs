@@ -3,7 +3,6 @@
 use hyper::StatusCode;
 use tonic::Status;
 
-use super::compression::Undone;
 use shadowslice_datapath::pipeline::Failure;
 
 /// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
@@ -30,7 +29,6 @@ pub(super) enum RequestError {
 }
 
 impl RequestError {
-    /// Its HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
@@ -52,15 +50,21 @@ impl RequestError {
     }
 }
 
-impl From<Undone> for RequestError {
-    fn from(undone: Undone) -> Self {
-        let message = undone.to_string();
-        match undone {
-            Undone::TooLarge { .. } => Self::TooLarge(message),
-            Undone::Corrupt { .. } => Failure::Invalid(message).into(),
-            Undone::Failed(_) => Failure::Internal(message).into(),
-        }
-    }
+pub(super) fn invalid<T, E: From<Failure>>(message: String) -> Result<T, E> {
+    Err(Failure::Invalid(message).into())
+}
+
+/// Does what takes long away from the threads that serve connections.
+pub(super) async fn away<T, E>(
+    what: &str,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<Failure> + Send + 'static,
+{
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|why| Err(Failure::Internal(format!("{what} failed: {why}")).into()))
 }
 
 impl From<RequestError> for Status {

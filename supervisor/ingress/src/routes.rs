@@ -7,16 +7,14 @@ use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, Head
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use serde_json::{Value, json};
 
 use super::compression::{self, Encoding};
 use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
-use super::request_error::RequestError;
+use super::request_error::{RequestError, away, invalid};
 use super::tensors::{self, Clipped};
-use super::unsupported::Extension;
-use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced};
+use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
 use shadowslice_datapath::router::RouteGuard;
 
@@ -32,13 +30,15 @@ const MAX_SEGMENTS: usize = 5;
 /// Answers shorter than this, in bytes, are not compressed.
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
+const SYSTEM_MEMORY: &str = "systemsharedmemory";
+const CUDA_MEMORY: &str = "cudasharedmemory";
+
 /// The meaning of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Live,
     Ready,
     Server,
-    /// The statistics of all models.
     Statistics,
     Repository(repository::Route),
     Model {
@@ -48,18 +48,11 @@ pub(super) enum Route {
     },
     /// Shared memory: a region's name, or no name for all regions.
     Memory {
-        kind: MemoryKind,
+        cuda: bool,
         name: String,
         what: OfMemory,
     },
-    Absent(Extension),
-}
-
-/// The memory that a region lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryKind {
-    System,
-    Cuda,
+    Absent(&'static str),
 }
 
 /// The operations on shared memory.
@@ -94,16 +87,14 @@ impl Route {
             [""] => return Some(Self::Server),
             ["health", "live"] => return Some(Self::Live),
             ["health", "ready"] => return Some(Self::Ready),
-            ["systemsharedmemory", what] => return Self::memory(MemoryKind::System, "", what),
-            ["systemsharedmemory", "region", name, what] => {
-                return Self::memory(MemoryKind::System, name, what);
+            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), what] => return Self::memory(kind, "", what),
+            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), "region", name, what] => {
+                return Self::memory(kind, name, what);
             }
-            ["cudasharedmemory", what] => return Self::memory(MemoryKind::Cuda, "", what),
-            ["cudasharedmemory", "region", name, what] => return Self::memory(MemoryKind::Cuda, name, what),
             ["trace", "setting"] | ["models", _, "trace", "setting"] => {
-                return Some(Self::Absent(Extension::Tracing));
+                return Some(Self::Absent(unsupported::TRACING));
             }
-            ["logging"] => return Some(Self::Absent(Extension::Logging)),
+            ["logging"] => return Some(Self::Absent(unsupported::LOGGING)),
             ["models", "stats"] => return Some(Self::Statistics),
             ["repository", "index"] => return Some(Self::Repository(repository::Route::Index)),
             ["repository", "models", model, "load"] => {
@@ -129,14 +120,14 @@ impl Route {
         Some(Self::Model { name: decoded(model)?, version: decoded(version)?, what })
     }
 
-    fn memory(kind: MemoryKind, name: &str, what: &str) -> Option<Self> {
+    fn memory(kind: &str, name: &str, what: &str) -> Option<Self> {
         let what = match what {
             "status" => OfMemory::Status,
             "unregister" => OfMemory::Unregister,
             "register" if !name.is_empty() => OfMemory::Register,
             _ => return None,
         };
-        Some(Self::Memory { kind, name: decoded(name)?, what })
+        Some(Self::Memory { cuda: kind == CUDA_MEMORY, name: decoded(name)?, what })
     }
 
     pub(super) fn is_inference(&self) -> bool {
@@ -175,88 +166,65 @@ pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts,
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return response;
     }
-    match route {
+    meant(front, route, head, body).await.unwrap_or_else(|refusal| {
+        if let Some(journal) = traced::journal(&head.extensions) {
+            journal.failed(refusal.message());
+        }
+        error(refusal.status(), &refusal.message())
+    })
+}
+
+async fn meant(front: &Frontend, route: Route, head: &Parts, body: Pieces) -> Result<Answer, RequestError> {
+    Ok(match route {
         Route::Live => empty(StatusCode::OK),
         Route::Ready if front.router.ready() => empty(StatusCode::OK),
         Route::Ready => empty(StatusCode::BAD_REQUEST),
-        Route::Server => document(StatusCode::OK, &describe::server(front.regions.allowed())),
-        Route::Memory { kind: MemoryKind::System, name, what } => {
-            memory_routes::answer(&front.regions, name, what, &body.into_bytes())
-                .unwrap_or_else(|refusal| refused(&refusal))
+        Route::Server => document(&describe::server(front.regions.allowed())),
+        Route::Memory { cuda: false, name, what } => {
+            memory_routes::answer(&front.regions, name, what, &body.into_bytes())?
         }
-        Route::Memory { kind: MemoryKind::Cuda, name, what } => {
-            memory_routes::answer_cuda(&name, what).unwrap_or_else(|refusal| refused(&refusal))
-        }
-        Route::Absent(extension) => refused(&extension.into()),
-        Route::Statistics => {
-            let models = front.router.models();
-            document(StatusCode::OK, &statistics(models.into_iter()))
-        }
-        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes())
-            .await
-            .unwrap_or_else(|refusal| refused(&refusal)),
+        Route::Memory { cuda: true, name, what } => memory_routes::answer_cuda(&name, what)?,
+        Route::Absent(extension) => return Err(unsupported::extension(extension)),
+        Route::Statistics => document(&statistics::of(front.router.models())),
+        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes()).await?,
         Route::Model { name, version, what } => {
-            of_model(front, &name, &version, what, head, body).await.unwrap_or_else(|refusal| {
-                if let Some(journal) = traced::journal(&head.extensions) {
-                    journal.failed(refusal.message());
-                }
-                refused(&refusal)
-            })
+            let pipeline = model::find(&front.router, &name, &version)?;
+            of_model(front, &name, pipeline, what, head, body).await?
         }
-    }
-}
-
-fn refused(refusal: &RequestError) -> Answer {
-    error(refusal.status(), &refusal.message())
+    })
 }
 
 async fn of_model(
     front: &Frontend,
     name: &str,
-    version: &str,
+    pipeline: RouteGuard,
     what: What,
     head: &Parts,
     body: Pieces,
 ) -> Result<Answer, RequestError> {
-    let pipeline = model::find(&front.router, name, version)?;
-    if what == What::Ready {
-        return Ok(match pipeline.ready() {
+    let metadata = || model::metadata(&pipeline, name);
+    match what {
+        What::Ready => Ok(match pipeline.ready() {
             Ok(()) => empty(StatusCode::OK),
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
-        });
-    }
-    if what == What::Statistics {
-        return Ok(document(StatusCode::OK, &statistics([(name.to_owned(), pipeline)].into_iter())));
-    }
-    let metadata = model::metadata(&pipeline, name)?;
-    match what {
-        What::Config => Ok(document(StatusCode::OK, &describe::config_json(&metadata))),
-        What::Metadata | What::Ready | What::Statistics => {
-            Ok(document(StatusCode::OK, &describe::model_json(&metadata)))
-        }
+        }),
+        What::Statistics => Ok(document(&statistics::of(vec![(name.to_owned(), pipeline)]))),
+        What::Config => Ok(document(&describe::config(&*metadata()?))),
+        What::Metadata => Ok(document(&describe::model(&*metadata()?))),
         What::Infer => {
-            let coming = traced::coming(&head.extensions);
+            let (metadata, coming) = (metadata()?, traced::coming(&head.extensions));
             if let Some(journal) = &coming.journal {
                 journal.found(name);
             }
             let _admitted = front.admit()?;
             let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
-            answer::check_form(
-                &metadata,
-                &tensors::requested(&metadata, &request.outputs)?,
-                &request.outputs,
-                &form,
-            )?;
+            let wanted = tensors::requested(&metadata, &request.outputs)?;
+            answer::check_form(&metadata, &wanted, &request.outputs, &form)?;
             let id = request.id.clone();
             let outputs = model::infer(front, &pipeline, &metadata, request, coming).await?;
             inferred(write(name, id, outputs, form).await?, &head.headers).await
         }
     }
-}
-
-fn statistics(models: impl Iterator<Item = (String, RouteGuard)>) -> Value {
-    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
-    json!({"model_stats": models.collect::<Vec<_>>()})
 }
 
 /// Values written as JSON are slow to write: long answers are written away from the connections, too.
@@ -267,9 +235,7 @@ async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Re
         return answer::write(name, &id, &outputs, &form);
     }
     let name = name.to_owned();
-    tokio::task::spawn_blocking(move || answer::write(&name, &id, &outputs, &form))
-        .await
-        .unwrap_or_else(|why| Err(Failure::Internal(format!("writing the answer failed: {why}"))))
+    away("writing the answer", move || answer::write(&name, &id, &outputs, &form)).await
 }
 
 async fn parse(
@@ -287,10 +253,7 @@ async fn parse(
         return Ok(json::parse(body, header_length, metadata)?);
     }
     let metadata = metadata.clone();
-    tokio::task::spawn_blocking(move || json::parse(body, header_length, &metadata))
-        .await
-        .unwrap_or_else(|why| Err(Failure::Internal(format!("parsing the request failed: {why}"))))
-        .map_err(RequestError::from)
+    Ok(away("parsing the request", move || json::parse(body, header_length, &metadata)).await?)
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
@@ -308,7 +271,7 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let mut values = headers.get_all(HEADER_LENGTH).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return match headers.contains_key(HEADER_LENGTH) {
-            true => Err(Failure::Invalid("Inference-Header-Content-Length is given twice".to_owned())),
+            true => invalid("Inference-Header-Content-Length is given twice".to_owned()),
             false => Ok(None),
         };
     };
@@ -365,13 +328,10 @@ mod tests {
         let load = repository::Route::Load("m".into());
         assert_eq!(Route::parse("/v2/repository/models/m/load"), Some(Route::Repository(load)));
         assert_eq!(Route::parse("/v2/models/a%2Fb%20%C3%A9/ready"), model("a/b é", "", What::Ready));
-        let memory = |kind, name: &str, what| Some(Route::Memory { kind, name: name.into(), what });
+        let memory = |cuda, name: &str, what| Some(Route::Memory { cuda, name: name.into(), what });
         let path = "/v2/systemsharedmemory/region/a%2Fb/register";
-        assert_eq!(Route::parse(path), memory(MemoryKind::System, "a/b", OfMemory::Register));
-        assert_eq!(
-            Route::parse("/v2/cudasharedmemory/status"),
-            memory(MemoryKind::Cuda, "", OfMemory::Status)
-        );
+        assert_eq!(Route::parse(path), memory(false, "a/b", OfMemory::Register));
+        assert_eq!(Route::parse("/v2/cudasharedmemory/status"), memory(true, "", OfMemory::Status));
     }
 
     #[test]

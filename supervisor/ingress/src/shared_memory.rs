@@ -16,17 +16,16 @@ use bytes::Bytes;
 use nix::fcntl::OFlag;
 use parking_lot::Mutex;
 
-use super::request_error::RequestError;
+use super::proto::system_shared_memory_status_response::RegionStatus;
+use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
 /// Regions at a time, over all clients; each holds a descriptor.
 const MAX_REGIONS: usize = 1024;
 
-/// The longest name of a region, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// Where POSIX shared memory lies.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The regions that clients registered, by the clients' names for them.
@@ -39,19 +38,8 @@ pub(super) struct Regions {
 /// A part of a client's shared memory.
 #[derive(Debug)]
 struct Region {
-    key: String,
-    offset: u64,
-    byte_size: u64,
+    told: RegionStatus,
     file: File,
-}
-
-/// A region as clients are told of it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Registered {
-    pub(super) name: String,
-    pub(super) key: String,
-    pub(super) offset: u64,
-    pub(super) byte_size: u64,
 }
 
 /// Where a tensor lies, as a request says.
@@ -91,7 +79,6 @@ pub(super) struct Found {
 }
 
 impl Regions {
-    /// Starts with no regions; none can be registered unless `allowed`.
     pub(super) fn new(allowed: bool) -> Self {
         Self { allowed, by_name: Mutex::default() }
     }
@@ -106,15 +93,15 @@ impl Regions {
     }
 
     /// Opens the shared memory of that key, and lets requests name `byte_size` bytes of it from `offset` on.
-    pub(super) fn register(&self, region: Registered) -> Result<(), RequestError> {
+    pub(super) fn register(&self, told: RegionStatus) -> Result<(), RequestError> {
         self.check_allowed()?;
-        let Registered { name, key, offset, byte_size } = region;
+        let RegionStatus { name, key, offset, byte_size } = &told;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
         }
         let mut by_name = self.by_name.lock();
-        if by_name.contains_key(&name) {
-            let name = Clipped(&name);
+        if by_name.contains_key(name) {
+            let name = Clipped(name);
             return Err(RequestError::AlreadyExists(format!(
                 "shared memory region '{name}' already in manager"
             )));
@@ -123,16 +110,16 @@ impl Regions {
             let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
             return Err(Failure::Unavailable(why).into());
         }
-        let region = Region { file: open(&key)?, key, offset, byte_size };
-        let end = offset.checked_add(byte_size).filter(|_| byte_size > 0);
-        if end.is_none_or(|end| region.length().is_ok_and(|length| end > length)) {
+        let file = open(key)?;
+        let end = offset.checked_add(*byte_size).filter(|_| *byte_size > 0);
+        if end.is_none_or(|end| file.metadata().is_ok_and(|found| end > found.len())) {
             return invalid(format!(
                 "region '{}' of {byte_size} bytes from {offset} on does not lie within shared memory '{}'",
-                Clipped(&name),
-                Clipped(&region.key)
+                Clipped(name),
+                Clipped(key)
             ));
         }
-        by_name.insert(name, Arc::new(region));
+        by_name.insert(name.clone(), Arc::new(Region { told, file }));
         Ok(())
     }
 
@@ -146,7 +133,6 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets all of them.
     pub(super) fn unregister_all(&self) -> Result<(), RequestError> {
         self.check_allowed()?;
         let gone = std::mem::take(&mut *self.by_name.lock());
@@ -155,20 +141,14 @@ impl Regions {
     }
 
     /// The region of that name, or all regions if the name is empty, by name.
-    pub(super) fn status(&self, name: &str) -> Result<Vec<Registered>, RequestError> {
+    pub(super) fn status(&self, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
         self.check_allowed()?;
         let by_name = self.by_name.lock();
         if !name.is_empty() && !by_name.contains_key(name) {
             return Err(unknown(name));
         }
         let wanted = by_name.iter().filter(|(region, _)| name.is_empty() || *region == name);
-        let told = wanted.map(|(name, region)| Registered {
-            name: name.clone(),
-            key: region.key.clone(),
-            offset: region.offset,
-            byte_size: region.byte_size,
-        });
-        Ok(told.collect())
+        Ok(wanted.map(|(_, region)| region.told.clone()).collect())
     }
 
     /// The place, if it lies within a region.
@@ -176,28 +156,21 @@ impl Regions {
         self.check_allowed()?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
         let end = place.offset.checked_add(place.byte_size);
-        let start = region.offset.checked_add(place.offset);
-        match (start, end.is_some_and(|end| end <= region.byte_size)) {
+        let start = region.told.offset.checked_add(place.offset);
+        match (start, end.is_some_and(|end| end <= region.told.byte_size)) {
             (Some(start), true) => Ok(Found { region, place: place.clone(), start }),
             _ => invalid(format!(
                 "{} bytes from {} on do not lie within shared memory region '{}' of {} bytes",
                 place.byte_size,
                 place.offset,
                 Clipped(&place.region),
-                region.byte_size
+                region.told.byte_size
             )),
         }
     }
 }
 
-impl Region {
-    fn length(&self) -> std::io::Result<u64> {
-        self.file.metadata().map(|found| found.len())
-    }
-}
-
 impl Found {
-    /// The bytes of the region.
     pub(super) fn read(&self) -> Result<Bytes, RequestError> {
         let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
         // The memory is asked for only once it is known that there is as much to read.
@@ -210,7 +183,6 @@ impl Found {
         Ok(bytes.into())
     }
 
-    /// Puts bytes there.
     pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), RequestError> {
         let needed = bytes.len() as u64;
         if needed > self.place.byte_size {
@@ -225,9 +197,9 @@ impl Found {
     }
 
     fn check_length(&self, bytes: u64) -> Result<(), RequestError> {
-        let length = self.region.length().map_err(|error| self.failed("looked at", &error))?;
+        let found = self.region.file.metadata().map_err(|error| self.failed("looked at", &error))?;
         let end = self.start.checked_add(bytes);
-        if end.is_some_and(|end| end <= length) { Ok(()) } else { Err(self.shrunk()) }
+        if end.is_some_and(|end| end <= found.len()) { Ok(()) } else { Err(self.shrunk()) }
     }
 
     fn shrunk(&self) -> RequestError {
@@ -269,10 +241,6 @@ fn open(key: &str) -> Result<File, RequestError> {
 
 fn unknown(name: &str) -> RequestError {
     RequestError::NotFound(format!("Unable to find system shared memory region: '{}'", Clipped(name)))
-}
-
-fn invalid<T>(why: String) -> Result<T, RequestError> {
-    Err(Failure::Invalid(why).into())
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ impl Drop for Shared {
     }
 }
 
-fn region(key: &str, offset: u64, byte_size: u64) -> Registered {
-    Registered { name: "r".into(), key: key.into(), offset, byte_size }
+fn region(key: &str, offset: u64, byte_size: u64) -> RegionStatus {
+    RegionStatus { name: "r".into(), key: key.into(), offset, byte_size }
 }
 
 fn place(offset: u64, byte_size: u64) -> SharedTensor {
@@ -105,7 +105,7 @@ fn nothing_else_is_opened() {
     for (offset, size) in [(0, 0), (0, 5), (4, 1), (u64::MAX, 2), (1, u64::MAX)] {
         assert!(regions.register(region(&shared.key, offset, size)).is_err(), "{offset} {size}");
     }
-    assert!(regions.register(Registered { name: String::new(), ..region(&shared.key, 0, 1) }).is_err());
+    assert!(regions.register(RegionStatus { name: String::new(), ..region(&shared.key, 0, 1) }).is_err());
     assert_eq!(regions.status("").unwrap(), []);
     std::fs::remove_dir(&dir.path).unwrap();
 }
@@ -114,8 +114,9 @@ fn nothing_else_is_opened() {
 fn regions_are_bounded_in_number() {
     let shared = Shared::new("many", b"1234");
     let regions = Regions::new(true);
-    let register =
-        |count: usize| regions.register(Registered { name: count.to_string(), ..region(&shared.key, 0, 4) });
+    let register = |count: usize| {
+        regions.register(RegionStatus { name: count.to_string(), ..region(&shared.key, 0, 4) })
+    };
     (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
     assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(Failure::Unavailable(_)))));
     regions.unregister_all().unwrap();

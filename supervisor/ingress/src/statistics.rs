@@ -2,37 +2,19 @@
 
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
-
 use super::model::VERSION;
 use super::proto;
-use shadowslice_datapath::pipeline::{Durations, Timings, Total, Totals};
+use shadowslice_datapath::pipeline::{Timings, Total, Totals};
+use shadowslice_datapath::router::RouteGuard;
 
-/// Where the time of answered requests went, each part with their number.
-struct Parts {
-    success: Total,
-    queue: Total,
-    input: Total,
-    infer: Total,
-    output: Total,
+pub(super) fn of(models: Vec<(String, RouteGuard)>) -> proto::ModelStatisticsResponse {
+    let models = models.into_iter().map(|(name, pipeline)| model(name, &pipeline.timings()));
+    proto::ModelStatisticsResponse { model_stats: models.collect() }
 }
 
-impl Parts {
-    fn of(sums: &Durations) -> Self {
-        let part = |time| Total { count: sums.count, time };
-        Self {
-            success: part(sums.request),
-            queue: part(sums.queue),
-            input: part(sums.compute_input),
-            infer: part(sums.compute_infer),
-            output: part(sums.compute_output),
-        }
-    }
-}
-
-/// For gRPC.
-pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto::ModelStatistics {
-    let parts = Parts::of(&totals.durations);
+fn model(name: String, (totals, timings): &(Totals, Timings)) -> proto::ModelStatistics {
+    let sums = &totals.durations;
+    let part = |time| duration(Total { count: sums.count, time });
     let batch_stats = timings.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
         batch_size: rows.into(),
         compute_input: duration(steps.input),
@@ -40,68 +22,29 @@ pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto:
         compute_output: duration(steps.output),
     });
     proto::ModelStatistics {
-        name: name.to_owned(),
+        name,
         version: VERSION.to_owned(),
         last_inference: last_inference(timings),
         inference_count: timings.rows,
         execution_count: totals.batch_rows.count(),
         inference_stats: Some(proto::InferStatistics {
-            success: duration(parts.success),
+            success: part(sums.request),
             fail: duration(timings.fail),
-            queue: duration(parts.queue),
-            compute_input: duration(parts.input),
-            compute_infer: duration(parts.infer),
-            compute_output: duration(parts.output),
+            queue: part(sums.queue),
+            compute_input: part(sums.compute_input),
+            compute_infer: part(sums.compute_infer),
+            compute_output: part(sums.compute_output),
             cache_hit: duration(Total::default()),
             cache_miss: duration(Total::default()),
         }),
         batch_stats: batch_stats.collect(),
+        ..Default::default()
     }
 }
 
-/// The same for HTTP.
-pub(super) fn model_json(name: &str, (totals, timings): &(Totals, Timings)) -> Value {
-    let parts = Parts::of(&totals.durations);
-    let batch_stats = timings.by_rows.iter().map(|(rows, steps)| {
-        json!({
-            "batch_size": rows,
-            "compute_input": duration_json(steps.input),
-            "compute_infer": duration_json(steps.infer),
-            "compute_output": duration_json(steps.output),
-        })
-    });
-    json!({
-        "name": name,
-        "version": VERSION,
-        "last_inference": last_inference(timings),
-        "inference_count": timings.rows,
-        "execution_count": totals.batch_rows.count(),
-        "inference_stats": {
-            "success": duration_json(parts.success),
-            "fail": duration_json(timings.fail),
-            "queue": duration_json(parts.queue),
-            "compute_input": duration_json(parts.input),
-            "compute_infer": duration_json(parts.infer),
-            "compute_output": duration_json(parts.output),
-            "cache_hit": duration_json(Total::default()),
-            "cache_miss": duration_json(Total::default()),
-        },
-        "batch_stats": batch_stats.collect::<Vec<_>>(),
-        "response_stats": {},
-        "memory_usage": [],
-    })
-}
-
-fn duration(total: Total) -> Option<proto::StatisticDuration> {
-    Some(proto::StatisticDuration { count: total.count, ns: nanoseconds(total) })
-}
-
-fn duration_json(total: Total) -> Value {
-    json!({"count": total.count, "ns": nanoseconds(total)})
-}
-
-fn nanoseconds(total: Total) -> u64 {
-    u64::try_from(total.time.as_nanos()).unwrap_or(u64::MAX)
+fn duration(Total { count, time }: Total) -> Option<proto::StatisticDuration> {
+    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Some(proto::StatisticDuration { count, ns })
 }
 
 /// Milliseconds since 1970; 0 before the first answer.

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use shadowslice_shared::tensor::{Datatype, TensorSpec};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype};
 
+use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOptions};
 
@@ -14,18 +15,15 @@ use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOp
 pub(super) struct InferRequest {
     /// The client's name for it, echoed in the answer.
     pub(super) id: String,
-    /// Its inputs, in the client's order.
     pub(super) inputs: Vec<NamedTensor>,
     /// The outputs wanted, in this order; empty for all of them.
     pub(super) outputs: Vec<WantedOutput>,
-    /// Its priority and timeout.
     pub(super) terms: RequestOptions,
 }
 
 /// An output that a client names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WantedOutput {
-    /// The model's name for it.
     pub(super) name: String,
     /// Where in shared memory it is to be put; else it goes into the answer.
     pub(super) place: Option<SharedTensor>,
@@ -34,11 +32,8 @@ pub(super) struct WantedOutput {
 /// A tensor as a client names and describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedTensor {
-    /// The model's name for it.
     pub(super) name: String,
-    /// Its element type.
     pub(super) datatype: Datatype,
-    /// Its whole shape.
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`Input::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,
@@ -54,6 +49,13 @@ const MAX_ELEMENTS: usize = i32::MAX as usize;
 /// nothing.
 pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
+}
+
+/// The datatype that a client names for an input.
+pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, Failure> {
+    datatype.parse().or_else(|UnknownDatatype(got)| {
+        invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(input), Clipped(&got)))
+    })
 }
 
 /// The refusal of a request whose `priority` or `timeout` is no number.
@@ -223,10 +225,6 @@ fn unexpected(kind: &str, name: &str, model: &Metadata, specs: &[TensorSpec]) ->
     Failure::Invalid(format!(
         "unexpected inference {kind} '{name}' for model '{model}', whose {kind}s are: {known}"
     ))
-}
-
-fn invalid<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::Invalid(message))
 }
 
 /// A shape in messages, as Triton writes it; long shapes are cut.

@@ -129,6 +129,6 @@ async fn one_fault_takes_no_address() {
     let limits =
         Limits { request_bytes: 1, response_bytes: 1, in_flight: 1, connections: 1, shared_memory: false };
     let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits).await;
-    assert!(matches!(fault, Err(BindError::Unix { .. })));
+    assert!(fault.unwrap_err().to_string().contains("no/grpc"));
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }

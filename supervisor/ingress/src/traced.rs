@@ -14,7 +14,12 @@ use shadowslice_datapath::trace::{Journal, Outcome, Protocol, Span};
 impl Frontend {
     /// A request begins to come over HTTP. Its span, if it is an inference that is traced.
     pub(super) fn begin_http(&self, head: &mut Parts) -> Option<Span<'_>> {
-        let span = self.http_span(head);
+        let path = head.uri.path();
+        let infers =
+            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let protocol = || Protocol::Http(Clipped(path).to_string());
+        let tracer = self.tracer.as_deref().filter(|_| infers);
+        let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
         note(span.as_ref(), &mut head.extensions);
         span
     }
@@ -26,34 +31,18 @@ impl Frontend {
         note(span.as_ref(), request.extensions_mut());
         span
     }
-
-    fn http_span(&self, head: &Parts) -> Option<Span<'_>> {
-        let tracer = self.tracer.as_deref()?;
-        let path = head.uri.path();
-        let infers =
-            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
-        let protocol = || Protocol::Http(Clipped(path).to_string());
-        infers.then(|| tracer.begin(&head.headers, protocol)).flatten()
-    }
 }
 
 fn note(span: Option<&Span<'_>>, extensions: &mut Extensions) {
     extensions.insert(Coming::now(span.map(|span| span.journal().clone())));
 }
 
-/// How a request came.
 pub(super) fn coming(of: &Extensions) -> Coming {
     of.get().cloned().unwrap_or_else(|| Coming::now(None))
 }
 
-/// The request's journal, if it is traced.
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
-}
-
-/// A traced request is answered over HTTP.
-pub(super) fn end_http<B>(span: Span<'_>, response: &Response<B>) {
-    span.end(Outcome::Http(response.status().as_u16()));
 }
 
 /// A traced request is answered over gRPC. An answer without a status in its head has a message.

@@ -6,20 +6,12 @@ use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
 /// Extensions of the protocol of which every call is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extension {
-    Tracing,
-    Logging,
-}
+pub(super) const TRACING: &str = "tracing";
+pub(super) const LOGGING: &str = "dynamic logging";
 
-impl From<Extension> for RequestError {
-    fn from(extension: Extension) -> Self {
-        let what = match extension {
-            Extension::Tracing => "tracing",
-            Extension::Logging => "dynamic logging",
-        };
-        Failure::Unavailable(format!("the server does not support {what}")).into()
-    }
+/// The refusal of such a call.
+pub(super) fn extension(what: &str) -> RequestError {
+    Failure::Unavailable(format!("the server does not support {what}")).into()
 }
 
 /// No region of CUDA memory is registered,

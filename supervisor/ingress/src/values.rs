@@ -190,7 +190,6 @@ fn strings(data: &[u8], json: &mut String) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a JSON string.
 pub(super) fn quote(text: &str, json: &mut String) {
     let plain = |byte: u8| (byte == b' ' || byte.is_ascii_graphic()) && byte != b'"' && byte != b'\\';
     if text.bytes().all(plain) {

@@ -19,7 +19,7 @@ use super::{Order, loaded};
 use crate::backend::{GpuBackend, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, ReferenceFile, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Model, Standby, Timeouts};
+use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
@@ -368,7 +368,7 @@ fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings 
         min: model.share.min,
         max: model.share.max,
         handover: model.handover,
-        standby: model.standby == Standby::Always,
+        standby: model.standby,
         timeouts: context.timeouts,
         policy_acts: context.policy_acts,
         on_gpu: gpu.standing().uuid.is_some(),

@@ -84,7 +84,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         model_control,
         tracing,
         models: _,
-        start: _,
+        strict_start: _,
         file_faults: _,
         notes: _,
     } = new;
