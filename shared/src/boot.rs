@@ -26,7 +26,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages; both sides must have the same.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The descriptors that a worker inherits, by number.
 pub mod descriptors {
@@ -40,7 +40,7 @@ pub mod descriptors {
     pub const REFERENCE: i32 = 6;
     /// The emulated GPU's pool; only there on an emulated device.
     pub const POOL: i32 = 7;
-    /// The socket for regions of weights; only there on a GPU.
+    /// The socket for regions of weights; only there in workers that serve.
     pub const WEIGHTS: i32 = 8;
 }
 
@@ -241,8 +241,21 @@ pub struct Warmed {
     pub activations: u64,
     /// What was proven, where the share is a partition.
     pub partitions: Option<ProvenPartitions>,
+    /// What it has of the device's memory, by kind.
+    pub memory: DeviceMemory,
     /// Why it has weights of its own on a GPU, if it has some.
     pub unshared: Option<String>,
+}
+
+/// A worker's memory on its device, in bytes. Contexts, kernels and recordings are the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// Weights that all workers of the model share.
+    pub weights: u64,
+    /// Those of them that this worker brought there: the driver counts them as the worker's own.
+    pub brought: u64,
+    /// What is computed on the way from inputs to outputs.
+    pub scratch: u64,
 }
 
 /// What a worker has proven of partitions.

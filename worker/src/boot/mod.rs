@@ -126,6 +126,8 @@ struct Parts {
     response_bytes: u64,
     reference: File,
     socket: OwnedFd,
+    /// What it has of an emulated GPU's memory.
+    memory: DeviceMemory,
 }
 
 impl Parts {
@@ -150,6 +152,7 @@ impl Parts {
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
         }
+        let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
         let (engine, signature) = Engine::load(
             &assignment.engine,
@@ -165,8 +168,18 @@ impl Parts {
         };
         let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
-        let parts =
-            Self { engine, signature, device, requests, slots, responses, response_bytes, reference, socket };
+        let parts = Self {
+            engine,
+            signature,
+            device,
+            requests,
+            slots,
+            responses,
+            response_bytes,
+            reference,
+            socket,
+            memory,
+        };
         Ok((parts, took, weights))
     }
 
@@ -205,6 +218,7 @@ impl Parts {
             warmed.partitions =
                 Some(partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?);
         }
+        warmed.memory = self.engine.memory().unwrap_or(self.memory);
         warmed.unshared = self.engine.unshared().map(str::to_owned);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());

@@ -2,13 +2,14 @@
 
 pub mod cuda;
 pub mod emulated;
+mod emulated_memory;
 pub mod timeline;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::boot::{Assignment, BootRefusal, DeviceSpec, Purpose};
+use shadowslice_shared::boot::{Assignment, BootRefusal, DeviceMemory, DeviceSpec, Purpose};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Profile, Start};
 use shadowslice_shared::units::Sms;
@@ -66,6 +67,20 @@ impl Device {
     pub fn free_memory(&self) -> u64 {
         let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
         free.unwrap_or(0)
+    }
+
+    /// Takes memory of an emulated GPU as the profile says. `weights` is the socket over which a
+    /// model's weights come and go.
+    pub fn take_memory(
+        &self,
+        profile: Option<&Profile>,
+        weights: Option<&OwnedFd>,
+    ) -> Result<DeviceMemory, BootRefusal> {
+        match (self, profile) {
+            (Self::Emulated(_), Some(profile)) => emulated_memory::take(weights, &profile.memory)
+                .map_err(|error| BootRefusal::Setup(format!("weights cannot be passed on: {error}"))),
+            _ => Ok(DeviceMemory::default()),
+        }
     }
 
     /// The real GPU, if the device is one.

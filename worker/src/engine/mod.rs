@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, EngineSpec};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, EngineSpec};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
@@ -115,6 +115,14 @@ impl Engine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
             Self::OnGpu(engine) => engine.record(size),
+        }
+    }
+
+    /// What a real GPU's memory holds of the model; `None` on other devices.
+    pub fn memory(&self) -> Option<DeviceMemory> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::OnGpu(engine) => Some(engine.memory()),
         }
     }
 

@@ -197,12 +197,11 @@ impl Worker {
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
         ];
         files.extend(launch.grant.inherited());
-        let on_gpu =
-            launch.assignment.device == DeviceSpec::Cuda && launch.assignment.purpose == Purpose::Serve;
+        let serves = launch.assignment.purpose == Purpose::Serve;
         // Without the socket a worker has weights of its own, and serves.
         let unoffered =
             |error: &io::Error| tracing::warn!(%error, "a worker is not offered its model's weights");
-        let weights = on_gpu.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
+        let weights = serves.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
         let (weights, their_weights) = weights.unzip();
         files.extend(
             their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
@@ -246,6 +245,7 @@ impl Worker {
             spawned,
             times: BootTimes::default(),
             answer_error: None,
+            memory: None,
         })
     }
 
@@ -256,6 +256,7 @@ impl Worker {
             WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
             WorkerSaid::Warmed(warmed) => {
                 (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+                self.memory = Some(warmed.memory);
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
@@ -271,6 +272,11 @@ impl Worker {
     /// relative to the largest value.
     pub fn answer_error(&self) -> Option<f64> {
         self.answer_error
+    }
+
+    /// What it has of its device's memory, by kind, once it is warm.
+    pub fn memory(&self) -> Option<DeviceMemory> {
+        self.memory
     }
 
     /// How long the parts of its start took.

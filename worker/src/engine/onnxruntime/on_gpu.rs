@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
 use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, Provider};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, Provider};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -110,6 +110,11 @@ impl OnGpu {
     /// Why the weights are not all shared with other workers and sessions, if so.
     pub fn unshared(&self) -> Option<&str> {
         self.sessions.unshared()
+    }
+
+    /// What it has of the GPU's memory, by kind.
+    pub fn memory(&self) -> DeviceMemory {
+        self.sessions.memory()
     }
 
     /// The GPU.

@@ -6,6 +6,7 @@
 //! stay, such as a session's small tensors, must lie there before the first recording is made.
 #![allow(unsafe_code)] // registers an allocator with ONNX Runtime
 
+use std::ffi::CStr;
 use std::ptr::null_mut;
 
 use ort::environment::Environment;
@@ -24,9 +25,13 @@ pub(super) enum Scratch {
     Own,
 }
 
+fn on_gpu() -> ort::Result<MemoryInfo<'static>> {
+    MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)
+}
+
 /// Makes the arena of all sessions that want it, once a process.
 pub(super) fn share(environment: &Environment) -> ort::Result<()> {
-    let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
+    let memory = on_gpu()?;
     let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
     let mut arena = null_mut();
     // SAFETY: reads a key and a value, and writes a pointer to the configuration that it makes.
@@ -42,4 +47,29 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     // SAFETY: made above, and used no more.
     ortsys![unsafe ReleaseArenaCfg(arena)];
     registered
+}
+
+/// What the arena of all sessions has of the GPU's memory, in bytes; `None` if it does not say.
+pub(super) fn bytes(environment: &Environment) -> Option<u64> {
+    let memory = on_gpu().ok()?;
+    let (mut arena, mut stats) = (null_mut(), null_mut());
+    let mut ask = || -> ort::Result<()> {
+        let environment = environment.ptr().cast_mut();
+        // SAFETY: writes a pointer to the allocator, which the environment keeps.
+        ortsys![unsafe GetSharedAllocator(environment, memory.ptr(), &mut arena)?];
+        if !arena.is_null() {
+            // SAFETY: writes a pointer to figures that are the caller's.
+            ortsys![unsafe AllocatorGetStats(arena, &mut stats)?];
+        }
+        Ok(())
+    };
+    ask().ok().filter(|()| !stats.is_null())?;
+    // SAFETY: the figures are alive until they are released; the text is theirs.
+    let value = unsafe {
+        let value = ortsys![GetKeyValue](stats, c"TotalAllocated".as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_str().ok()?.parse().ok()).flatten()
+    };
+    // SAFETY: the caller's own, and used no more.
+    ortsys![unsafe ReleaseKeyValuePairs(stats)];
+    value
 }

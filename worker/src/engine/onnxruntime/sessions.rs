@@ -2,11 +2,11 @@
 
 use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
-use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory};
 
 use super::bound::{BatchForm, Bound, How, SessionOf};
 use super::loader::{Fallback, Lengths, Loader, lengths};
-use super::scratch::Scratch;
+use super::scratch::{self, Scratch};
 use super::{OnnxRuntime, Signature, model_file};
 
 /// A model's sessions.
@@ -94,6 +94,13 @@ impl Sessions {
     /// Why the weights are not all shared with other workers and sessions, if so.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
+    }
+
+    /// What the model has of the GPU's memory, as far as it is known.
+    pub(super) fn memory(&self) -> DeviceMemory {
+        let (weights, brought) = self.loader.weights.bytes();
+        let scratch = scratch::bytes(&self.loader.environment).unwrap_or(0);
+        DeviceMemory { weights, brought, scratch }
     }
 
     /// Whether the worker warms up.

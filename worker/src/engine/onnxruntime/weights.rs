@@ -43,6 +43,9 @@ pub(super) struct Weights {
     supervisor: Option<OwnedFd>,
     /// Why a region is not the one that other workers have, if so.
     unshared: Option<String>,
+    /// Bytes of all regions, and of those that were made here.
+    bytes: u64,
+    brought: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -76,11 +79,16 @@ impl Weights {
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
         let kept = std::iter::from_fn(next).take(MAX_REGIONS).collect();
-        Self { places: BTreeMap::new(), kept, supervisor, unshared: None }
+        Self { places: BTreeMap::new(), kept, supervisor, unshared: None, bytes: 0, brought: 0 }
     }
 
     pub(super) fn unshared(&self) -> Option<&str> {
         self.unshared.as_deref()
+    }
+
+    /// Bytes of all that is on the GPU, and of what was brought there from here.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        (self.bytes, self.brought)
     }
 
     /// The tensors of a form, by name, for a session that is dropped before this. Those that are not
@@ -114,8 +122,13 @@ impl Weights {
         }
         let region = match self.take_over(&content, gpu) {
             Some(region) => region,
-            None => self.make(form, &tensors, &content, gpu)?,
+            None => {
+                let region = self.make(form, &tensors, &content, gpu)?;
+                self.brought += content.bytes;
+                region
+            }
         };
+        self.bytes += content.bytes;
         let region = Arc::new(region);
         for (offset, tensor) in tensors {
             self.places.insert(tensor.fingerprint, Place { region: Arc::clone(&region), offset });

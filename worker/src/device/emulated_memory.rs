@@ -1,0 +1,48 @@
+//! The memory of an emulated GPU: a profile says how much of it a worker takes. No byte of it is
+//! there, but weights pass between workers as on a real GPU.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use shadowslice_shared::boot::DeviceMemory;
+use shadowslice_shared::profile::Memory;
+use shadowslice_shared::weights::{self, Content};
+
+/// Takes what the profile says; weights only if the supervisor has none for the model, over this
+/// socket.
+pub fn take(supervisor: Option<&OwnedFd>, profile: &Memory) -> io::Result<DeviceMemory> {
+    let Memory { weights: bytes, activations: scratch, .. } = *profile;
+    let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };
+    let Some(supervisor) = supervisor.filter(|_| bytes > 0) else { return Ok(memory) };
+    let content = Content { fingerprint: [0; 32], bytes };
+    while let Some(region) = weights::receive(supervisor)? {
+        if region.content == content {
+            memory.brought = 0;
+            return Ok(memory);
+        }
+    }
+    let file = memfd_create("shadowslice-weights", MemfdFlags::CLOEXEC)?;
+    weights::send(supervisor, &content, file.as_fd())?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_worker_brings_weights() {
+        let profile = Memory { context: 5, weights: 7, activations: 3 };
+        let (ours, theirs) = weights::pair().unwrap();
+        let first = take(Some(&theirs), &profile).unwrap();
+        assert_eq!(first, DeviceMemory { weights: 7, brought: 7, scratch: 3 });
+        let kept = weights::receive(&ours).unwrap().unwrap();
+        let (ours, theirs) = weights::pair().unwrap();
+        weights::send(&ours, &kept.content, kept.file.as_fd()).unwrap();
+        assert_eq!(take(Some(&theirs), &profile).unwrap(), DeviceMemory { brought: 0, ..first });
+        let larger = Memory { weights: 8, ..profile };
+        weights::send(&ours, &kept.content, kept.file.as_fd()).unwrap();
+        assert_eq!(take(Some(&theirs), &larger).unwrap().brought, 8, "other weights are not these");
+    }
+}
