@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
-//!                                                         └─▶ plan  ─▶ orders of the controllers
+//!                                                         └─▶ changes ─▶ orders of the controllers
 //! ```
 //!
 //! The planner decides nothing and never waits: the next facts tell of refused or failed orders.
@@ -107,7 +107,7 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
         move |share: Percent| gpu.sms(share)
     };
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
-    let wanted = choice.policy(&whole(gpus), &terms).initial();
+    let wanted = Policy::new(choice, &whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
@@ -133,7 +133,7 @@ impl Planner {
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
-        let policy = choice.policy(&gpus, &[]);
+        let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
         let Settings { act, interval, .. } = *settings;
@@ -187,7 +187,7 @@ impl Planner {
         }
         let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
-        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+        for change in &decision.changes {
             let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
             let Some((live, verdict)) = rows else { continue };
             let verdict = report::words(verdict, &names, now);
@@ -265,7 +265,7 @@ impl Planner {
         }
         let places: Vec<Option<usize>> =
             ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
-        self.policy = self.choice.policy(&self.gpus, &terms).remembering(&self.policy, &places);
+        self.policy = Policy::new(self.choice, &self.gpus, &terms).remembering(&self.policy, &places);
         (self.ids, self.terms) = (ids, terms);
     }
 }
