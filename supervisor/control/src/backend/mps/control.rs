@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Limits;
-use super::answers::{self, ServerStatus, Termination};
+use super::answers::{self, ServerStatus};
 use crate::backend::Environment;
 use crate::backend::command::{self, CommandError};
 
@@ -52,9 +52,9 @@ pub enum ControlError {
 /// The control program, and how it finds its daemon.
 #[derive(Debug, Clone)]
 pub struct Control {
-    program: PathBuf,
-    environment: Environment,
-    limits: Limits,
+    pub(super) program: PathBuf,
+    pub(super) environment: Environment,
+    pub(super) limits: Limits,
 }
 
 impl Control {
@@ -63,25 +63,9 @@ impl Control {
         Self { program, environment, limits }
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    pub(super) fn program(&self) -> &std::path::Path {
-        &self.program
-    }
-
-    pub(super) fn environment(&self) -> &Environment {
-        &self.environment
-    }
-
     /// Says one command, and returns the answer.
     pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
-        self.say_within(command, self.limits.command).await
-    }
-
-    async fn say_within(&self, command: &str, limit: Duration) -> Result<String, ControlError> {
-        self.run(&[], command, &format!("{command}\n"), limit).await
+        self.run(&[], command, &format!("{command}\n"), self.limits.command).await
     }
 
     async fn run(
@@ -133,13 +117,14 @@ impl Control {
     }
 
     /// Takes a client's work off the GPU.
-    pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<Termination, ControlError> {
-        let said = self.say(&format!("terminate_client {server} {client}")).await?;
-        Ok(answers::termination(&said))
+    pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<(), ControlError> {
+        let command = format!("terminate_client {server} {client}");
+        let said = self.say(&command).await?;
+        if answers::is_off(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
     }
 
     /// Ends the daemon, which first waits for all clients.
     pub(super) async fn quit(&self) -> Result<(), ControlError> {
-        self.say_within("quit", self.limits.quit).await.map(drop)
+        self.run(&[], "quit", "quit\n", self.limits.quit).await.map(drop)
     }
 }
