@@ -270,6 +270,7 @@ impl MemoryLedger {
         }
     }
 
+    /// Whether the standing worker must go, as another worker needs its memory.
     pub(super) fn is_called_in(&self, (model, entry): (&str, EntryId)) -> bool {
         let book = self.book.lock();
         book.rows.get(model).and_then(|row| row.spares.get(&entry)).is_some_and(|spare| spare.called_in)

@@ -26,7 +26,7 @@ mod thread;
 
 pub use changes::{Changes, Outcomes};
 pub use engine::spec as engine_spec;
-pub use events::{Context, Controller, Inbox, Parts};
+pub use events::{Context, Controller, Inbox};
 pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;

@@ -16,7 +16,7 @@ impl Controller {
             Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
             Action::Route(worker) => {
                 self.with(worker, Worker::serve);
-                self.note_serving(self.pid(worker));
+                self.ledger.serves(&self.model.name, self.pid(worker));
                 self.pipeline.route(Some(worker));
                 self.pipeline.open();
             }

@@ -9,9 +9,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::Served;
-use crate::backend::Gpus;
 use crate::controller::{
-    Cause, Context, Controller, ControllerTask, EVENTS, Inbox, ModelReport, ModelState, ORDERS, Order, Parts,
+    Cause, Context, Controller, ControllerTask, EVENTS, Inbox, ModelReport, ModelState, ORDERS, Order,
     PlannedModel, ResizeRefused,
 };
 use crate::host::onnxruntime_library;
@@ -46,8 +45,6 @@ pub enum MakeError {
 pub struct ModelFactory {
     /// What all controllers share.
     pub context: Context,
-    /// The GPUs.
-    pub gpus: Gpus,
     /// The way to the control thread, which runs controllers.
     pub hire: mpsc::Sender<ControllerTask>,
     /// The next instance's number.
@@ -92,16 +89,9 @@ impl ModelFactory {
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);
-        let (controller, standing) = Controller::new(Parts {
-            context: self.context.clone(),
-            model: Arc::clone(&model),
-            share,
-            held,
-            gpu: Arc::clone(&self.gpus[model.gpu]),
-            pipeline: Arc::clone(&pipeline),
-            reference: ReferenceFile::create(&model.name).map_err(MakeError::Reference)?,
-            events,
-        });
+        let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
+        let (context, of, through) = (self.context.clone(), Arc::clone(&model), Arc::clone(&pipeline));
+        let (controller, standing) = Controller::new(context, of, share, held, through, reference, events);
         let calls = self.context.memory[model.gpu].calls();
         let moves = self.context.groups[model.gpu].moves();
         let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls, moves };
@@ -126,7 +116,7 @@ impl ModelFactory {
         PlannedModel {
             id: instance.id,
             model: Arc::clone(&instance.model),
-            gpu: Arc::clone(&self.gpus[instance.model.gpu]),
+            gpu: Arc::clone(&self.context.gpus[instance.model.gpu]),
             pipeline: Arc::clone(&instance.pipeline),
             standing: instance.standing.clone(),
             orders: instance.orders.clone(),

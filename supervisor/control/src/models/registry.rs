@@ -84,7 +84,7 @@ impl Registry {
         factory: ModelFactory,
         shown: Shown,
     ) -> Result<Self, MakeError> {
-        let shares = first_shares(&config.controller, &factory.gpus, &config.models);
+        let shares = first_shares(&config.controller, &factory.context.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
         let mut registry = Self { file, config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
@@ -230,7 +230,7 @@ impl Registry {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
         let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
         models.push(model.clone());
-        let shares = first_shares(&self.config.controller, &self.factory.gpus, &models);
+        let shares = first_shares(&self.config.controller, &self.factory.context.gpus, &models);
         shares.last().copied().unwrap_or(model.share.initial)
     }
 
