@@ -33,7 +33,8 @@ pub use memory::MemoryLedger;
 pub use planner::{
     DoorReport, ModelPlan, PlanReport, Planned, PlannedModel, Planner, SeenReport, first_shares,
 };
-pub use reports::{BootMs, HandoverReport, Handovers, ModelReport, ModelState, WorkerReport};
+pub(crate) use reports::ms;
+pub use reports::{HandoverReport, Handovers, ModelReport, ModelState, WorkerReport};
 pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;

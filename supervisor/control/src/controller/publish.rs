@@ -6,7 +6,7 @@ use shadowslice_policy::workers::{State, Workers};
 use shadowslice_shared::units::Moment;
 
 use super::events::Controller;
-use super::reports::{BootMs, ModelReport, ModelState, WorkerReport};
+use super::reports::{ModelReport, ModelState, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
@@ -128,7 +128,7 @@ impl Controller {
             sms: process.sms.0,
             phase: phase.to_owned(),
             restarts: self.workers.deaths_in_a_row(),
-            boot_ms: BootMs::of(process.times()),
+            boot_ms: process.boot_ms(),
             answer_error: process.answer_error(),
         }
     }

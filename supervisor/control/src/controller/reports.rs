@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::boot::LoadTimes;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
 use crate::backend::GpuBackend;
-use crate::process::BootTimes;
+use crate::process::BootMs;
 
 /// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,40 +95,6 @@ pub struct WorkerReport {
     pub answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
-/// that its device does not have.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct BootMs {
-    /// From its spawn to its hello.
-    pub spawn: f64,
-    /// Loading the libraries of engine and device.
-    pub libraries: f64,
-    /// Making the device's context.
-    pub context: f64,
-    /// Making the session.
-    pub session: f64,
-    /// Running every batch size for the first time.
-    pub warmup: f64,
-    /// Running them again, and comparing the answers.
-    pub proof: f64,
-}
-
-impl BootMs {
-    /// The same in ms.
-    pub(super) fn of(times: BootTimes) -> Self {
-        let BootTimes { spawn, load, warmup, proof } = times;
-        let LoadTimes { libraries, context, session } = load;
-        Self {
-            spawn: ms(spawn),
-            libraries: ms(libraries),
-            context: ms(context),
-            session: ms(session),
-            warmup: ms(warmup),
-            proof: ms(proof),
-        }
-    }
-}
-
 /// A model's hand-overs since the start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Handovers {
@@ -184,7 +149,7 @@ pub struct HandoverReport {
 }
 
 /// A span in ms.
-pub(super) fn ms(span: Duration) -> f64 {
+pub(crate) fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceSpec, LoadTimes, Loaded, Purpose, WarmUp, Warmed, descriptors,
+    Assignment, BootRefusal, DeviceSpec, Loaded, Purpose, WarmUp, Warmed, descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
@@ -29,6 +30,7 @@ use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
 use crate::backend::{Grant, inherited_settings};
+use crate::controller::ms;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
@@ -158,21 +160,26 @@ pub struct Worker {
     weights: Option<OwnedFd>,
     lowered: bool,
     spawned: Instant,
-    times: BootTimes,
+    boot_ms: BootMs,
     answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took; zero for parts that it has not reached.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BootTimes {
+/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
+/// that its device does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct BootMs {
     /// From its spawn to its hello.
-    pub spawn: Duration,
-    /// The parts of loading.
-    pub load: LoadTimes,
+    pub spawn: f64,
+    /// Loading the libraries of engine and device.
+    pub libraries: f64,
+    /// Making the device's context.
+    pub context: f64,
+    /// Making the session.
+    pub session: f64,
     /// Running every batch size for the first time.
-    pub warmup: Duration,
+    pub warmup: f64,
     /// Running them again, and comparing the answers.
-    pub proof: Duration,
+    pub proof: f64,
 }
 
 impl Worker {
@@ -244,18 +251,23 @@ impl Worker {
             weights,
             lowered: launch.low_priority,
             spawned,
-            times: BootTimes::default(),
+            boot_ms: BootMs::default(),
             answer_error: None,
         })
     }
 
     /// Takes note of how long its start took so far, by this event.
     pub fn note(&mut self, said: &WorkerSaid) {
+        let boot = &mut self.boot_ms;
         match said {
-            WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),
-            WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
+            WorkerSaid::Connected => boot.spawn = ms(self.spawned.elapsed()),
+            WorkerSaid::Loaded(Loaded { took, .. }) => {
+                boot.libraries = ms(took.libraries);
+                boot.context = ms(took.context);
+                boot.session = ms(took.session);
+            }
             WorkerSaid::Warmed(warmed) => {
-                (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+                (boot.warmup, boot.proof) = (ms(warmed.warmup), ms(warmed.proof));
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
@@ -274,8 +286,8 @@ impl Worker {
     }
 
     /// How long the parts of its start took.
-    pub fn times(&self) -> BootTimes {
-        self.times
+    pub fn boot_ms(&self) -> BootMs {
+        self.boot_ms
     }
 
     /// After its hello: lets it load and warm up.
