@@ -15,7 +15,7 @@ use super::groups::{GroupLedger, Tenancy};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
-use super::{Order, loaded};
+use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, ReferenceFile, Worker, WorkerEvent, WorkerSaid};
@@ -58,17 +58,16 @@ pub struct Context {
 
 /// What a controller receives from.
 #[derive(Debug)]
-pub struct Inbox {
-    /// Orders.
-    pub orders: mpsc::Receiver<Order>,
+pub(super) struct Inbox {
+    orders: mpsc::Receiver<Order>,
     /// What happens on the lanes of the pipeline.
-    pub facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneFact>,
     /// What happens to the workers.
-    pub events: mpsc::Receiver<WorkerEvent>,
+    events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
-    pub calls: watch::Receiver<()>,
+    calls: watch::Receiver<()>,
     /// When some model on the GPU is to have other groups of SMs.
-    pub moves: watch::Receiver<()>,
+    moves: watch::Receiver<()>,
 }
 
 /// The controller of one model.
@@ -98,9 +97,9 @@ pub struct Controller {
     pub(super) standing: watch::Sender<ModelReport>,
 }
 
-impl Controller {
+impl ControllerTask {
     /// A controller that has started nothing yet, and how it stands. Its first worker gets `share`,
-    /// which an operator may hold; workers write to `reference`, which is empty, and to `events`.
+    /// which an operator may hold; `reference` is empty, and `facts` come from the pipeline.
     pub fn new(
         context: Context,
         model: Arc<Model>,
@@ -108,21 +107,24 @@ impl Controller {
         held: bool,
         pipeline: Arc<Pipeline>,
         reference: ReferenceFile,
-        events: mpsc::Sender<WorkerEvent>,
+        facts: mpsc::Receiver<LaneFact>,
     ) -> (Self, watch::Receiver<ModelReport>) {
+        let (orders, ordered) = mpsc::channel(ORDERS);
+        let (events, happened) = mpsc::channel(EVENTS);
         let gpu = Arc::clone(&context.gpus[model.gpu]);
         let division = division_for(&model, &*gpu);
         let required = model.handover == HandoverMode::InProcess;
         let fault = model.broken.clone().or(division.clone().err().filter(|_| required));
-        let tenancy = division.as_ref().ok().map(|division| {
-            let groups = division.groups_of(share);
-            Tenancy::of(&context.groups[model.gpu], groups, model.priority)
-        });
+        let groups = &context.groups[model.gpu];
+        let tenancy = division.as_ref().ok();
+        let tenancy = tenancy.map(|division| Tenancy::of(groups, division.groups_of(share), model.priority));
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
         let entry = ledger.enter(&model, workers.needs_shadows());
         let (standing, seen) = watch::channel(ModelReport::of(&workers));
-        let controller = Self {
+        let (calls, moves) = (ledger.calls(), groups.moves());
+        let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
+        let controller = Controller {
             context,
             model,
             gpu,
@@ -139,11 +141,13 @@ impl Controller {
             events,
             standing,
         };
-        (controller, seen)
+        (Self { controller, inbox, orders }, seen)
     }
+}
 
+impl Controller {
     /// Starts the model's workers and keeps them until it is told to stop.
-    pub async fn run(mut self, mut inbox: Inbox) {
+    pub(super) async fn run(mut self, mut inbox: Inbox) {
         let first = self.workers.begin(self.fault.take(), self.now());
         self.perform_all(first);
         self.tell_groups();

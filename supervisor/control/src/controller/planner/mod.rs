@@ -18,35 +18,18 @@ use std::time::Duration;
 
 use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::reports::{ModelReport, ModelState};
-use super::{Cause, Order};
+use super::reports::ModelState;
+use super::{Cause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use shadowslice_config::{Controller as Settings, Model};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LatencyHistogram, Pipeline};
+use shadowslice_datapath::pipeline::LatencyHistogram;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
-
-/// A model, as the planner reaches it.
-#[derive(Debug, Clone)]
-pub struct PlannedModel {
-    /// Its number; no two models ever have the same.
-    pub id: usize,
-    /// Its configuration.
-    pub model: Arc<Model>,
-    /// Its GPU.
-    pub gpu: Arc<dyn GpuBackend>,
-    /// Its pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// How its controller sees it.
-    pub standing: watch::Receiver<ModelReport>,
-    /// Its controller.
-    pub orders: mpsc::Sender<Order>,
-}
 
 /// The last decision, and how long decisions take.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -69,12 +52,12 @@ pub struct Planner {
     ids: Vec<usize>,
     terms: Vec<Terms>,
     policy: Policy,
-    models: Vec<(PlannedModel, Orders)>,
-    sharers: watch::Receiver<Vec<PlannedModel>>,
+    models: Vec<(Served, Orders)>,
+    sharers: watch::Receiver<Vec<Served>>,
     planned: watch::Sender<Planned>,
 }
 
-impl PlannedModel {
+impl Served {
     /// What the policy is told of the model; its largest batch is known only once it is loaded.
     fn terms(&self) -> Terms {
         let terms = self.model.terms(|share| self.sms(share));
@@ -129,7 +112,7 @@ impl Planner {
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn GpuBackend>],
-        sharers: watch::Receiver<Vec<PlannedModel>>,
+        sharers: watch::Receiver<Vec<Served>>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
@@ -148,7 +131,7 @@ impl Planner {
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
-        let orders = |sharer: &PlannedModel| {
+        let orders = |sharer: &Served| {
             let place = known.iter().position(|(other, _)| other.id == sharer.id);
             place.map(|place| known.swap_remove(place).1).unwrap_or_default()
         };
