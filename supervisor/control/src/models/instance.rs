@@ -25,15 +25,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a model cannot be made.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// No memory for its requests.
     #[error("shared memory cannot be had")]
     Memory(#[source] SlabError),
-    /// No memory for its reference answers.
     #[error("reference answers cannot be kept")]
     Reference(#[source] ReferenceError),
-    /// The control thread has ended.
     #[error("the supervisor is stopping")]
     Stopping,
 }

@@ -35,48 +35,33 @@ use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
 /// What failed about starting a worker.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// Where the boot channel begins.
     #[error(
         "nothing can be made in the temporary directory {folder}; make room there, or set TMPDIR to another and restart"
     )]
     Temporary {
-        /// The directory.
         folder: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The same.
     #[error(
         "the temporary directory's path, {folder}, is {excess} bytes too long for a socket in it; set TMPDIR to a shorter one and restart"
     )]
-    TemporaryTooLong {
-        /// The directory.
-        folder: PathBuf,
-        /// How much too long.
-        excess: usize,
-    },
-    /// The boot channel.
+    TemporaryTooLong { folder: PathBuf, excess: usize },
     #[error("no boot channel can be made; raise the limit on open files")]
     Channel(#[source] io::Error),
-    /// The socket of the data path.
     #[error("no socket pair can be made; raise the limit on open files")]
     Socket(#[source] io::Error),
-    /// The response slab.
     #[error("no response slab can be made")]
     Slab(#[source] SlabError),
-    /// The process.
     #[error("{program} cannot be started; it belongs beside the supervisor's binary")]
     Process {
-        /// What was tried.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The thread that talks to it while it boots.
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }

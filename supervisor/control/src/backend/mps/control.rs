@@ -22,31 +22,16 @@ pub fn control_program() -> PathBuf {
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The control program did not do its part.
     #[error("the MPS control program failed at `{command}`")]
     Command {
-        /// The command.
         command: String,
-        /// What went wrong.
         #[source]
         source: CommandError,
     },
-    /// The control program ended with an error: there is no daemon, most likely.
     #[error("the MPS control program refused `{command}`: {said}")]
-    Refused {
-        /// The command.
-        command: String,
-        /// Its words.
-        said: String,
-    },
-    /// Its answer makes no sense.
+    Refused { command: String, said: String },
     #[error("the MPS control program answered `{command}` by {said:?}, which is not understood")]
-    Unclear {
-        /// The command.
-        command: String,
-        /// Its words.
-        said: String,
-    },
+    Unclear { command: String, said: String },
 }
 
 /// The control program, and how it finds its daemon.

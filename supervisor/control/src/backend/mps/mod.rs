@@ -29,7 +29,8 @@ use super::{
     BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
     VISIBLE, Wait,
 };
-pub use control::{Control, ControlError, control_program};
+use control::ControlError;
+pub use control::{Control, control_program};
 pub use generation::Generation;
 use keeper::{Condition, Inbox, Keeper, Request};
 pub use limits::Limits;
@@ -46,64 +47,43 @@ const ISOLATION_TRIES: u32 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Why a GPU cannot be had under MPS.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
-    /// The control program.
     #[error(
         "{program} cannot be started; it comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
          name another as SHADOWSLICE_MPS_CONTROL, or do without shares: `gpus: [{{device: 0, partition: none}}]`"
     )]
     Program {
-        /// What was tried.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The control program again.
     #[error(
         "the MPS control program does not work; to do without shares, say `gpus: [{{device: 0, partition: none}}]`"
     )]
     Control(#[source] ControlError),
-    /// Its directories.
     #[error("{path} cannot be made")]
     Directories {
-        /// Where.
         path: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The daemon or its server.
     #[error(
         "the MPS control daemon does not come up: {why}; is another MPS or a process in exclusive mode on this GPU? \
          To do without shares, say `gpus: [{{device: 0, partition: none}}]`. Its log:\n{log}"
     )]
-    Start {
-        /// What happened.
-        why: String,
-        /// The end of its log.
-        log: String,
-    },
-    /// The probe.
+    Start { why: String, log: String },
     #[error("under MPS")]
     Probe(#[source] ProbeError),
-    /// The probe again.
     #[error(
         "the probe was to see GPU {expected} and found {found}; is another CUDA_VISIBLE_DEVICES in force?"
     )]
-    OtherGpu {
-        /// The UUID that was meant.
-        expected: String,
-        /// The UUID that was found.
-        found: String,
-    },
-    /// And again.
+    OtherGpu { expected: String, found: String },
     #[error(
         "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
     )]
     Outside(Sms),
-    /// The thread.
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
