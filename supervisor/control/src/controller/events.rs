@@ -255,7 +255,7 @@ impl Controller {
                 self.tell(Fact::ReferenceWritten { worker, result });
             }
             WorkerSaid::Warmed(warmed) => {
-                if let Some(Err(error)) = process.weights().map(|socket| self.weights.take(socket)) {
+                if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
                     tracing::warn!(model, pid, %error, "a worker's weights are not kept for others");
                 }
                 if let Some(why) = &warmed.unshared {

@@ -128,8 +128,8 @@ impl Controller {
             sms: process.sms.0,
             phase: phase.to_owned(),
             restarts: self.workers.deaths_in_a_row(),
-            boot_ms: process.boot_ms(),
-            answer_error: process.answer_error(),
+            boot_ms: process.boot_ms,
+            answer_error: process.answer_error,
         }
     }
 }

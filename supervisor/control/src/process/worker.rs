@@ -136,17 +136,20 @@ pub struct Worker {
     pub sms: Sms,
     /// The partition that it begins with, where its share is a partition inside it.
     pub groups: Option<Groups>,
+    /// The socket for weights that it has brought to the GPU, if there is one.
+    pub weights: Option<OwnedFd>,
+    /// How long the parts of its start took.
+    pub boot_ms: BootMs,
+    /// How far its answers lay from the reference at most, once it is warm: the largest difference
+    /// relative to the largest value.
+    pub answer_error: Option<f64>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
     boot: SyncSender<Option<Box<Assignment>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
-    /// Where weights come that it has brought to the GPU.
-    weights: Option<OwnedFd>,
     lowered: bool,
     spawned: Instant,
-    boot_ms: BootMs,
-    answer_error: Option<f64>,
 }
 
 /// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
@@ -259,22 +262,6 @@ impl Worker {
         }
     }
 
-    /// The socket for weights that it has brought to the GPU, if there is one.
-    pub fn weights(&self) -> Option<&OwnedFd> {
-        self.weights.as_ref()
-    }
-
-    /// How far its answers lay from the reference at most, once it is warm: the largest difference
-    /// relative to the largest value.
-    pub fn answer_error(&self) -> Option<f64> {
-        self.answer_error
-    }
-
-    /// How long the parts of its start took.
-    pub fn boot_ms(&self) -> BootMs {
-        self.boot_ms
-    }
-
     /// After its hello: lets it load and warm up.
     pub fn warm(&mut self) {
         if let Some(assignment) = self.assignment.take() {
@@ -291,7 +278,7 @@ impl Worker {
     /// Raises its CPU priority to that of workers that serve.
     pub fn serve(&mut self) {
         if std::mem::take(&mut self.lowered) {
-            priority::raise(self.pid);
+            priority::set(self.pid, priority::NORMAL);
         }
     }
 
@@ -331,7 +318,7 @@ fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
 /// Priority and cores, which the worker's later threads inherit.
 fn settle(launch: &Launch<'_>, pid: i32) {
     if launch.low_priority {
-        priority::lower(pid);
+        priority::set(pid, priority::LOWEST);
     }
     if launch.cpus.is_empty() {
         return;

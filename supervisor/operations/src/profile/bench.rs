@@ -190,7 +190,7 @@ impl Bench<'_> {
         tracing::info!(sms = sms.0, ?ms, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, *activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
-        Ok(Column { sms, ms, boot: worker.boot_ms(), memory: Memory { context, weights, activations } })
+        Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
     }
 
     fn spawn(
