@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
 use shadowslice_config::{Config, Limits};
-use shadowslice_control::backend::{GpuBackend, Gpus};
+use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
 };
@@ -93,12 +93,13 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         clock: Clock::start(),
         data_path: runtime.handle().clone(),
         lower_shadows: may_raise_priority(),
+        gpus: gpus.clone(),
         readings: watch.readings(),
         memory: gpus.iter().map(|_| Arc::new(MemoryLedger::new(config.controller.standby_memory))).collect(),
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
     };
-    let code = runtime.block_on(serve(file, config, &run_dir, context, &gpus));
+    let code = runtime.block_on(serve(file, config, &run_dir, context));
     // The workers have ended by now, or the supervisor must end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -126,15 +127,14 @@ async fn run_models(
     file: &Path,
     config: &Config,
     context: &Context,
-    gpus: &Gpus,
     sampling: Option<Sampling>,
 ) -> Result<Running, Failed> {
     let (for_planner, shared) = watch::channel(Vec::new());
-    let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared).unzip();
+    let (planner, planned) = Planner::new(&config.controller, context.clock, &context.gpus, shared).unzip();
     let started = ControlThread::start(planner);
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
     let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
-    let factory = ModelFactory { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
+    let factory = ModelFactory { context: context.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), models, for_planner, sampling };
     let registry = Registry::start(file, config, factory, shown).await;
     let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
@@ -157,13 +157,7 @@ fn repository(
     Arc::new(Repository::new(move || models.borrow().listed(), config.model_control.then_some(wishes)))
 }
 
-async fn serve(
-    file: &Path,
-    config: &Config,
-    run_dir: &RunDir,
-    context: Context,
-    gpus: &Gpus,
-) -> Result<u8, Failed> {
+async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
@@ -175,15 +169,14 @@ async fn serve(
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned } =
-        run_models(file, config, &context, gpus, tracer.as_ref().map(|tracer| tracer.sampling().clone()))
-            .await?;
+        run_models(file, config, &context, tracer.as_ref().map(|tracer| tracer.sampling().clone())).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let repository = repository(config, &models, wishes);
     let reach = Arc::new(Reach {
         models: models.clone(),
         reloads: reloads.clone(),
-        gpus: gpus.clone(),
+        gpus: context.gpus,
         readings: context.readings,
         controller: config.controller,
         planned,

@@ -19,87 +19,58 @@ use crate::nvml::{Driver, Library, NvmlFault};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
 
 /// What the host does not offer.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// No driver.
     #[error(
         "GPU {device} is not to be had; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     NoDriver {
-        /// As the configuration names it.
         device: String,
-        /// Why.
         #[source]
         source: NvmlFault,
     },
-    /// No such GPU, or several.
     #[error(
         "{found} GPUs of this host are meant by {device}; `nvidia-smi -L` lists them all; \
          to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
-    NoGpu {
-        /// As the configuration names it.
-        device: String,
-        /// How many are meant.
-        found: usize,
-    },
-    /// One GPU, named twice.
+    NoGpu { device: String, found: usize },
     #[error(
         "GPU {device} is the same as GPU {other} of this configuration; name it once and let models share it"
     )]
-    SameGpu {
-        /// As the configuration names it.
-        device: String,
-        /// As it does before.
-        other: String,
-    },
-    /// A GPU without MPS that does not work.
+    SameGpu { device: String, other: String },
     #[error(
         "GPU {device} cannot be used; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     Cuda {
-        /// As the configuration names it.
         device: String,
-        /// Why.
         #[source]
         source: ProbeError,
     },
-    /// A GPU under MPS that does not work.
     #[error("GPU {device} cannot be shared by MPS")]
     Mps {
-        /// As the configuration names it.
         device: String,
-        /// Why.
         #[source]
         source: MpsError,
     },
-    /// The runtime that a probe needs.
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] io::Error),
-    /// The emulated GPU's shared state.
     #[error("an emulated GPU cannot be made")]
     Emulated(#[source] SlabError),
-    /// ONNX Runtime.
     #[error(
         "ONNX Runtime's library was not found, looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
     )]
     NoOnnxRuntime(String),
-    /// The supervisor's own path.
     #[error("the supervisor's binary cannot be located, so neither can the worker's")]
     Executable(#[source] io::Error),
-    /// The worker's binary.
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
     NoWorker(PathBuf),
-    /// The run directory.
     #[error("the run directory {path} cannot be made; choose another as run_dir")]
     RunDir {
-        /// Where.
         path: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// Another supervisor has the run directory.
     #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
     RunDirTaken(PathBuf),
 }

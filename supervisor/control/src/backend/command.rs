@@ -17,32 +17,20 @@ const MAX_OUTPUT: u64 = 64 * 1024;
 /// Why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// It could not be started.
     #[error("{program} cannot be started")]
     Start {
-        /// What was tried.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// It could not be talked to.
     #[error("{program} cannot be talked to")]
     Talk {
-        /// The program.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// It took too long.
     #[error("{program} gave no answer within {limit:?} and was killed")]
-    TooLate {
-        /// The program.
-        program: PathBuf,
-        /// How long it had.
-        limit: Duration,
-    },
+    TooLate { program: PathBuf, limit: Duration },
 }
 
 /// What a program said.

@@ -26,8 +26,9 @@ use shadowslice_datapath::pipeline::Crowding;
 
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
-pub use mps::{Control, ControlError, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
-pub use probe::{Isolation, ProbeError, Probed, isolation, probe};
+pub use mps::{Control, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
+pub(crate) use probe::ProbeError;
+pub use probe::{Isolation, Probed, isolation, probe};
 pub use whole::WholeGpu;
 
 /// Variables that a worker's environment must have.

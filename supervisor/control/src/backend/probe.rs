@@ -72,18 +72,13 @@ impl Isolation {
 /// Why a probe found nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// It did not run.
     #[error("the GPU cannot be probed")]
     Run(#[source] CommandError),
-    /// It found that no CUDA process can use the GPU.
     #[error("no CUDA process can use the GPU: {0}")]
     Refused(String),
-    /// It said something else.
     #[error("the probe said {said:?}; install both binaries from one build")]
     Unclear {
-        /// Its words.
         said: String,
-        /// What is wrong with them.
         #[source]
         source: serde_json::Error,
     },

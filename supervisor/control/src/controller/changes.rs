@@ -1,8 +1,5 @@
 //! Changes of a share: what became of them, by their causes.
 
-use std::time::Duration;
-
-use super::reports::HandoverReport;
 use shadowslice_datapath::pipeline::LatencyHistogram;
 use shadowslice_policy::workers::Cause;
 
@@ -44,16 +41,5 @@ impl Changes {
             Cause::Policy => &mut self.by_policy,
             Cause::Worker => &mut self.by_worker,
         }
-    }
-
-    /// The policy's changes that were taken back.
-    pub(super) fn policys_rolled_back(&self) -> u64 {
-        self.by_policy.rolled_back
-    }
-
-    /// A share came into force.
-    pub(super) fn completed(&mut self, cause: Cause, report: &HandoverReport) {
-        self.of(cause).completed += 1;
-        self.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
     }
 }

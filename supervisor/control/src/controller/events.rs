@@ -15,8 +15,8 @@ use super::groups::{GroupLedger, Tenancy};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
-use super::{Order, loaded};
-use crate::backend::{GpuBackend, shown};
+use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
+use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, ReferenceFile, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
@@ -44,7 +44,9 @@ pub struct Context {
     pub data_path: tokio::runtime::Handle,
     /// Whether priorities that are lowered can be raised again.
     pub lower_shadows: bool,
-    /// What NVML says of the GPUs.
+    /// The GPUs.
+    pub gpus: Gpus,
+    /// What NVML says of them.
     pub readings: Arc<Readings>,
     /// What the models need of the GPUs' memory, by the index of the GPU.
     pub memory: Vec<Arc<MemoryLedger>>,
@@ -56,27 +58,16 @@ pub struct Context {
 
 /// What a controller receives from.
 #[derive(Debug)]
-pub struct Inbox {
-    /// Orders.
-    pub orders: mpsc::Receiver<Order>,
+pub(super) struct Inbox {
+    orders: mpsc::Receiver<Order>,
     /// What happens on the lanes of the pipeline.
-    pub facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneFact>,
     /// What happens to the workers.
-    pub events: mpsc::Receiver<WorkerEvent>,
+    events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
-    pub calls: watch::Receiver<()>,
+    calls: watch::Receiver<()>,
     /// When some model on the GPU is to have other groups of SMs.
-    pub moves: watch::Receiver<()>,
-}
-
-/// What a controller has heard.
-enum Heard {
-    Order(Order),
-    Lane(LaneFact),
-    Worker(WorkerEvent),
-    CalledIn,
-    GroupsMoved,
-    Due,
+    moves: watch::Receiver<()>,
 }
 
 /// The controller of one model.
@@ -106,43 +97,34 @@ pub struct Controller {
     pub(super) standing: watch::Sender<ModelReport>,
 }
 
-/// What a controller is made from.
-#[derive(Debug)]
-pub struct Parts {
-    /// What all controllers share.
-    pub context: Context,
-    /// The model.
-    pub model: Arc<Model>,
-    /// The share that its first worker gets.
-    pub share: Percent,
-    /// Whether an operator holds that share.
-    pub held: bool,
-    /// Its GPU.
-    pub gpu: Arc<dyn GpuBackend>,
-    /// Its pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// An empty file for its reference answers.
-    pub reference: ReferenceFile,
-    /// Where its workers report to.
-    pub events: mpsc::Sender<WorkerEvent>,
-}
-
-impl Controller {
-    /// A controller that has started nothing yet, and how it stands.
-    pub fn new(parts: Parts) -> (Self, watch::Receiver<ModelReport>) {
-        let Parts { context, model, share, held, gpu, pipeline, reference, events } = parts;
+impl ControllerTask {
+    /// A controller that has started nothing yet, and how it stands. Its first worker gets `share`,
+    /// which an operator may hold; `reference` is empty, and `facts` come from the pipeline.
+    pub fn new(
+        context: Context,
+        model: Arc<Model>,
+        share: Percent,
+        held: bool,
+        pipeline: Arc<Pipeline>,
+        reference: ReferenceFile,
+        facts: mpsc::Receiver<LaneFact>,
+    ) -> (Self, watch::Receiver<ModelReport>) {
+        let (orders, ordered) = mpsc::channel(ORDERS);
+        let (events, happened) = mpsc::channel(EVENTS);
+        let gpu = Arc::clone(&context.gpus[model.gpu]);
         let division = division_for(&model, &*gpu);
         let required = model.handover == HandoverMode::InProcess;
         let fault = model.broken.clone().or(division.clone().err().filter(|_| required));
-        let tenancy = division.as_ref().ok().map(|division| {
-            let groups = division.groups_of(share);
-            Tenancy::of(&context.groups[model.gpu], groups, model.priority)
-        });
+        let groups = &context.groups[model.gpu];
+        let tenancy = division.as_ref().ok();
+        let tenancy = tenancy.map(|division| Tenancy::of(groups, division.groups_of(share), model.priority));
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
         let entry = ledger.enter(&model, workers.needs_shadows());
-        let (standing, seen) = watch::channel(ModelReport::loading(&workers));
-        let controller = Self {
+        let (standing, seen) = watch::channel(ModelReport::of(&workers));
+        let (calls, moves) = (ledger.calls(), groups.moves());
+        let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
+        let controller = Controller {
             context,
             model,
             gpu,
@@ -159,25 +141,27 @@ impl Controller {
             events,
             standing,
         };
-        (controller, seen)
+        (Self { controller, inbox, orders }, seen)
     }
+}
 
+impl Controller {
     /// Starts the model's workers and keeps them until it is told to stop.
-    pub async fn run(mut self, mut inbox: Inbox) {
+    pub(super) async fn run(mut self, mut inbox: Inbox) {
         let first = self.workers.begin(self.fault.take(), self.now());
         self.perform_all(first);
         self.tell_groups();
         self.publish();
         while !self.workers.have_ended() {
-            let heard = self.listen(&mut inbox).await;
-            self.hear(heard);
+            self.hear(&mut inbox).await;
             self.publish();
         }
-        self.leave_ledger();
+        self.note_standing(false);
+        self.ledger.leave(&self.model.name);
     }
 
-    /// The next thing that happens. Every receiver is cancel-safe.
-    async fn listen(&self, inbox: &mut Inbox) -> Heard {
+    /// Hears the next thing that happens. Every receiver is cancel-safe.
+    async fn hear(&mut self, inbox: &mut Inbox) {
         let due = [self.workers.due(), self.records.due()].into_iter().flatten().min();
         let due = due.map(|due| self.context.clock.instant(due));
         let alarm = async {
@@ -189,36 +173,27 @@ impl Controller {
         tokio::select! {
             biased;
             // Facts first: what a lane tells happened before its worker's end.
-            Some(fact) = inbox.facts.recv() => Heard::Lane(fact),
-            Some(event) = inbox.events.recv() => Heard::Worker(event),
-            Some(order) = inbox.orders.recv() => Heard::Order(order),
-            Ok(()) = inbox.calls.changed() => Heard::CalledIn,
-            Ok(()) = inbox.moves.changed() => Heard::GroupsMoved,
-            () = alarm => Heard::Due,
-        }
-    }
-
-    fn hear(&mut self, heard: Heard) {
-        match heard {
-            Heard::Order(order) => self.ordered(order),
-            Heard::Lane(fact) => self.lane_told(fact),
-            Heard::Worker(WorkerEvent { worker, said }) => self.worker_said(worker, said),
-            Heard::CalledIn => {
-                if self.is_called_in() {
-                    self.tell(Fact::MustNotStand(
-                        "others need its memory (a hand-over, a worker that is to serve, or a higher priority); \
-                         asked for again in a moment"
-                            .to_owned(),
-                    ));
-                }
-            }
-            Heard::GroupsMoved => self.tell_groups(),
-            Heard::Due => {
+            Some(fact) = inbox.facts.recv() => self.lane_told(fact),
+            Some(WorkerEvent { worker, said }) = inbox.events.recv() => self.worker_said(worker, said),
+            Some(order) = inbox.orders.recv() => self.ordered(order),
+            Ok(()) = inbox.calls.changed() => self.called_in(),
+            Ok(()) = inbox.moves.changed() => self.tell_groups(),
+            () = alarm => {
                 let now = self.now();
                 let actions = self.workers.on_time(now);
                 self.perform_all(actions);
                 self.records.on_time(&self.pipeline, now);
             }
+        }
+    }
+
+    fn called_in(&mut self) {
+        if self.ledger.is_called_in(self.entry()) {
+            self.tell(Fact::MustNotStand(
+                "others need its memory (a hand-over, a worker that is to serve, or a higher priority); \
+                 asked for again in a moment"
+                    .to_owned(),
+            ));
         }
     }
 
@@ -280,13 +255,13 @@ impl Controller {
                 self.tell(Fact::ReferenceWritten { worker, result });
             }
             WorkerSaid::Warmed(warmed) => {
-                if let Some(Err(error)) = process.weights().map(|socket| self.weights.take(socket)) {
+                if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
                     tracing::warn!(model, pid, %error, "a worker's weights are not kept for others");
                 }
                 if let Some(why) = &warmed.unshared {
                     tracing::error!(model, pid, why, "a worker has weights of its own on the GPU");
                 }
-                self.note_warm();
+                self.ledger.warmed(self.now());
                 self.tell(Fact::Warmed { worker, warmed, asked });
                 if self.workers.role_and_phase(worker) == ("standby", "standing") {
                     tracing::info!(model = self.model.name, pid, "the standing worker is ready");

@@ -39,7 +39,7 @@ impl Controller {
         if launch.stands
             && let Err(no_room) = self.room_to_stand(false)
         {
-            self.outrank(&no_room);
+            self.ledger.call_in_lower(&self.model.name, &no_room);
             let failure = StartFailure::NoRoomToStand(no_room.to_string());
             return Some(Fact::NotStarted { worker, failure });
         }

@@ -48,14 +48,23 @@ struct Row {
     priority: u32,
     /// What its profile says that a worker takes.
     told: Option<u64>,
-    /// What a worker of it was seen to have.
+    /// What a worker of it was seen to have, without the weights that others find.
     seen: Option<u64>,
     /// The process that serves.
-    serving: Option<i32>,
+    serving: Option<Serving>,
     /// Whether it may have a shadow.
     has_shadows: bool,
     /// The standing workers of its controllers.
     spares: BTreeMap<EntryId, Spare>,
+}
+
+/// A process that serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Serving {
+    pub(super) pid: i32,
+    /// The bytes of weights that it brought to the GPU. The driver counts them as its own, and the
+    /// next worker needs none.
+    pub(super) brought: u64,
 }
 
 /// A standing worker.
@@ -163,17 +172,18 @@ impl MemoryLedger {
     /// Takes note of what the processes that serve have.
     pub(super) fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
         for row in self.book.lock().rows.values_mut() {
-            row.seen = row.serving.and_then(&bytes_of).or(row.seen);
+            let bytes = |serving: Serving| Some(bytes_of(serving.pid)?.saturating_sub(serving.brought));
+            row.seen = row.serving.and_then(bytes).or(row.seen);
         }
     }
 
-    pub(super) fn serves(&self, model: &str, pid: Option<i32>) {
+    pub(super) fn serves(&self, model: &str, serving: Option<Serving>) {
         if let Some(row) = self.book.lock().rows.get_mut(model) {
-            row.serving = pid;
+            row.serving = serving;
         }
     }
 
-    /// The memory that a worker of this model takes: that of the serving worker, else that of an
+    /// The memory that a further worker of this model takes: that of the serving worker, else that of an
     /// earlier worker, else what the profile says.
     pub(super) fn need(&self, model: &str) -> Option<u64> {
         self.book.lock().rows.get(model).and_then(Row::need)
@@ -270,6 +280,7 @@ impl MemoryLedger {
         }
     }
 
+    /// Whether the standing worker must go, as another worker needs its memory.
     pub(super) fn is_called_in(&self, (model, entry): (&str, EntryId)) -> bool {
         let book = self.book.lock();
         book.rows.get(model).and_then(|row| row.spares.get(&entry)).is_some_and(|spare| spare.called_in)

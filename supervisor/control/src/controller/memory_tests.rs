@@ -39,8 +39,8 @@ fn after_a_standing_worker_the_largest_shadow_still_fits() {
     let kept = NoRoom::Kept { needed: 2 * GIB, kept: 3 * GIB, free: 4 * GIB };
     assert_eq!(ledger.may_stand(of("a"), real(4, 20), false, at(0)), Err(kept));
     assert_eq!(ledger.may_stand(of("a"), real(3, 20), true, at(0)), Ok(()), "it has its memory already");
-    ledger.serves("b", Some(7));
-    ledger.see(|pid| (pid == 7).then_some(6 * GIB));
+    ledger.serves("b", Some(Serving { pid: 7, brought: GIB }));
+    ledger.see(|pid| (pid == 7).then_some(7 * GIB));
     let seen = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
     assert_eq!(ledger.may_stand(of("a"), real(7, 20), false, at(0)), Err(seen));
     ledger.serves("b", None);

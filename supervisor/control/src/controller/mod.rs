@@ -26,29 +26,49 @@ mod thread;
 
 pub use changes::{Changes, Outcomes};
 pub use engine::spec as engine_spec;
-pub use events::{Context, Controller, Inbox, Parts};
+pub use events::{Context, Controller};
 pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
-pub use planner::{
-    DoorReport, ModelPlan, PlanReport, Planned, PlannedModel, Planner, SeenReport, first_shares,
-};
-pub use reports::{BootMs, HandoverReport, Handovers, ModelReport, ModelState, WorkerReport};
+pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, first_shares};
+pub(crate) use reports::ms;
+pub use reports::{HandoverReport, Handovers, ModelReport, ModelState, WorkerMemory, WorkerReport};
 pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
 
 use shadowslice_shared::units::{Moment, Percent};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::backend::GpuBackend;
 use shadowslice_config::Model;
+use shadowslice_datapath::pipeline::Pipeline;
 pub use shadowslice_policy::workers::{Cause, ResizeRefused};
 
 /// Orders that may wait for a controller.
-pub const ORDERS: usize = 16;
+const ORDERS: usize = 16;
 
 /// Worker events that may wait for a controller; a worker has fewer than eight in its life.
-pub const EVENTS: usize = 256;
+const EVENTS: usize = 256;
+
+/// A model that runs, as others reach it.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Its number; no two models ever have the same, nor do a model and its successor.
+    pub id: usize,
+    /// Its configuration.
+    pub model: Arc<Model>,
+    /// Its GPU.
+    pub gpu: Arc<dyn GpuBackend>,
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// Its controller's report.
+    pub standing: watch::Receiver<ModelReport>,
+    /// Its controller.
+    pub orders: mpsc::Sender<Order>,
+    /// The report of the workers that are being started to take its place.
+    pub successor: Option<watch::Receiver<ModelReport>>,
+}
 
 /// What a controller is told to do.
 #[derive(Debug)]

@@ -190,7 +190,9 @@ impl Controller {
             stall_us = report.stall_us,
             "the share is in force"
         );
-        self.records.changes.completed(request.cause, &report);
+        let changes = &mut self.records.changes;
+        changes.of(request.cause).completed += 1;
+        changes.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
         self.records.reported(report.clone());
         if let Some(onset) = request.onset {
             // If a change of the load was the reason: whether it is enough.

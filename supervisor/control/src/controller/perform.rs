@@ -16,7 +16,11 @@ impl Controller {
             Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
             Action::Route(worker) => {
                 self.with(worker, Worker::serve);
-                self.note_serving(self.pid(worker));
+                let serving = self.processes.get(&worker).map(|process| Serving {
+                    pid: process.pid,
+                    brought: process.memory.unwrap_or_default().brought,
+                });
+                self.ledger.serves(&self.model.name, serving);
                 self.pipeline.route(Some(worker));
                 self.pipeline.open();
             }

@@ -6,12 +6,12 @@ use shadowslice_policy::workers::{State, Workers};
 use shadowslice_shared::units::Moment;
 
 use super::events::Controller;
-use super::reports::{BootMs, ModelReport, ModelState, WorkerReport};
+use super::reports::{ModelReport, ModelState, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
-    /// Of a model that has started nothing yet.
-    pub(super) fn loading(workers: &Workers) -> Self {
+    /// Of a model that has started nothing yet, or as far as its workers' machine knows.
+    pub(super) fn of(workers: &Workers) -> Self {
         Self {
             state: ModelState::Loading,
             share: workers.share(),
@@ -37,33 +37,27 @@ impl ModelReport {
 impl Controller {
     pub(super) fn publish(&self) {
         let workers = &self.workers;
-        let share = workers.share();
         let since = {
             let seen = self.standing.borrow();
-            if seen.share == share { seen.since } else { self.now() }
+            if seen.share == workers.share() { seen.since } else { self.now() }
         };
-        let (mechanism, no_partition) = workers.means();
         let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
         let division = self.gpu.division().ok();
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
         let standing = ModelReport {
             state: self.state(),
-            share,
-            sms: workers.sms_in_force().0,
             partition,
-            mechanism,
-            no_partition: no_partition.map(str::to_owned),
             since,
             coming: workers.coming(),
             ready: workers.ready_share(),
             memory_need: self.ledger.need(&self.model.name),
             no_standby: workers.standing_obstacle().map(str::to_owned),
-            held: workers.is_held(),
             workers: self.worker_standings(),
             worker_deaths,
             worker_restarts,
             handovers: self.records.handovers.clone(),
             changes: self.records.changes.clone(),
+            ..ModelReport::of(workers)
         };
         self.log_changes(&standing);
         self.standing.send_if_modified(|seen| {
@@ -134,8 +128,9 @@ impl Controller {
             sms: process.sms.0,
             phase: phase.to_owned(),
             restarts: self.workers.deaths_in_a_row(),
-            boot_ms: BootMs::of(process.times()),
-            answer_error: process.answer_error(),
+            boot_ms: process.boot_ms,
+            answer_error: process.answer_error,
+            memory: process.memory.map(WorkerMemory::from),
         }
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::boot::LoadTimes;
+use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
 use crate::backend::GpuBackend;
-use crate::process::BootTimes;
+use crate::process::BootMs;
 
 /// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,39 +94,25 @@ pub struct WorkerReport {
     pub boot_ms: BootMs,
     /// How far its answers lay from the reference at most, relative to an output's largest value.
     pub answer_error: Option<f64>,
+    /// What it has of its device's memory, once it is warm.
+    pub memory: Option<WorkerMemory>,
 }
 
-/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
-/// that its device does not have.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct BootMs {
-    /// From its spawn to its hello.
-    pub spawn: f64,
-    /// Loading the libraries of engine and device.
-    pub libraries: f64,
-    /// Making the device's context.
-    pub context: f64,
-    /// Making the session.
-    pub session: f64,
-    /// Running every batch size for the first time.
-    pub warmup: f64,
-    /// Running them again, and comparing the answers.
-    pub proof: f64,
+/// A worker's memory by kind, in MiB. The rest are contexts, kernels and recordings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerMemory {
+    /// Weights, which all workers of the model share.
+    pub weights_mib: u64,
+    /// Those of them that this worker brought to the GPU; the driver counts them as its own.
+    pub brought_mib: u64,
+    /// What is computed on the way from inputs to outputs, for the largest batch.
+    pub scratch_mib: u64,
 }
 
-impl BootMs {
-    /// The same in ms.
-    pub(super) fn of(times: BootTimes) -> Self {
-        let BootTimes { spawn, load, warmup, proof } = times;
-        let LoadTimes { libraries, context, session } = load;
-        Self {
-            spawn: ms(spawn),
-            libraries: ms(libraries),
-            context: ms(context),
-            session: ms(session),
-            warmup: ms(warmup),
-            proof: ms(proof),
-        }
+impl From<DeviceMemory> for WorkerMemory {
+    fn from(DeviceMemory { weights, brought, scratch }: DeviceMemory) -> Self {
+        let mib = |bytes: u64| bytes >> 20;
+        Self { weights_mib: mib(weights), brought_mib: mib(brought), scratch_mib: mib(scratch) }
     }
 }
 
@@ -184,7 +170,7 @@ pub struct HandoverReport {
 }
 
 /// A span in ms.
-pub(super) fn ms(span: Duration) -> f64 {
+pub(crate) fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 

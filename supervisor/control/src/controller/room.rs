@@ -35,37 +35,13 @@ impl Controller {
         self.ledger.may_stand(self.entry(), self.memory(), there, self.now())
     }
 
-    /// There is no room for a standing worker: those of lower priorities make some, if they can.
-    pub(super) fn outrank(&self, no_room: &NoRoom) {
-        self.ledger.call_in_lower(&self.model.name, no_room);
-    }
-
-    /// The last thing that a controller does.
-    pub(super) fn leave_ledger(&self) {
-        self.note_standing(false);
-        self.ledger.leave(&self.model.name);
-    }
-
     /// What the controller is called in the ledger.
-    fn entry(&self) -> (&str, EntryId) {
+    pub(super) fn entry(&self) -> (&str, EntryId) {
         (&self.model.name, self.entry)
     }
 
     pub(super) fn note_standing(&self, stands: bool) {
         self.ledger.stands(self.entry(), stands, self.now());
-    }
-
-    pub(super) fn note_serving(&self, pid: Option<i32>) {
-        self.ledger.serves(&self.model.name, pid);
-    }
-
-    pub(super) fn note_warm(&self) {
-        self.ledger.warmed(self.now());
-    }
-
-    /// Whether the standing worker must go, as another worker needs its memory.
-    pub(super) fn is_called_in(&self) -> bool {
-        self.ledger.is_called_in(self.entry())
     }
 
     /// A worker found no memory: calls in what stands ready. True if some will be free before long.

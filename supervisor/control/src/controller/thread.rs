@@ -14,10 +14,8 @@ const WAITING: usize = 16;
 /// A controller that is to run.
 #[derive(Debug)]
 pub struct ControllerTask {
-    /// The controller.
-    pub controller: Controller,
-    /// What it receives from.
-    pub inbox: Inbox,
+    pub(super) controller: Controller,
+    pub(super) inbox: Inbox,
     /// Its orders: it is told to stop when all is to end.
     pub orders: mpsc::Sender<Order>,
 }

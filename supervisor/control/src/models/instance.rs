@@ -8,11 +8,8 @@ use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use super::Served;
-use crate::backend::Gpus;
 use crate::controller::{
-    Cause, Context, Controller, ControllerTask, EVENTS, Inbox, ModelReport, ModelState, ORDERS, Order, Parts,
-    PlannedModel, ResizeRefused,
+    Cause, Context, ControllerTask, ModelReport, ModelState, Order, ResizeRefused, Served,
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
@@ -28,15 +25,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a model cannot be made.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// No memory for its requests.
     #[error("shared memory cannot be had")]
     Memory(#[source] SlabError),
-    /// No memory for its reference answers.
     #[error("reference answers cannot be kept")]
     Reference(#[source] ReferenceError),
-    /// The control thread has ended.
     #[error("the supervisor is stopping")]
     Stopping,
 }
@@ -46,8 +41,6 @@ pub enum MakeError {
 pub struct ModelFactory {
     /// What all controllers share.
     pub context: Context,
-    /// The GPUs.
-    pub gpus: Gpus,
     /// The way to the control thread, which runs controllers.
     pub hire: mpsc::Sender<ControllerTask>,
     /// The next instance's number.
@@ -57,11 +50,8 @@ pub struct ModelFactory {
 /// A model as it runs.
 #[derive(Debug)]
 pub(super) struct Instance {
-    pub(super) id: usize,
-    pub(super) model: Arc<Model>,
-    pub(super) pipeline: Arc<Pipeline>,
-    pub(super) standing: watch::Receiver<ModelReport>,
-    pub(super) orders: mpsc::Sender<Order>,
+    /// Without its successor, which the registry knows.
+    pub(super) served: Served,
     pub(super) route: Route,
     guests: Guests,
     watching: AbortHandle,
@@ -78,8 +68,6 @@ impl ModelFactory {
         let id = self.next;
         self.next += 1;
         let (facts, heard) = mpsc::channel(FACTS);
-        let (orders, ordered) = mpsc::channel(ORDERS);
-        let (events, happened) = mpsc::channel(EVENTS);
         let rules = rules(&model);
         let settings = Settings {
             name: model.name.clone(),
@@ -92,25 +80,17 @@ impl ModelFactory {
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);
-        let (controller, standing) = Controller::new(Parts {
-            context: self.context.clone(),
-            model: Arc::clone(&model),
-            share,
-            held,
-            gpu: Arc::clone(&self.gpus[model.gpu]),
-            pipeline: Arc::clone(&pipeline),
-            reference: ReferenceFile::create(&model.name).map_err(MakeError::Reference)?,
-            events,
-        });
-        let calls = self.context.memory[model.gpu].calls();
-        let moves = self.context.groups[model.gpu].moves();
-        let inbox = Inbox { orders: ordered, facts: heard, events: happened, calls, moves };
-        let hired = ControllerTask { controller, inbox, orders: orders.clone() };
+        let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
+        let (context, of, through) = (self.context.clone(), Arc::clone(&model), Arc::clone(&pipeline));
+        let (hired, standing) = ControllerTask::new(context, of, share, held, through, reference, heard);
+        let orders = hired.orders.clone();
         self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
         let (route, guests) = Route::to(Arc::clone(&pipeline));
         let watched = Arc::clone(&pipeline);
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
-        Ok(Instance { id, model, pipeline, standing, orders, route, guests, watching })
+        let gpu = Arc::clone(&self.context.gpus[model.gpu]);
+        let served = Served { id, model, gpu, pipeline, standing, orders, successor: None };
+        Ok(Instance { served, route, guests, watching })
     }
 
     /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.
@@ -119,18 +99,6 @@ impl ModelFactory {
             self.context.library = onnxruntime_library(config).map_err(|error| errors::chain(&error))?;
         }
         Ok(())
-    }
-
-    /// The model, as the planner reaches it.
-    pub(super) fn planned_model(&self, instance: &Instance) -> PlannedModel {
-        PlannedModel {
-            id: instance.id,
-            model: Arc::clone(&instance.model),
-            gpu: Arc::clone(&self.gpus[instance.model.gpu]),
-            pipeline: Arc::clone(&instance.pipeline),
-            standing: instance.standing.clone(),
-            orders: instance.orders.clone(),
-        }
     }
 
     /// The longest that a model may take from its start until it serves: twice the limit for one
@@ -152,30 +120,19 @@ fn rules(model: &Model) -> LiveSettings {
 }
 
 impl Instance {
-    /// The model, as orders and status reach it; `successor` is being started to take its place.
-    pub(super) fn served(&self, successor: Option<&Self>) -> Served {
-        Served {
-            model: Arc::clone(&self.model),
-            pipeline: Arc::clone(&self.pipeline),
-            standing: self.standing.clone(),
-            orders: self.orders.clone(),
-            successor: successor.map(|successor| successor.standing.clone()),
-        }
-    }
-
     /// Goes by another configuration, which differs only in what needs no new workers.
     pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
         let order = Order::Configure { model: Arc::clone(&model) };
-        give(&self.orders, order).await?;
-        self.pipeline.set_live_settings(rules(&model));
-        self.model = model;
+        give(&self.served.orders, order).await?;
+        self.served.pipeline.set_live_settings(rules(&model));
+        self.served.model = model;
         Ok(())
     }
 
     /// Has the model answer the requests that it has, and then end, in the background. No router
     /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`.
     pub(super) fn retire(self, why: &'static str) {
-        let Self { model, pipeline, orders, route, mut guests, watching, .. } = self;
+        let Self { served: Served { model, pipeline, orders, .. }, route, mut guests, watching } = self;
         drop(route);
         tokio::spawn(async move {
             if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {

@@ -22,13 +22,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::controller::{ModelReport, ModelState, Order};
+use crate::controller::{ModelState, Order};
 use shadowslice_config::Model;
-use shadowslice_datapath::pipeline::Pipeline;
 use shadowslice_datapath::repository::Listed;
 
+pub use crate::controller::Served;
 pub use instance::{MakeError, ModelFactory};
 pub use registry::{Registry, Shown};
 
@@ -113,21 +113,6 @@ pub struct ModelSet {
     pub served: Vec<Served>,
     /// Models that are configured and do not run.
     pub unloaded: Vec<Unloaded>,
-}
-
-/// A model that runs.
-#[derive(Debug, Clone)]
-pub struct Served {
-    /// Its configuration.
-    pub model: Arc<Model>,
-    /// Its pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// Its controller's report.
-    pub standing: watch::Receiver<ModelReport>,
-    /// Its controller.
-    pub orders: mpsc::Sender<Order>,
-    /// The report of the workers that are being started to take its place.
-    pub successor: Option<watch::Receiver<ModelReport>>,
 }
 
 /// A model that is configured and does not run.

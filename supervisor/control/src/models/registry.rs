@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
 use super::plan::{self, Change};
 use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
-use crate::controller::{Cause, ModelReport, ModelState, Order, PlannedModel, first_shares};
+use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_shares};
 use shadowslice_config::{Config, Model, Sample};
 use shadowslice_datapath::repository::Asked;
 use shadowslice_datapath::router::Router;
@@ -27,7 +27,7 @@ pub struct Shown {
     /// What status, metrics and orders reach.
     pub models: watch::Sender<Arc<ModelSet>>,
     /// What the planner decides about.
-    pub for_planner: watch::Sender<Vec<PlannedModel>>,
+    pub for_planner: watch::Sender<Vec<Served>>,
     /// How many requests are traced, where any are.
     pub sampling: Option<Sampling>,
 }
@@ -84,7 +84,7 @@ impl Registry {
         factory: ModelFactory,
         shown: Shown,
     ) -> Result<Self, MakeError> {
-        let shares = first_shares(&config.controller, &factory.gpus, &config.models);
+        let shares = first_shares(&config.controller, &factory.context.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
         let mut registry = Self { file, config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
@@ -145,7 +145,7 @@ impl Registry {
     pub(super) fn is_unready(&self, name: &str) -> bool {
         let entry = self.entries.iter().find(|entry| entry.model.name == name);
         entry.is_some_and(|entry| match &entry.state {
-            State::Loaded { now, .. } => matches!(now.standing.borrow().state, ModelState::Unready(_)),
+            State::Loaded { now, .. } => matches!(now.served.standing.borrow().state, ModelState::Unready(_)),
             State::Unloaded { .. } => false,
         })
     }
@@ -156,13 +156,13 @@ impl Registry {
 
     /// Shows which models there are now.
     pub(super) fn publish(&self) {
-        let (mut models, mut routes, mut for_planner) = (ModelSet::default(), HashMap::new(), Vec::new());
+        let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
         for Entry { model, state } in &self.entries {
             match state {
                 State::Loaded { now, next, .. } => {
-                    models.served.push(now.served(next.as_ref().map(|next| &*next.instance)));
+                    let successor = next.as_ref().map(|next| next.instance.served.standing.clone());
+                    models.served.push(Served { successor, ..now.served.clone() });
                     routes.insert(model.name.clone(), now.route.clone());
-                    for_planner.push(self.factory.planned_model(now));
                 }
                 State::Unloaded { why, last } => {
                     let (model, why, last) = (Arc::clone(model), why.clone(), last.clone());
@@ -171,8 +171,8 @@ impl Registry {
             }
         }
         self.shown.router.set(routes);
+        self.shown.for_planner.send_replace(models.served.clone());
         self.shown.models.send_replace(Arc::new(models));
-        self.shown.for_planner.send_replace(for_planner);
     }
 
     /// Has the models stand in this order.
@@ -192,7 +192,7 @@ impl Registry {
     pub(super) fn unload(&mut self, name: &str, why: &'static str) {
         let Some(entry) = self.entry(name) else { return };
         let State::Loaded { now, next, .. } = &mut entry.state else { return };
-        let state = State::Unloaded { why: why.to_owned(), last: Some(now.orders.clone()) };
+        let state = State::Unloaded { why: why.to_owned(), last: Some(now.served.orders.clone()) };
         if let Some(next) = next.take() {
             next.instance.retire(why);
         }
@@ -209,7 +209,7 @@ impl Registry {
         let made = self.factory.make(Arc::clone(&model), share, false).await;
         let (state, outcome) = match made {
             Ok(now) => {
-                let standing = now.standing.clone();
+                let standing = now.served.standing.clone();
                 waits.spawn(async move { (row, serving(standing, patience).await) });
                 (State::Loaded { now: Box::new(now), next: None, before: None }, Ok(()))
             }
@@ -230,7 +230,7 @@ impl Registry {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
         let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
         models.push(model.clone());
-        let shares = first_shares(&self.config.controller, &self.factory.gpus, &models);
+        let shares = first_shares(&self.config.controller, &self.factory.context.gpus, &models);
         shares.last().copied().unwrap_or(model.share.initial)
     }
 
@@ -252,7 +252,7 @@ impl Registry {
             *model = new;
             return (ChangeKind::Changed, Ok(()));
         };
-        let standing = now.standing.borrow().clone();
+        let standing = now.served.standing.borrow().clone();
         // A share that a hand-over will bring counts as in force.
         let soon = standing.coming.unwrap_or(standing.share);
         let aim = match acts {
@@ -274,7 +274,7 @@ impl Registry {
         if wanted != soon || !fits {
             *before = Some(old);
             let (orders, standing, patience) =
-                (now.orders.clone(), now.standing.clone(), self.factory.patience());
+                (now.served.orders.clone(), now.served.standing.clone(), self.factory.patience());
             waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
         }
         (ChangeKind::Changed, Ok(()))
@@ -290,7 +290,7 @@ impl Registry {
         waits: &mut Waits,
     ) -> Result<(), String> {
         let made = self.factory.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
-        let (standing, patience) = (made.standing.clone(), self.factory.patience());
+        let (standing, patience) = (made.served.standing.clone(), self.factory.patience());
         if let State::Loaded { next, .. } = &mut self.entries[place].state {
             *next = Some(Successor { instance: Box::new(made), beside });
         }
@@ -307,8 +307,8 @@ impl Registry {
         match outcome {
             Ok(()) => {
                 tracing::info!(model = name, "new workers take over");
-                keep_share(&now.standing.borrow(), &next, beside, acts);
-                entry.model = Arc::clone(&next.model);
+                keep_share(&now.served.standing.borrow(), &next.served, beside, acts);
+                entry.model = Arc::clone(&next.served.model);
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
@@ -358,7 +358,7 @@ impl Registry {
 /// Gives the successor what an operator changed about the share while the successor booted. What a
 /// policy changed, the policy will change again. `try_send` will do: a new successor's queue of
 /// orders has room.
-fn keep_share(was: &ModelReport, next: &Instance, beside: Percent, policy_acts: bool) {
+fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
     let (held, share) = {
         let is = next.standing.borrow();
         (is.held, is.share)

@@ -21,41 +21,32 @@ use super::watch::{Driver, XidEvent, Xids};
 const LIST_ATTEMPTS: u32 = 4;
 
 /// What NVML does not do.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlFault {
-    /// The library is not there.
     #[error(
         "NVML, the library of NVIDIA's driver, cannot be loaded; install the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )]
     Load(#[source] NvmlError),
-    /// The library is there, and the driver is not.
     #[error(
         "NVIDIA's driver is not loaded; load it (`modprobe nvidia`), or restart the host if it was just installed"
     )]
     NoDriver(#[source] NvmlError),
-    /// The library is of another version than the driver.
     #[error(
         "NVIDIA's driver and its library are of different versions; restart the host after an update of the driver"
     )]
     Mismatch(#[source] NvmlError),
-    /// Anything else.
     #[error("NVML does not start; `nvidia-smi` may say more")]
     Start(#[source] NvmlError),
-    /// A question was not answered.
     #[error("NVML does not say {what}; `nvidia-smi` may say more")]
     Ask {
-        /// What was asked for.
         what: &'static str,
-        /// NVML's reason.
         #[source]
         source: NvmlError,
     },
-    /// Events of a GPU cannot be heard.
     #[error("NVML does not tell the errors of GPU {uuid}; `dmesg` has them, as `Xid`")]
     Register {
-        /// The GPU.
         uuid: String,
-        /// NVML's reason.
         #[source]
         source: NvmlError,
     },

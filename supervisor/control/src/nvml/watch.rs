@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
@@ -71,15 +70,7 @@ pub struct Reading {
 
 /// The GPUs of a configuration, each with what was last found out about it.
 #[derive(Debug)]
-pub struct Readings(Vec<(config::Gpu, Option<Slot>)>);
-
-/// Where the threads leave what they find.
-#[derive(Debug)]
-struct Slot {
-    identity: Identity,
-    usage: Mutex<Option<Usage>>,
-    xid_errors: AtomicU64,
-}
+pub struct Readings(Mutex<Vec<Watched>>);
 
 /// Reads the usage of GPUs once a second, and hears their errors, on threads of its own, so that
 /// a slow NVML delays nothing else. The threads end when this is dropped.
@@ -92,20 +83,22 @@ pub struct Watch {
 impl Readings {
     /// In the configuration's order.
     pub fn look(&self) -> Vec<Watched> {
-        let reading = |slot: &Slot| Reading {
-            identity: slot.identity.clone(),
-            usage: slot.usage.lock().clone(),
-            xid_errors: slot.xid_errors.load(Ordering::Relaxed),
-        };
-        let watched = |(gpu, slot): &(config::Gpu, Option<Slot>)| Watched {
-            gpu: gpu.clone(),
-            reading: slot.as_ref().map(reading),
-        };
-        self.0.iter().map(watched).collect()
+        self.0.lock().clone()
     }
 
-    fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.0.iter().filter_map(|(_, slot)| slot.as_ref())
+    /// The GPUs that NVML knows.
+    fn uuids(&self) -> Vec<String> {
+        let known = |watched: &Watched| Some(watched.reading.as_ref()?.identity.uuid.clone());
+        self.0.lock().iter().filter_map(known).collect()
+    }
+
+    /// Takes note of something about the GPU of this UUID.
+    fn note(&self, uuid: &str, note: impl FnOnce(&mut Reading)) {
+        let mut all = self.0.lock();
+        let mut readings = all.iter_mut().filter_map(|watched| watched.reading.as_mut());
+        if let Some(reading) = readings.find(|reading| reading.identity.uuid == uuid) {
+            note(reading);
+        }
     }
 }
 
@@ -127,8 +120,8 @@ impl Watch {
     }
 
     fn of_nothing(gpus: &[config::Gpu]) -> Self {
-        let readings = gpus.iter().map(|gpu| (gpu.clone(), None)).collect();
-        Self { readings: Arc::new(Readings(readings)), _threads: Vec::new() }
+        let readings = gpus.iter().map(|gpu| Watched { gpu: gpu.clone(), reading: None }).collect();
+        Self { readings: Arc::new(Readings(Mutex::new(readings))), _threads: Vec::new() }
     }
 
     /// Watches through this driver.
@@ -137,10 +130,10 @@ impl Watch {
             tracing::warn!(error = errors::chain(&error), "no GPU can be watched");
             Vec::new()
         });
-        let readings = gpus.iter().map(|gpu| (gpu.clone(), slot(gpu, &known))).collect();
-        let readings = Arc::new(Readings(readings));
+        let watched = |gpu: &config::Gpu| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
+        let readings = Arc::new(Readings(Mutex::new(gpus.iter().map(watched).collect())));
         let mut threads = Vec::new();
-        if readings.slots().next().is_some() {
+        if !readings.uuids().is_empty() {
             for (name, work) in [("nvml-usage", read as Work), ("nvml-errors", hear)] {
                 match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
                     Ok(thread) => threads.push(thread),
@@ -157,14 +150,14 @@ impl Watch {
     }
 }
 
-/// A place for what is found out about a configured GPU.
-fn slot(gpu: &config::Gpu, known: &[Identity]) -> Option<Slot> {
+/// What is known of a configured GPU before the first answer.
+fn reading(gpu: &config::Gpu, known: &[Identity]) -> Option<Reading> {
     let config::Gpu::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
         tracing::warn!(?device, "NVML knows no such GPU; `nvidia-smi -L` lists those that it knows");
         return None;
     };
-    Some(Slot { identity: identity.clone(), usage: Mutex::default(), xid_errors: AtomicU64::default() })
+    Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
 }
 
 /// What a thread does until it is told to stop.
@@ -172,19 +165,17 @@ type Work = fn(&dyn Driver, &Readings, &Stop);
 
 /// Reads the usage of GPUs until it is told to stop.
 fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+    let uuids = readings.uuids();
     loop {
-        for slot in readings.slots() {
-            let usage = driver.usage(&slot.identity.uuid);
-            let mut last = slot.usage.lock();
-            if let (Err(error), true) = (&usage, last.is_some()) {
-                let error = errors::chain(error);
-                tracing::warn!(
-                    gpu = slot.identity.index,
-                    error,
-                    "the GPU's memory and load are not known now"
-                );
-            }
-            *last = usage.ok();
+        for uuid in &uuids {
+            let usage = driver.usage(uuid);
+            readings.note(uuid, |reading| {
+                if let (Err(error), true) = (&usage, reading.usage.is_some()) {
+                    let (gpu, error) = (reading.identity.index, errors::chain(error));
+                    tracing::warn!(gpu, error, "the GPU's memory and load are not known now");
+                }
+                reading.usage = usage.ok();
+            });
         }
         if stop.within(PERIOD) {
             return;
@@ -194,8 +185,7 @@ fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
 
 /// Hears the errors of GPUs until it is told to stop.
 fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
-    let uuids: Vec<_> = readings.slots().map(|slot| slot.identity.uuid.clone()).collect();
-    let mut xids = match driver.xids(&uuids) {
+    let mut xids = match driver.xids(&readings.uuids()) {
         Ok(xids) => xids,
         Err(error) => {
             tracing::warn!(error = errors::chain(&error), "errors of the GPUs are not counted");
@@ -225,12 +215,12 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
 
 fn count(event: &XidEvent, readings: &Readings) {
     let XidEvent { uuid, xid } = event;
-    let slot = readings.slots().find(|slot| slot.identity.uuid == *uuid);
-    let gpu = slot.map(|slot| slot.identity.index);
+    let mut gpu = None;
+    readings.note(uuid, |reading| {
+        gpu = Some(reading.identity.index);
+        reading.xid_errors += 1;
+    });
     tracing::error!(gpu, uuid, xid, "the GPU's driver reports an error: {}", xid::meaning(*xid));
-    if let Some(slot) = slot {
-        slot.xid_errors.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// A thread that ends when this is dropped.

@@ -4,11 +4,11 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
 use rustix::process::{Pid, setpriority_pgrp};
 
-/// The lowest priority.
-const LOWEST: i32 = 19;
+/// The lowest priority: the worker runs when nothing else wants to.
+pub(super) const LOWEST: i32 = 19;
 
 /// The priority of what serves.
-const NORMAL: i32 = 0;
+pub(super) const NORMAL: i32 = 0;
 
 /// `RLIMIT_NICE` counts from 20 downwards: a limit of 20 permits to come back to priority 0.
 const LIMIT_FOR_NORMAL: u64 = 20;
@@ -19,18 +19,9 @@ pub fn may_raise_priority() -> bool {
     geteuid().is_root() || limit >= LIMIT_FOR_NORMAL
 }
 
-/// Lets a worker run when nothing else wants to. Its process group is its own, and all of its
-/// threads belong to that.
-pub(super) fn lower(pid: i32) {
-    set(pid, LOWEST);
-}
-
-/// Lets a worker run like any other process.
-pub(super) fn raise(pid: i32) {
-    set(pid, NORMAL);
-}
-
-fn set(pid: i32, priority: i32) {
+/// Sets the priority of a worker. Its process group is its own, and all of its threads belong to
+/// that.
+pub(super) fn set(pid: i32, priority: i32) {
     if let Err(error) = setpriority_pgrp(Pid::from_raw(pid), priority) {
         tracing::warn!(pid, priority, %error, "a worker's CPU priority cannot be set");
     }

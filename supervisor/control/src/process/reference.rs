@@ -8,12 +8,11 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// What failed about a file of reference answers.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
-    /// It could not be made.
     #[error("a memory file for the reference answers cannot be made")]
     Create(#[source] Errno),
-    /// It could not be sealed.
     #[error("the reference answers cannot be sealed")]
     Seal(#[source] Errno),
 }

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceSpec, LoadTimes, Loaded, Purpose, WarmUp, Warmed, descriptors,
+    Assignment, BootRefusal, DeviceMemory, Loaded, Purpose, WarmUp, Warmed, descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
@@ -29,52 +30,38 @@ use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
 use crate::backend::{Grant, inherited_settings};
+use crate::controller::ms;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
 /// What failed about starting a worker.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// Where the boot channel begins.
     #[error(
         "nothing can be made in the temporary directory {folder}; make room there, or set TMPDIR to another and restart"
     )]
     Temporary {
-        /// The directory.
         folder: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The same.
     #[error(
         "the temporary directory's path, {folder}, is {excess} bytes too long for a socket in it; set TMPDIR to a shorter one and restart"
     )]
-    TemporaryTooLong {
-        /// The directory.
-        folder: PathBuf,
-        /// How much too long.
-        excess: usize,
-    },
-    /// The boot channel.
+    TemporaryTooLong { folder: PathBuf, excess: usize },
     #[error("no boot channel can be made; raise the limit on open files")]
     Channel(#[source] io::Error),
-    /// The socket of the data path.
     #[error("no socket pair can be made; raise the limit on open files")]
     Socket(#[source] io::Error),
-    /// The response slab.
     #[error("no response slab can be made")]
     Slab(#[source] SlabError),
-    /// The process.
     #[error("{program} cannot be started; it belongs beside the supervisor's binary")]
     Process {
-        /// What was tried.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The thread that talks to it while it boots.
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
@@ -149,30 +136,40 @@ pub struct Worker {
     pub sms: Sms,
     /// The partition that it begins with, where its share is a partition inside it.
     pub groups: Option<Groups>,
+    /// The socket for weights that it has brought to the GPU, if there is one.
+    pub weights: Option<OwnedFd>,
+    /// How long the parts of its start took.
+    pub boot_ms: BootMs,
+    /// How far its answers lay from the reference at most, once it is warm: the largest difference
+    /// relative to the largest value.
+    pub answer_error: Option<f64>,
+    /// What it has of its device's memory, by kind, once it is warm.
+    pub memory: Option<DeviceMemory>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
     boot: SyncSender<Option<Box<Assignment>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
-    /// Where weights come that it has brought to the GPU.
-    weights: Option<OwnedFd>,
     lowered: bool,
     spawned: Instant,
-    times: BootTimes,
-    answer_error: Option<f64>,
 }
 
-/// How long the parts of a worker's start took; zero for parts that it has not reached.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BootTimes {
+/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
+/// that its device does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct BootMs {
     /// From its spawn to its hello.
-    pub spawn: Duration,
-    /// The parts of loading.
-    pub load: LoadTimes,
+    pub spawn: f64,
+    /// Loading the libraries of engine and device.
+    pub libraries: f64,
+    /// Making the device's context.
+    pub context: f64,
+    /// Making the session.
+    pub session: f64,
     /// Running every batch size for the first time.
-    pub warmup: Duration,
+    pub warmup: f64,
     /// Running them again, and comparing the answers.
-    pub proof: Duration,
+    pub proof: f64,
 }
 
 impl Worker {
@@ -243,7 +240,7 @@ impl Worker {
             weights,
             lowered: launch.low_priority,
             spawned,
-            times: BootTimes::default(),
+            boot_ms: BootMs::default(),
             answer_error: None,
             memory: None,
         })
@@ -251,37 +248,21 @@ impl Worker {
 
     /// Takes note of how long its start took so far, by this event.
     pub fn note(&mut self, said: &WorkerSaid) {
+        let boot = &mut self.boot_ms;
         match said {
-            WorkerSaid::Connected => self.times.spawn = self.spawned.elapsed(),
-            WorkerSaid::Loaded(loaded) => self.times.load = loaded.took,
+            WorkerSaid::Connected => boot.spawn = ms(self.spawned.elapsed()),
+            WorkerSaid::Loaded(Loaded { took, .. }) => {
+                boot.libraries = ms(took.libraries);
+                boot.context = ms(took.context);
+                boot.session = ms(took.session);
+            }
             WorkerSaid::Warmed(warmed) => {
-                (self.times.warmup, self.times.proof) = (warmed.warmup, warmed.proof);
+                (boot.warmup, boot.proof) = (ms(warmed.warmup), ms(warmed.proof));
                 self.memory = Some(warmed.memory);
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }
-    }
-
-    /// The socket for weights that it has brought to the GPU, if there is one.
-    pub fn weights(&self) -> Option<&OwnedFd> {
-        self.weights.as_ref()
-    }
-
-    /// How far its answers lay from the reference at most, once it is warm: the largest difference
-    /// relative to the largest value.
-    pub fn answer_error(&self) -> Option<f64> {
-        self.answer_error
-    }
-
-    /// What it has of its device's memory, by kind, once it is warm.
-    pub fn memory(&self) -> Option<DeviceMemory> {
-        self.memory
-    }
-
-    /// How long the parts of its start took.
-    pub fn times(&self) -> BootTimes {
-        self.times
     }
 
     /// After its hello: lets it load and warm up.
@@ -300,7 +281,7 @@ impl Worker {
     /// Raises its CPU priority to that of workers that serve.
     pub fn serve(&mut self) {
         if std::mem::take(&mut self.lowered) {
-            priority::raise(self.pid);
+            priority::set(self.pid, priority::NORMAL);
         }
     }
 
@@ -340,7 +321,7 @@ fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
 /// Priority and cores, which the worker's later threads inherit.
 fn settle(launch: &Launch<'_>, pid: i32) {
     if launch.low_priority {
-        priority::lower(pid);
+        priority::set(pid, priority::LOWEST);
     }
     if launch.cpus.is_empty() {
         return;

@@ -195,7 +195,7 @@ impl Pipeline {
     pub fn execution_times(&self) -> Vec<(u32, Duration)> {
         let state = self.state.lock();
         let serving = state.scheduler.serving_lane();
-        serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect())
+        serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
     }
 
     /// Totals since the start.

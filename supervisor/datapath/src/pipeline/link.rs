@@ -163,7 +163,7 @@ impl Link {
         let patience = crowded.saturating_mul(1 << deaths.min(8));
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
-        let limit = lane.predictor().hang_limit(front.rows).max(own.unwrap_or_default());
+        let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 

@@ -26,8 +26,7 @@ use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, warm_up};
 use shadowslice_control::process::{
-    BootTimes, KeptWeights, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
-    WorkerSaid,
+    BootMs, KeptWeights, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -109,7 +108,7 @@ pub(super) struct Column {
     pub(super) sms: Sms,
     /// Per batch size: the median of its execution times, in ms.
     pub(super) ms: Vec<(u32, f64)>,
-    pub(super) boot: BootTimes,
+    pub(super) boot: BootMs,
     pub(super) memory: Memory,
 }
 
@@ -191,7 +190,7 @@ impl Bench<'_> {
         tracing::info!(sms = sms.0, ?ms, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, *activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
-        Ok(Column { sms, ms, boot: worker.times(), memory: Memory { context, weights, activations } })
+        Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
     }
 
     fn spawn(

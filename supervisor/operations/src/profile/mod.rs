@@ -11,6 +11,7 @@ mod yaml;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::slab::{SlabError, WritableSlab};
@@ -23,7 +24,7 @@ use bench::{Bench, BenchError, Column};
 pub use options::Options;
 use shadowslice_config::{Config, Model};
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::process::{BootTimes, ReferenceError, ReferenceFile};
+use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use told::DriverView;
@@ -228,9 +229,10 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
 }
 
 /// A worker's start in the three parts of a profile.
-fn start(boot: BootTimes) -> Start {
-    let BootTimes { spawn, load, warmup, proof } = boot;
-    Start { process: spawn + load.libraries + load.context, load: load.session, warm: warmup + proof }
+fn start(boot: BootMs) -> Start {
+    let BootMs { spawn, libraries, context, session, warmup, proof } = boot;
+    let span = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+    Start { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
 }
 
 fn most(one: Memory, other: Memory) -> Memory {

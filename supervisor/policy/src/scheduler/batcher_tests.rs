@@ -18,9 +18,9 @@ fn request(item: u32, shape: u8, rows: u32) -> Request {
 }
 
 fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
-    let mut queue = Queue::new(requests.len());
+    let mut queue = Queue::default();
     for request in requests {
-        queue.push(request).unwrap();
+        queue.push(request);
     }
     queue
 }
@@ -83,7 +83,7 @@ fn without_a_batch_axis_or_when_alone_a_request_runs_by_itself() {
     let mut queue = queue_of(vec![request(1, 0, 1), request(2, 0, 1)]);
     assert_eq!(run(&mut queue, &no_axis, ms(0)), [1]);
     let suspect = Request { alone: true, ..request(3, 0, 1) };
-    queue.put_back(vec![suspect]);
+    queue.put_back(suspect);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [3]);
     assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(10)));
 }
@@ -175,24 +175,22 @@ proptest! {
         max_rows in prop_oneof![Just(0_u32), Just(8)],
         max_delay in prop_oneof![Just(0_u64), Just(10)],
     ) {
-        const BOUND: usize = 12;
         let limits = Limits { max_rows, max_requests: 16, max_delay: Duration::from_millis(max_delay) };
-        let (mut queue, mut model) = (Queue::new(BOUND), Model::default());
-        let (mut now, mut latest) = (ms(0), Vec::new());
+        let (mut queue, mut model) = (Queue::default(), Model::default());
+        let (mut now, mut latest) = (ms(0), Vec::<Request>::new());
         for (item, step) in (0..).zip(steps) {
             match step {
                 Step::Arrive { shape, rows, patience, alone } => {
                     let deadline = now + Duration::from_millis(patience);
                     let request = Entry { shape, rows, arrived: now, deadline, level: 0, alone, item };
-                    let full = model.waiting.len() >= BOUND;
-                    prop_assert_eq!(queue.push(request.clone()).is_err(), full);
-                    if !full {
-                        model.add(true, request);
-                    }
+                    queue.push(request.clone());
+                    model.add(true, request);
                 }
                 Step::Return => {
-                    latest.iter().cloned().for_each(|request| model.add(false, request));
-                    queue.put_back(std::mem::take(&mut latest));
+                    for request in std::mem::take(&mut latest) {
+                        queue.put_back(request.clone());
+                        model.add(false, request);
+                    }
                 }
                 Step::Ask { after } => {
                     now = now + Duration::from_millis(after);
@@ -214,7 +212,7 @@ proptest! {
                     }
                 }
             }
-            prop_assert_eq!(queue.len(), model.waiting.len());
+            prop_assert_eq!(queue.is_empty(), model.waiting.is_empty());
         }
         let left: Vec<u32> = queue.drain_all().into_iter().map(|entry| entry.item).collect();
         let expected: Vec<u32> = model.waiting.into_iter().map(|(_, _, r)| r.item).collect();

@@ -33,13 +33,17 @@ pub(super) struct Doorkeeper {
     serves_late: bool,
     /// What the configuration and the model allow.
     most: Limits,
-    forgiveness: Forgiveness,
+    /// Since when no lane has served, or the lane that does has stalled.
+    outage: Option<Moment>,
+    /// Requests that came before this may be late without that being a sign of load.
+    forgiven: Moment,
 }
 
 impl Doorkeeper {
     /// An open door.
     pub(super) fn new(most: Limits, serves_late: bool) -> Self {
-        Self { door: Door::open(u32::MAX), serves_late, most, forgiveness: Forgiveness::default() }
+        let (door, forgiven) = (Door::open(u32::MAX), Moment::default());
+        Self { door, serves_late, most, outage: None, forgiven }
     }
 
     /// The policy opens or narrows the door.
@@ -74,7 +78,7 @@ impl Doorkeeper {
         lane: Option<&Lane<K, T>>,
         now: Moment,
     ) -> bool {
-        let may = self.refuses_late() && self.forgiveness.outage.is_none() && !self.forgiveness.covers(now);
+        let may = self.refuses_late() && self.outage.is_none() && now >= self.forgiven;
         let Some(lane) = lane.filter(|_| may) else { return false };
         let answered = self.answered_at(request, queued_rows(), lane, now);
         answered.is_some_and(|answered| answered > request.deadline)
@@ -114,11 +118,11 @@ impl Doorkeeper {
     /// What finds the requests in time among those that wait for this lane; nothing where none is
     /// refused for being late.
     pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
-        let refuses = self.refuses_late() && self.forgiveness.outage.is_none();
+        let refuses = self.refuses_late() && self.outage.is_none();
         refuses.then(|| Punctual {
             starts: lane.free_at(now),
             idle: lane.executes_nothing(),
-            forgiven: self.forgiveness.before,
+            forgiven: self.forgiven,
             predictor: &lane.predictor,
         })
     }
@@ -133,44 +137,25 @@ impl Doorkeeper {
 
     /// Says whether a lane serves, and does not stall.
     pub(super) fn note_service(&mut self, serves: bool, now: Moment) {
-        self.forgiveness.note_service(serves, now);
-    }
-
-    /// The requests that wait now are delayed by those that ran without an answer and go first.
-    pub(super) fn put_back(&mut self, now: Moment) {
-        self.forgiveness.before = self.forgiveness.before.max(now);
-    }
-
-    /// Nothing waits any more that could have been delayed.
-    pub(super) fn emptied(&mut self, now: Moment) {
-        self.forgiveness.before = self.forgiveness.before.min(now);
-    }
-}
-
-/// Which requests may be late without that being a sign of load.
-#[derive(Debug, Default)]
-struct Forgiveness {
-    /// Since when no lane has served, or the lane that does has stalled.
-    outage: Option<Moment>,
-    /// Requests that came before this are not refused for being late.
-    before: Moment,
-}
-
-impl Forgiveness {
-    fn covers(&self, arrived: Moment) -> bool {
-        arrived < self.before
-    }
-
-    fn note_service(&mut self, serves: bool, now: Moment) {
         match (self.outage, serves) {
             (None, false) => self.outage = Some(now),
             (Some(since), true) => {
                 let forgiven = now.since(since).saturating_mul(FORGIVEN_PER_OUTAGE).min(MAX_FORGIVEN);
-                self.before = self.before.max(now + forgiven);
+                self.forgiven = self.forgiven.max(now + forgiven);
                 self.outage = None;
             }
             _ => {}
         }
+    }
+
+    /// The requests that wait now are delayed by those that ran without an answer and go first.
+    pub(super) fn put_back(&mut self, now: Moment) {
+        self.forgiven = self.forgiven.max(now);
+    }
+
+    /// Nothing waits any more that could have been delayed.
+    pub(super) fn emptied(&mut self, now: Moment) {
+        self.forgiven = self.forgiven.min(now);
     }
 }
 
@@ -178,18 +163,19 @@ impl Forgiveness {
 mod tests {
     use super::*;
 
+    const MOST: Limits = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::from_millis(2) };
+
     fn at(seconds: u64) -> Moment {
         Moment::after_origin(Duration::from_secs(seconds))
     }
 
     #[test]
     fn the_door_moves_within_what_the_configuration_and_the_model_allow() {
-        let most = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::from_millis(2) };
-        let mut door = Doorkeeper::new(most, false);
-        assert_eq!(door.limits(), most);
+        let mut door = Doorkeeper::new(MOST, false);
+        assert_eq!(door.limits(), MOST);
         for (max_batch, rows) in [(0, 1), (1, 1), (4, 4), (16, 16), (u32::MAX, 16)] {
             door.set(Door::open(max_batch));
-            assert_eq!(door.limits(), Limits { max_rows: rows, ..most });
+            assert_eq!(door.limits(), Limits { max_rows: rows, ..MOST });
         }
         door.found(0, 1);
         door.set(Door::open(4));
@@ -198,28 +184,27 @@ mod tests {
 
     #[test]
     fn an_outage_is_forgiven_in_proportion_or_until_the_queue_was_empty() {
-        let mut forgiveness = Forgiveness::default();
-        assert!(!forgiveness.covers(at(0)));
-        forgiveness.note_service(false, at(10));
-        forgiveness.note_service(false, at(11));
-        forgiveness.note_service(true, at(12));
-        forgiveness.note_service(true, at(13));
-        assert!(forgiveness.covers(at(31)) && !forgiveness.covers(at(32)));
-        forgiveness.note_service(false, at(100));
-        forgiveness.note_service(true, at(500));
-        assert!(forgiveness.covers(at(529)) && !forgiveness.covers(at(530)));
+        let mut door = Doorkeeper::new(MOST, false);
+        assert_eq!(door.forgiven, at(0));
+        door.note_service(false, at(10));
+        door.note_service(false, at(11));
+        door.note_service(true, at(12));
+        door.note_service(true, at(13));
+        assert_eq!(door.forgiven, at(32));
+        door.note_service(false, at(100));
+        door.note_service(true, at(500));
+        assert_eq!(door.forgiven, at(530));
     }
 
     #[test]
     fn whom_a_hand_over_or_a_death_delayed_is_forgiven_and_who_comes_after_an_empty_queue_is_not() {
-        let most = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::ZERO };
-        let mut door = Doorkeeper::new(most, false);
+        let mut door = Doorkeeper::new(MOST, false);
         door.put_back(at(5));
-        assert!(door.forgiveness.covers(at(4)) && !door.forgiveness.covers(at(5)));
+        assert_eq!(door.forgiven, at(5));
         door.note_service(false, at(6));
         door.note_service(true, at(8));
-        assert!(door.forgiveness.covers(at(20)));
+        assert_eq!(door.forgiven, at(28));
         door.emptied(at(10));
-        assert!(!door.forgiveness.covers(at(10)));
+        assert_eq!(door.forgiven, at(10));
     }
 }

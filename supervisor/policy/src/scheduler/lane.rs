@@ -70,7 +70,7 @@ pub struct Lane<K, T> {
     pub(super) groups: Groups,
     sms: Sms,
     /// What the lane's batches should take there: every share has times of its own.
-    pub(super) predictor: Predictor,
+    pub predictor: Predictor,
     /// Predictors of partitions that the lane was on before, by their SMs.
     learnt: BTreeMap<Sms, Predictor>,
     /// The predictor before anything was seen.
@@ -139,16 +139,6 @@ impl<K, T> Lane<K, T> {
     /// The batches that its worker has, the one that executes first.
     pub fn in_flight(&self) -> impl Iterator<Item = &InFlight<K, T>> {
         self.in_flight.iter()
-    }
-
-    /// What the lane's batches should take where they run now.
-    pub fn predictor(&self) -> &Predictor {
-        &self.predictor
-    }
-
-    /// The groups of SMs on which its next batch runs.
-    pub fn groups(&self) -> Groups {
-        self.groups
     }
 
     /// How long a batch of so many rows should take, as far as is known.

@@ -17,12 +17,8 @@ const LONGEST_US: u64 = 60_000_000;
 #[derive(Debug)]
 pub(super) struct Observer {
     since: Moment,
-    arrived: u64,
-    rows: u64,
-    answered: u64,
-    in_time: u64,
-    in_good_time: u64,
-    refused: u64,
+    /// Its counts; the rest is worked out at the next look.
+    seen: Seen,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: Busy,
@@ -41,12 +37,7 @@ impl Observer {
     pub(super) fn new(now: Moment) -> Self {
         Self {
             since: now,
-            arrived: 0,
-            rows: 0,
-            answered: 0,
-            in_time: 0,
-            in_good_time: 0,
-            refused: 0,
+            seen: Seen::default(),
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
@@ -57,18 +48,18 @@ impl Observer {
 
     /// A request of so many rows came, to be refused or not.
     pub(super) fn arrived(&mut self, rows: u32) {
-        self.arrived += 1;
-        self.rows += u64::from(rows);
+        self.seen.arrived += 1;
+        self.seen.rows += u64::from(rows);
     }
 
     pub(super) fn refused(&mut self) {
-        self.refused += 1;
+        self.seen.refused += 1;
     }
 
     pub(super) fn answered(&mut self, latency: Duration, slo: Duration) {
-        self.answered += 1;
-        self.in_time += u64::from(latency <= slo);
-        self.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
+        self.seen.answered += 1;
+        self.seen.in_time += u64::from(latency <= slo);
+        self.seen.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
     }
@@ -105,41 +96,27 @@ impl Observer {
 
     /// What was seen since the last look; counting starts again.
     pub(super) fn take(&mut self, queued: usize, now: Moment) -> Seen {
-        let seen = self.seen(queued, now);
-        self.clear(now);
-        seen
-    }
-
-    fn seen(&self, queued: usize, now: Moment) -> Seen {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
-        let executed =
-            self.executed.iter().map(|&(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) });
-        Seen {
+        let executed = self.executed.drain(..);
+        let counts = std::mem::take(&mut self.seen);
+        let seen = Seen {
             span,
-            arrived: self.arrived,
-            rows: self.rows,
-            answered: self.answered,
-            in_time: self.in_time,
-            in_good_time: self.in_good_time,
-            refused: self.refused,
             queued,
-            mean_latency: mean(self.latency_sum, self.answered),
+            mean_latency: mean(self.latency_sum, counts.answered),
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
-            executed: executed.collect(),
-        }
-    }
-
-    fn clear(&mut self, now: Moment) {
+            executed: executed
+                .map(|(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) })
+                .collect(),
+            ..counts
+        };
         self.since = now;
-        (self.arrived, self.rows, self.answered, self.refused) = (0, 0, 0, 0);
-        (self.in_time, self.in_good_time) = (0, 0);
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
         self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
-        self.executed.clear();
+        seen
     }
 }
 

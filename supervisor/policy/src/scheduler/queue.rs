@@ -1,4 +1,4 @@
-//! A bounded queue of one model's requests, ordered by deadline.
+//! A queue of one model's requests, ordered by deadline.
 //!
 //! Entries that come back from a worker that died or was drained too slowly go before all others:
 //! they have waited once already. Among themselves they are ordered by deadline too.
@@ -48,7 +48,6 @@ struct Group {
 /// The queue of one model.
 #[derive(Debug)]
 pub struct Queue<K, T> {
-    max_requests: usize,
     sequence: u64,
     rows: u64,
     entries: BTreeMap<QueueKey, Entry<K, T>>,
@@ -58,40 +57,24 @@ pub struct Queue<K, T> {
     alone: BTreeSet<QueueKey>,
 }
 
+// Derived, it would demand a default of shapes and requests.
+impl<K, T> Default for Queue<K, T> {
+    fn default() -> Self {
+        let (entries, groups, alone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { sequence: 0, rows: 0, entries, groups, alone }
+    }
+}
+
 impl<K: Ord + Clone, T> Queue<K, T> {
-    /// An empty queue that accepts up to `max_requests`.
-    pub fn new(max_requests: usize) -> Self {
-        Self {
-            max_requests,
-            sequence: 0,
-            rows: 0,
-            entries: BTreeMap::new(),
-            groups: BTreeMap::new(),
-            alone: BTreeSet::new(),
-        }
-    }
-
-    /// Accepts a request, or gives it back when the queue is full.
-    pub fn push(&mut self, entry: Entry<K, T>) -> Result<(), Entry<K, T>> {
-        if self.entries.len() >= self.max_requests {
-            return Err(entry);
-        }
+    /// Accepts a request.
+    pub fn push(&mut self, entry: Entry<K, T>) {
         self.insert(entry, true);
-        Ok(())
     }
 
-    /// Takes back entries that ran without an answer. They go to the head of the queue, by deadline,
-    /// equal ones in the order given. Never refused, since they were accepted before; what was
-    /// pushed meanwhile may thus take the queue past its bound by as much as was in flight.
-    pub fn put_back(&mut self, entries: Vec<Entry<K, T>>) {
-        for entry in entries {
-            self.insert(entry, false);
-        }
-    }
-
-    /// The number of requests.
-    pub fn len(&self) -> usize {
-        self.entries.len()
+    /// Takes back an entry that ran without an answer. It goes before all that were pushed; those
+    /// that were put back go by deadline, equal ones as they came.
+    pub fn put_back(&mut self, entry: Entry<K, T>) {
+        self.insert(entry, false);
     }
 
     /// Their rows.
@@ -207,33 +190,31 @@ mod tests {
 
     #[test]
     fn the_earliest_deadline_first_and_equal_ones_as_they_came() {
-        let mut queue = Queue::new(8);
+        let mut queue = Queue::default();
         for (item, deadline) in [(1, 30), (2, 10), (3, 30), (4, 20)] {
-            queue.push(entry(item, deadline)).unwrap();
+            queue.push(entry(item, deadline));
         }
         assert_eq!(items(queue.drain_all()), [2, 4, 1, 3]);
         assert!(queue.is_empty());
     }
 
     #[test]
-    fn a_full_queue_gives_the_request_back_but_takes_back_its_own() {
-        let mut queue = Queue::new(2);
-        queue.push(entry(1, 1)).unwrap();
-        queue.push(entry(2, 2)).unwrap();
-        assert_eq!(queue.push(entry(3, 0)).unwrap_err().item, 3);
-        queue.put_back(vec![entry(8, 90), entry(9, 90)]);
-        assert_eq!(queue.len(), 4);
-        queue.push(entry(3, 0)).unwrap_err();
-        assert_eq!(items(queue.drain_all()), [8, 9, 1, 2], "put back goes first");
+    fn what_is_put_back_goes_first() {
+        let mut queue = Queue::default();
+        queue.push(entry(1, 1));
+        queue.push(entry(2, 2));
+        queue.put_back(entry(8, 90));
+        queue.put_back(entry(9, 90));
+        assert_eq!(items(queue.drain_all()), [8, 9, 1, 2]);
     }
 
     #[test]
     fn requests_whose_clients_went_away_are_taken_out() {
-        let mut queue = Queue::new(8);
+        let mut queue = Queue::default();
         for item in 0..6 {
             let mut entry = entry(item, u64::from(item));
             entry.alone = item % 3 == 0;
-            queue.push(entry).unwrap();
+            queue.push(entry);
         }
         assert_eq!(items(queue.take_if(|item| item % 2 == 0)), [0, 2, 4]);
         assert_eq!((queue.size_of(&"a"), queue.rows()), ((2, 2), 3));

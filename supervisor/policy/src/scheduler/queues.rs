@@ -32,7 +32,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         if self.waiting >= self.most {
             return Err(request);
         }
-        self.level(request.level).push(request)?;
+        self.level(request.level).push(request);
         self.waiting += 1;
         Ok(())
     }
@@ -42,12 +42,12 @@ impl<K: Ord + Clone, T> Queues<K, T> {
     pub(super) fn put_back(&mut self, requests: Vec<Entry<K, T>>) {
         for request in requests {
             self.waiting += 1;
-            self.level(request.level).put_back(vec![request]);
+            self.level(request.level).put_back(request);
         }
     }
 
     fn level(&mut self, level: u64) -> &mut Queue<K, T> {
-        self.levels.entry(level).or_insert_with(|| Queue::new(usize::MAX))
+        self.levels.entry(level).or_default()
     }
 
     /// What runs next: from the first priority that has something ready.

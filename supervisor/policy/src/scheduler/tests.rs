@@ -223,7 +223,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     let mut model = serving();
     let whole = slice(Groups::WHOLE, 100);
     let part = Slice { times: Vec::new(), ..slice(Groups::first(1), 25) };
-    let time = |model: &Scheduler<(), Asked>| model.serving_lane().unwrap().predictor().predict(1);
+    let time = |model: &Scheduler<(), Asked>| model.serving_lane().unwrap().predictor.predict(1);
     model.accept(request(1, 0), at(0)).unwrap();
     go(&mut model, at(0));
     model.move_to(WORKER, &part);

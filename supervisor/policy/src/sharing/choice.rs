@@ -3,9 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_shared::units::Sms;
-
-use super::{Policy, PolicyName, Terms, UnknownPolicy};
+use super::{PolicyName, UnknownPolicy};
 
 /// Behind a policy's name: requests that cannot be answered in time are turned away.
 const WITH_DOORS: &str = "+doors";
@@ -28,15 +26,6 @@ impl Choice {
     /// Whether the policy tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive
-    }
-
-    /// The policy for these models on these GPUs.
-    ///
-    /// # Panics
-    ///
-    /// If a model's GPU is not among `gpus`.
-    pub fn policy(self, gpus: &[Sms], terms: &[Terms]) -> Policy {
-        Policy::new(self, gpus, terms)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use shadowslice_shared::units::Sms;
 
-use super::{Change, Decision, Door, Facts, Live, Plan, Terms, Verdict, Waiting, Why};
+use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting, Why};
 
 /// What a policy wants of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,8 +36,7 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Dec
         report.push(verdict);
     }
     changes.sort_by_key(|change| (change.to > change.from, change.model));
-    let plan = (!changes.is_empty()).then_some(Plan { changes });
-    Decision { plan, doors: targets.iter().map(|target| target.door).collect(), report }
+    Decision { changes, doors: targets.iter().map(|target| target.door).collect(), report }
 }
 
 fn verdict(to: Sms, why: Why, live: &Live) -> Verdict {

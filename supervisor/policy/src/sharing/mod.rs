@@ -1,7 +1,7 @@
 //! Sharing: how many SMs each model gets.
 //!
 //! ```text
-//! facts (what was seen since the last time) ─▶ Policy::decide ─▶ Decision {plan, doors, report}
+//! facts (what was seen since the last time) ─▶ Policy::decide ─▶ Decision {changes, doors, report}
 //! ```
 //!
 //! A policy is asked once an interval. It sees what any executor can tell it, the supervisor or a
@@ -20,5 +20,5 @@ mod policy;
 
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
-pub use plan::{Change, Decision, Door, Missed, Plan, Verdict, Waiting, Why};
+pub use plan::{Change, Decision, Door, Missed, Verdict, Waiting, Why};
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -9,20 +9,13 @@ use shadowslice_shared::units::{Moment, Sms};
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use = "a decision that is not carried out has changed nothing"]
 pub struct Decision {
-    /// The shares to change; `None` if none is.
-    pub plan: Option<Plan>,
+    /// The shares to change, in this order: those that become smaller come first. The planner may
+    /// leave a change out, and changes nothing else.
+    pub changes: Vec<Change>,
     /// How each model batches and which requests it lets in from now on, in the models' order.
     pub doors: Vec<Door>,
     /// For each model, why it has its share.
     pub report: Vec<Verdict>,
-}
-
-/// Which shares change, in this order: those that become smaller come first. The planner may leave a
-/// change out, and changes nothing else.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// The changes; never empty.
-    pub changes: Vec<Change>,
 }
 
 /// One change of a share.

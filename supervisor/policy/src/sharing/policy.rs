@@ -133,11 +133,6 @@ impl Policy {
         self
     }
 
-    /// Which policy it is.
-    pub fn kind(&self) -> PolicyName {
-        self.choice.kind
-    }
-
     /// The shares to start the models' first workers with, in the models' order.
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {

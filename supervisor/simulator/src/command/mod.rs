@@ -9,7 +9,7 @@ mod tests;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::Choice;
+use shadowslice_policy::sharing::{Choice, Policy};
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
 use shadowslice_simulator::results::{Run, Trial};
@@ -139,7 +139,7 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
 
 fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &Trial, load: &Load) -> Run {
     let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
-    let mut policy = contender.policy(&scenario.gpus, &terms);
+    let mut policy = Policy::new(contender, &scenario.gpus, &terms);
     let mut started = scenario.clone();
     for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;

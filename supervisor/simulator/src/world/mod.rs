@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The world moves from event to event: the next arrival, or the first of a few timers per model.
-//! It tells a policy what the supervisor can tell, and no more. All changes of a plan begin at
+//! It tells a policy what the supervisor can tell, and no more. All changes of a decision begin at
 //! once, in its order; each takes effect when its shadow is warm.
 
 mod contention;
@@ -201,7 +201,7 @@ impl<'a> World<'a> {
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
-        let (changes, count) = (decision.plan.iter().flat_map(|plan| &plan.changes), models.len());
+        let (changes, count) = (decision.changes.iter(), models.len());
         for change in changes.filter(|change| change.model < count) {
             let model = &mut models[change.model];
             let gpu = model.served.terms.gpu;

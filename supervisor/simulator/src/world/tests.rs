@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::sharing::{Change, Door, Plan, Seen};
+use shadowslice_policy::sharing::{Change, Door, Seen};
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::*;
@@ -42,8 +42,7 @@ impl Script {
             self.seen.push(facts.clone());
             let tick = self.seen.len();
             let due = self.changes.iter().filter(|(at, _)| *at == tick).map(|(_, change)| change.clone());
-            let plan = Plan { changes: due.collect() };
-            Decision { plan: Some(plan), ..Decision::default() }
+            Decision { changes: due.collect(), ..Decision::default() }
         })
     }
 
@@ -253,7 +252,7 @@ proptest! {
                 let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once });
                 tick += 1;
                 let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
-                Decision { plan: Some(Plan { changes: due.into_iter().collect() }), doors, ..Decision::default() }
+                Decision { changes: due.into_iter().collect(), doors, ..Decision::default() }
             })
         };
         let outcome = once();

@@ -4,27 +4,12 @@
 /// A state of an MPS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ServerStatus {
-    /// It comes up.
-    Initializing,
     /// It takes clients.
     Active,
     /// A client's fault broke every context; the server takes no client until all have gone.
     Fault,
-    /// There is no such server any more.
-    Gone,
-    /// Something else.
-    Unknown(String),
-}
-
-/// What became of an order to terminate a client.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Termination {
-    /// Its work is off the GPU.
-    Done,
-    /// It is no client.
-    NoClient,
-    /// Something else.
-    Unknown(String),
+    /// Something else: it comes up or has gone, say.
+    Other(String),
 }
 
 /// Processes, as lists of servers and of clients name them: numbers between white space.
@@ -40,24 +25,16 @@ pub(super) fn server_status(text: &str) -> ServerStatus {
         return ServerStatus::Active;
     }
     match text.to_ascii_uppercase().as_str() {
-        "INITIALIZING" => ServerStatus::Initializing,
         "ACTIVE" => ServerStatus::Active,
         "FAULT" => ServerStatus::Fault,
-        upper if upper.contains("NOT FOUND") => ServerStatus::Gone,
-        _ => ServerStatus::Unknown(text.to_owned()),
+        _ => ServerStatus::Other(text.to_owned()),
     }
 }
 
-/// The answer to `terminate_client`: a message if something is wrong, then a number, 0 for success.
-pub(super) fn termination(text: &str) -> Termination {
-    let text = text.trim();
-    if text.contains("Invalid process") {
-        return Termination::NoClient;
-    }
-    match text.lines().last() {
-        Some("0") => Termination::Done,
-        _ => Termination::Unknown(text.to_owned()),
-    }
+/// Whether a client's work is off the GPU, by the answer to `terminate_client`: a message if
+/// something is wrong, such as that it is no client, then a number, 0 for success.
+pub(super) fn is_off(text: &str) -> bool {
+    text.contains("Invalid process") || text.trim().lines().last() == Some("0")
 }
 
 /// Whether the program knew a command at all.
@@ -94,19 +71,16 @@ mod tests {
     fn states_of_a_server() {
         assert_eq!(server_status("ACTIVE\n"), ServerStatus::Active);
         assert_eq!(server_status("Unknown command \"get_server_status\""), ServerStatus::Active);
-        assert_eq!(server_status("Initializing"), ServerStatus::Initializing);
         assert_eq!(server_status("FAULT\n"), ServerStatus::Fault);
-        assert_eq!(server_status("Server 12345 not found\n"), ServerStatus::Gone);
-        assert_eq!(server_status("INACTIVE"), ServerStatus::Unknown("INACTIVE".to_owned()));
-        assert_eq!(server_status(""), ServerStatus::Unknown(String::new()));
+        for other in ["Initializing", "Server 12345 not found", "INACTIVE", ""] {
+            assert_eq!(server_status(&format!("{other}\n")), ServerStatus::Other(other.to_owned()));
+        }
     }
 
     #[test]
     fn what_became_of_a_termination() {
-        assert_eq!(termination("0\n"), Termination::Done);
-        assert_eq!(termination("Invalid process 99999!\n1\n"), Termination::NoClient);
-        assert_eq!(termination("1\n"), Termination::Unknown("1".to_owned()));
-        assert_eq!(termination(""), Termination::Unknown(String::new()));
+        assert!(is_off("0\n") && is_off("Invalid process 99999!\n1\n"));
+        assert!(!is_off("1\n") && !is_off(""));
     }
 
     #[test]

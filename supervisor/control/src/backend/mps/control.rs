@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Limits;
-use super::answers::{self, ServerStatus, Termination};
+use super::answers::{self, ServerStatus};
 use crate::backend::Environment;
 use crate::backend::command::{self, CommandError};
 
@@ -22,39 +22,24 @@ pub fn control_program() -> PathBuf {
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The control program did not do its part.
     #[error("the MPS control program failed at `{command}`")]
     Command {
-        /// The command.
         command: String,
-        /// What went wrong.
         #[source]
         source: CommandError,
     },
-    /// The control program ended with an error: there is no daemon, most likely.
     #[error("the MPS control program refused `{command}`: {said}")]
-    Refused {
-        /// The command.
-        command: String,
-        /// Its words.
-        said: String,
-    },
-    /// Its answer makes no sense.
+    Refused { command: String, said: String },
     #[error("the MPS control program answered `{command}` by {said:?}, which is not understood")]
-    Unclear {
-        /// The command.
-        command: String,
-        /// Its words.
-        said: String,
-    },
+    Unclear { command: String, said: String },
 }
 
 /// The control program, and how it finds its daemon.
 #[derive(Debug, Clone)]
 pub struct Control {
-    program: PathBuf,
-    environment: Environment,
-    limits: Limits,
+    pub(super) program: PathBuf,
+    pub(super) environment: Environment,
+    pub(super) limits: Limits,
 }
 
 impl Control {
@@ -63,25 +48,9 @@ impl Control {
         Self { program, environment, limits }
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    pub(super) fn program(&self) -> &std::path::Path {
-        &self.program
-    }
-
-    pub(super) fn environment(&self) -> &Environment {
-        &self.environment
-    }
-
     /// Says one command, and returns the answer.
     pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
-        self.say_within(command, self.limits.command).await
-    }
-
-    async fn say_within(&self, command: &str, limit: Duration) -> Result<String, ControlError> {
-        self.run(&[], command, &format!("{command}\n"), limit).await
+        self.run(&[], command, &format!("{command}\n"), self.limits.command).await
     }
 
     async fn run(
@@ -133,13 +102,14 @@ impl Control {
     }
 
     /// Takes a client's work off the GPU.
-    pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<Termination, ControlError> {
-        let said = self.say(&format!("terminate_client {server} {client}")).await?;
-        Ok(answers::termination(&said))
+    pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<(), ControlError> {
+        let command = format!("terminate_client {server} {client}");
+        let said = self.say(&command).await?;
+        if answers::is_off(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
     }
 
     /// Ends the daemon, which first waits for all clients.
     pub(super) async fn quit(&self) -> Result<(), ControlError> {
-        self.say_within("quit", self.limits.quit).await.map(drop)
+        self.run(&[], "quit", "quit\n", self.limits.quit).await.map(drop)
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Starts one. It takes commands some time later.
     pub(super) fn start(control: &Control) -> io::Result<Self> {
-        let mut command = command::command(control.program(), control.environment())?;
+        let mut command = command::command(&control.program, &control.environment)?;
         // The daemon writes what matters to its log.
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
@@ -50,7 +50,7 @@ impl Daemon {
         if !at_once {
             match control.quit().await {
                 Ok(()) => {
-                    if tokio::time::timeout(control.limits().quit, self.child.wait()).await.is_err() {
+                    if tokio::time::timeout(control.limits.quit, self.child.wait()).await.is_err() {
                         tracing::warn!(
                             "the MPS control daemon said that it quits and does not; it is killed"
                         );
@@ -74,7 +74,7 @@ impl Daemon {
         // An error means that it has ended.
         self.child.wait().await.ok();
         // A server may have a process group of its own.
-        place.evict(control.program()).await;
+        place.evict(&control.program).await;
         if let Some(mut guardian) = self.guardian {
             // An error means that it has ended.
             guardian.kill().await.ok();
@@ -83,11 +83,11 @@ impl Daemon {
 }
 
 fn guardian(control: &Control) -> Option<Child> {
-    let command = command::command(std::path::Path::new("/bin/sh"), control.environment());
+    let command = command::command(std::path::Path::new("/bin/sh"), &control.environment);
     let started = command.and_then(|mut command| {
         command
             .args(["-c", GUARDIAN])
-            .arg(control.program())
+            .arg(&control.program)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

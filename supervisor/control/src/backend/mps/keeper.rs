@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::MpsError;
-use super::answers::{ServerStatus, Termination};
+use super::answers::ServerStatus;
 use super::control::{Control, ControlError};
 use super::daemon::Daemon;
 use super::place::Directories;
@@ -43,22 +43,17 @@ pub(super) enum Request {
     /// The clients of all servers.
     Clients(oneshot::Sender<Result<Vec<i32>, ControlError>>),
     /// A client's work is to leave the GPU.
-    Terminate(i32, oneshot::Sender<Result<Termination, ControlError>>),
+    Terminate(i32, oneshot::Sender<Result<(), ControlError>>),
     /// A client has died: is the server well?
     Examine,
-}
-
-/// The end of everything.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Stop {
-    pub(super) at_once: bool,
 }
 
 /// What comes to a keeper: the stop has a channel of its own, so that it waits in no queue.
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) requests: mpsc::Receiver<Request>,
-    pub(super) stop: oneshot::Receiver<Stop>,
+    /// The end of everything, at once or not.
+    pub(super) stop: oneshot::Receiver<bool>,
 }
 
 /// Keeps a daemon.
@@ -74,7 +69,7 @@ pub(super) struct Keeper {
 
 /// Why a daemon is not kept any longer.
 enum Over {
-    Asked(Stop),
+    Asked { at_once: bool },
     Dead(String),
 }
 
@@ -85,12 +80,12 @@ impl Keeper {
             .make()
             .map_err(|source| MpsError::Directories { path: self.place.pipe.clone(), source })?;
         let mut daemon = Daemon::start(&self.control)
-            .map_err(|source| MpsError::Program { program: self.control.program().to_owned(), source })?;
+            .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         let ready = tokio::select! {
             status = daemon.ended() => Err(format!("it ended at once ({})", crate::backend::shown(&status))),
-            ready = timeout(self.control.limits().start, self.await_server()) => match ready {
+            ready = timeout(self.control.limits.start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
-                Err(_) => Err(format!("no server took clients within {:?}", self.control.limits().start)),
+                Err(_) => Err(format!("no server took clients within {:?}", self.control.limits.start)),
             },
         };
         match ready {
@@ -126,7 +121,7 @@ impl Keeper {
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
-                Over::Asked(Stop { at_once }) => {
+                Over::Asked { at_once } => {
                     daemon.end(&self.control, &self.place, at_once).await;
                     break;
                 }
@@ -158,7 +153,7 @@ impl Keeper {
                 self.start().await
             };
             let Some(started) = unless_stopped(inbox, attempt).await else {
-                self.place.evict(self.control.program()).await;
+                self.place.evict(&self.control.program).await;
                 return None;
             };
             *pause = (*pause * 2).min(LAST_PAUSE);
@@ -182,7 +177,7 @@ impl Keeper {
         loop {
             tokio::select! {
                 biased;
-                stop = &mut inbox.stop => return Over::Asked(stop.unwrap_or(Stop { at_once: true })),
+                at_once = &mut inbox.stop => return Over::Asked { at_once: at_once.unwrap_or(true) },
                 status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::backend::shown(&status))),
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
@@ -234,13 +229,13 @@ impl Keeper {
         Ok(false)
     }
 
-    async fn terminate(&self, client: i32) -> Result<Termination, ControlError> {
+    async fn terminate(&self, client: i32) -> Result<(), ControlError> {
         for server in self.control.servers().await? {
             if self.control.clients(server).await?.contains(&client) {
                 return self.control.terminate(server, client).await;
             }
         }
-        Ok(Termination::NoClient)
+        Ok(())
     }
 
     /// Looks whether there is a server, and in which state it is.
@@ -279,8 +274,8 @@ impl Keeper {
                 }
                 self.take_clients(server);
             }
-            status @ (ServerStatus::Initializing | ServerStatus::Gone | ServerStatus::Unknown(_)) => {
-                tracing::warn!(server, ?status, "the MPS server is in a state of its own");
+            ServerStatus::Other(status) => {
+                tracing::warn!(server, status, "the MPS server is in a state of its own");
             }
         }
         Ok(())
@@ -299,7 +294,7 @@ impl Keeper {
             self.take_clients(*server);
             return None;
         }
-        let limit = self.control.limits().fault;
+        let limit = self.control.limits.fault;
         (since.elapsed() > limit).then(|| format!("its server did not recover within {limit:?}"))
     }
 

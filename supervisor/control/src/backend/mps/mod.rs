@@ -29,10 +29,10 @@ use super::{
     BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
     VISIBLE, Wait,
 };
-use answers::Termination;
-pub use control::{Control, ControlError, control_program};
+use control::ControlError;
+pub use control::{Control, control_program};
 pub use generation::Generation;
-use keeper::{Condition, Inbox, Keeper, Request, Stop};
+use keeper::{Condition, Inbox, Keeper, Request};
 pub use limits::Limits;
 use place::Directories;
 use shadowslice_shared::errors;
@@ -47,64 +47,43 @@ const ISOLATION_TRIES: u32 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Why a GPU cannot be had under MPS.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
-    /// The control program.
     #[error(
         "{program} cannot be started; it comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
          name another as SHADOWSLICE_MPS_CONTROL, or do without shares: `gpus: [{{device: 0, partition: none}}]`"
     )]
     Program {
-        /// What was tried.
         program: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The control program again.
     #[error(
         "the MPS control program does not work; to do without shares, say `gpus: [{{device: 0, partition: none}}]`"
     )]
     Control(#[source] ControlError),
-    /// Its directories.
     #[error("{path} cannot be made")]
     Directories {
-        /// Where.
         path: PathBuf,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// The daemon or its server.
     #[error(
         "the MPS control daemon does not come up: {why}; is another MPS or a process in exclusive mode on this GPU? \
          To do without shares, say `gpus: [{{device: 0, partition: none}}]`. Its log:\n{log}"
     )]
-    Start {
-        /// What happened.
-        why: String,
-        /// The end of its log.
-        log: String,
-    },
-    /// The probe.
+    Start { why: String, log: String },
     #[error("under MPS")]
     Probe(#[source] ProbeError),
-    /// The probe again.
     #[error(
         "the probe was to see GPU {expected} and found {found}; is another CUDA_VISIBLE_DEVICES in force?"
     )]
-    OtherGpu {
-        /// The UUID that was meant.
-        expected: String,
-        /// The UUID that was found.
-        found: String,
-    },
-    /// And again.
+    OtherGpu { expected: String, found: String },
     #[error(
         "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
     )]
     Outside(Sms),
-    /// The thread.
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
@@ -131,27 +110,25 @@ pub struct MpsSetup {
 /// A GPU under MPS. Its leases are lives of the server.
 #[derive(Debug)]
 pub struct MpsGpu {
-    device: String,
-    uuid: String,
+    setup: MpsSetup,
     environment: Environment,
-    total: Sms,
-    least: Sms,
-    division: Result<Arc<Division>, String>,
+    found: Found,
     usage: GpuUsage,
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     running: Mutex<Option<Running>>,
-    limits: Limits,
 }
 
 /// The keeper's thread, and what ends it.
 #[derive(Debug)]
 struct Running {
-    stop: oneshot::Sender<Stop>,
+    /// Whether at once.
+    stop: oneshot::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
 /// What is known of a GPU once its daemon runs.
+#[derive(Debug)]
 struct Found {
     total: Sms,
     least: Sms,
@@ -177,22 +154,17 @@ impl MpsGpu {
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
-        let (device, uuid, limits) = (setup.device.clone(), setup.uuid.clone(), setup.limits);
-        let thread = spawn(keeper, setup, Inbox { requests: asked, stop: stopped }, begun)?;
+        let thread = spawn(keeper, setup.clone(), Inbox { requests: asked, stop: stopped }, begun)?;
         let ended = || MpsError::Thread(io::Error::other("it ended at once"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
-            device,
-            uuid,
+            setup,
             environment: surroundings,
-            total: found.total,
-            least: found.least,
-            division: found.division,
+            found,
             usage: GpuUsage::default(),
             requests,
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),
-            limits,
         })
     }
 
@@ -293,7 +265,7 @@ fn missing(program: &Path, error: ControlError) -> MpsError {
 
 /// Ends a daemon that was left here by a supervisor that was killed.
 async fn clear(keeper: &Keeper) {
-    let left = keeper.place.inhabitants(keeper.control.program());
+    let left = keeper.place.inhabitants(&keeper.control.program);
     if left.is_empty() {
         return;
     }
@@ -301,14 +273,14 @@ async fn clear(keeper: &Keeper) {
     if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "it does not quit");
     }
-    keeper.place.evict(keeper.control.program()).await;
+    keeper.place.evict(&keeper.control.program).await;
     keeper.place.remove();
 }
 
 /// The SMs at the whole share, and at the smallest.
 async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
     let at = async |share: Percent| {
-        let mut environment = keeper.control.environment().clone();
+        let mut environment = keeper.control.environment.clone();
         environment.push((SHARE_VARIABLE, share.get().to_string()));
         let found = probe(&setup.probe, &environment).await.map_err(MpsError::Probe)?;
         if !found.uuid.eq_ignore_ascii_case(&setup.uuid) {
@@ -328,7 +300,7 @@ async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String>
     let mut tries = 0;
     loop {
         tries += 1;
-        let isolation = isolation(&setup.probe, keeper.control.environment()).await;
+        let isolation = isolation(&setup.probe, &keeper.control.environment).await;
         match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
             Err(why) if tries < ISOLATION_TRIES => {
                 tracing::debug!(device = setup.device, why, "partitions are measured again");
@@ -342,21 +314,21 @@ impl GpuBackend for MpsGpu {
     fn standing(&self) -> BackendStatus {
         let server = self.server();
         BackendStatus {
-            device: self.device.clone(),
-            uuid: Some(self.uuid.clone()),
+            device: self.setup.device.clone(),
+            uuid: Some(self.setup.uuid.clone()),
             backend: "mps",
-            sms: self.total,
+            sms: self.found.total,
             mps_server_pid: server.as_ref().ok().copied(),
             why: server.err(),
         }
     }
 
     fn sms(&self, share: Percent) -> Sms {
-        share.sms_of(self.total).max(self.least)
+        share.sms_of(self.found.total).max(self.found.least)
     }
 
     fn division(&self) -> Result<&Arc<Division>, &str> {
-        self.division.as_ref().map_err(String::as_str)
+        self.found.division.as_ref().map_err(String::as_str)
     }
 
     fn usage(&self) -> &GpuUsage {
@@ -377,7 +349,7 @@ impl GpuBackend for MpsGpu {
         // MPS knows only normal (0) and below normal (1), and takes the value as a hint.
         environment.push(("CUDA_MPS_CLIENT_PRIORITY", u32::from(wanted.priority > 1).to_string()));
         if let Some(bytes) = wanted.memory_limit {
-            let limit = format!("{}={}M", self.uuid, (bytes >> 20).max(1));
+            let limit = format!("{}={}M", self.setup.uuid, (bytes >> 20).max(1));
             environment.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit));
         }
         environment
@@ -402,7 +374,7 @@ impl GpuBackend for MpsGpu {
     }
 
     fn terminate(&self, pid: i32) -> Option<Wait> {
-        let (requests, limit) = (self.requests.clone(), self.limits.terminate);
+        let (requests, limit) = (self.requests.clone(), self.setup.limits.terminate);
         let asked = async move {
             let (reply, answer) = oneshot::channel();
             requests.send(Request::Terminate(pid, reply)).await.ok()?;
@@ -410,14 +382,11 @@ impl GpuBackend for MpsGpu {
         };
         Some(Box::pin(async move {
             match tokio::time::timeout(limit, asked).await {
-                Ok(Some(Ok(Termination::Done | Termination::NoClient))) => {}
-                Ok(Some(Ok(Termination::Unknown(said)))) => {
-                    tracing::warn!(pid, said, "MPS did not say that the worker's work is off the GPU");
-                }
+                // Nothing is said where the supervisor ends.
+                Ok(None | Some(Ok(()))) => {}
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(pid, error, "a worker's work was not taken off the GPU")
+                    tracing::warn!(pid, error, "MPS did not say that a worker's work is off the GPU")
                 }
-                Ok(None) => {}
                 Err(_) => {
                     tracing::warn!(pid, ?limit, "a worker's work does not leave the GPU")
                 }
@@ -426,7 +395,7 @@ impl GpuBackend for MpsGpu {
     }
 
     fn departed(&self, pid: i32) -> Option<Wait> {
-        let (requests, limit) = (self.requests.clone(), self.limits.departure);
+        let (requests, limit) = (self.requests.clone(), self.setup.limits.departure);
         let gone = async move {
             // A closed channel means that the supervisor ends.
             requests.send(Request::Examine).await.ok()?;
@@ -452,7 +421,7 @@ impl GpuBackend for MpsGpu {
     }
 
     fn lost(&self, lease: Lease) -> Option<Wait> {
-        let (mut condition, grace) = (self.condition.clone(), self.limits.lost);
+        let (mut condition, grace) = (self.condition.clone(), self.setup.limits.lost);
         Some(Box::pin(async move {
             let over = condition.wait_for(|condition| condition.life != lease.0).await.is_ok();
             if !over {
@@ -466,7 +435,7 @@ impl GpuBackend for MpsGpu {
     fn stop(&self, at_once: bool) {
         if let Some(Running { stop, thread }) = self.running.lock().take() {
             // Both fail only if the keeper has panicked, and the panic is on stderr already.
-            stop.send(Stop { at_once }).ok();
+            stop.send(at_once).ok();
             thread.join().ok();
         }
     }

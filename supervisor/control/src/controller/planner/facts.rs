@@ -2,12 +2,12 @@
 
 use shadowslice_policy::sharing::{Live, Seen};
 
+use super::super::Served;
 use super::super::reports::{ModelReport, ModelState};
-use super::PlannedModel;
 use super::orders::Orders;
 
 /// How a model stands, and what was seen of it since the last time.
-pub(super) fn live(sharer: &PlannedModel, orders: &Orders, seen: Seen) -> Live {
+pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
     let standing = sharer.standing.borrow();
     let sms = |share| standing.sms_of(&*sharer.gpu, share);
     Live {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
-//!                                                         └─▶ plan  ─▶ orders of the controllers
+//!                                                         └─▶ changes ─▶ orders of the controllers
 //! ```
 //!
 //! The planner decides nothing and never waits: the next facts tell of refused or failed orders.
@@ -18,35 +18,18 @@ use std::time::Duration;
 
 use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
 use shadowslice_shared::units::{Moment, Percent, Sms};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::reports::{ModelReport, ModelState};
-use super::{Cause, Order};
+use super::reports::ModelState;
+use super::{Cause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use shadowslice_config::{Controller as Settings, Model};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LatencyHistogram, Pipeline};
+use shadowslice_datapath::pipeline::LatencyHistogram;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
-
-/// A model, as the planner reaches it.
-#[derive(Debug, Clone)]
-pub struct PlannedModel {
-    /// Its number; no two models ever have the same.
-    pub id: usize,
-    /// Its configuration.
-    pub model: Arc<Model>,
-    /// Its GPU.
-    pub gpu: Arc<dyn GpuBackend>,
-    /// Its pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// How its controller sees it.
-    pub standing: watch::Receiver<ModelReport>,
-    /// Its controller.
-    pub orders: mpsc::Sender<Order>,
-}
 
 /// The last decision, and how long decisions take.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -69,12 +52,12 @@ pub struct Planner {
     ids: Vec<usize>,
     terms: Vec<Terms>,
     policy: Policy,
-    models: Vec<(PlannedModel, Orders)>,
-    sharers: watch::Receiver<Vec<PlannedModel>>,
+    models: Vec<(Served, Orders)>,
+    sharers: watch::Receiver<Vec<Served>>,
     planned: watch::Sender<Planned>,
 }
 
-impl PlannedModel {
+impl Served {
     /// What the policy is told of the model; its largest batch is known only once it is loaded.
     fn terms(&self) -> Terms {
         let terms = self.model.terms(|share| self.sms(share));
@@ -107,7 +90,7 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
         move |share: Percent| gpu.sms(share)
     };
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
-    let wanted = choice.policy(&whole(gpus), &terms).initial();
+    let wanted = Policy::new(choice, &whole(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
@@ -129,11 +112,11 @@ impl Planner {
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn GpuBackend>],
-        sharers: watch::Receiver<Vec<PlannedModel>>,
+        sharers: watch::Receiver<Vec<Served>>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
-        let policy = choice.policy(&gpus, &[]);
+        let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
         let Settings { act, interval, .. } = *settings;
@@ -148,7 +131,7 @@ impl Planner {
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
-        let orders = |sharer: &PlannedModel| {
+        let orders = |sharer: &Served| {
             let place = known.iter().position(|(other, _)| other.id == sharer.id);
             place.map(|place| known.swap_remove(place).1).unwrap_or_default()
         };
@@ -187,7 +170,7 @@ impl Planner {
         }
         let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
-        for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+        for change in &decision.changes {
             let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
             let Some((live, verdict)) = rows else { continue };
             let verdict = report::words(verdict, &names, now);
@@ -265,7 +248,7 @@ impl Planner {
         }
         let places: Vec<Option<usize>> =
             ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
-        self.policy = self.choice.policy(&self.gpus, &terms).remembering(&self.policy, &places);
+        self.policy = Policy::new(self.choice, &self.gpus, &terms).remembering(&self.policy, &places);
         (self.ids, self.terms) = (ids, terms);
     }
 }

@@ -48,7 +48,7 @@ impl Orders {
     pub(super) fn hear(&mut self, model: &str, standing: &ModelReport, now: Moment) {
         // Only the policy's own changes count: a failure of an operator's order is not the
         // policy's.
-        let rolled_back = standing.changes.policys_rolled_back();
+        let rolled_back = standing.changes.by_policy.rolled_back;
         let taken_back = rolled_back > self.rolled_back;
         self.rolled_back = rolled_back;
         let said = self.under_way.as_mut().map(|(_, outcome)| outcome.try_recv());

@@ -8,7 +8,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
 use super::super::reports::ms;
-use super::{PlannedModel, Settings};
+use super::{Served, Settings};
 use shadowslice_config::OnLate;
 
 /// The last decision.
@@ -131,14 +131,14 @@ impl DoorReport {
 
 /// What was decided about all models. `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
-    sharers: impl Iterator<Item = &'a PlannedModel>,
+    sharers: impl Iterator<Item = &'a Served>,
     facts: &Facts,
     decision: &Decision,
     names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.doors);
-    let sharers: Vec<&PlannedModel> = sharers.collect();
+    let sharers: Vec<&Served> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
         let plan = of_model(sharer, live, (verdict, door), words(verdict, names, facts.now), not_ordered);
@@ -148,18 +148,17 @@ pub(super) fn models<'a>(
 }
 
 /// The models that have groups in common with this one. A model on the whole GPU does not count.
-fn neighbours(sharer: &PlannedModel, all: &[&PlannedModel]) -> Vec<String> {
-    let groups =
-        |sharer: &PlannedModel| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
-    let part = |sharer: &PlannedModel| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
+fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
+    let groups = |sharer: &Served| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let part = |sharer: &Served| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
     let Some(own) = part(sharer) else { return Vec::new() };
     let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
-    let meets = |other: &&&PlannedModel| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
+    let meets = |other: &&&Served| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
     others.filter(meets).map(|other| other.model.name.clone()).collect()
 }
 
 fn of_model(
-    sharer: &PlannedModel,
+    sharer: &Served,
     live: &Live,
     (verdict, door): (&Verdict, &Door),
     why: String,

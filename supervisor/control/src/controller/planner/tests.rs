@@ -11,7 +11,7 @@ use super::*;
 use crate::backend::EmulatedGpu;
 use shadowslice_config as config;
 use shadowslice_config::{Config, OnLate};
-use shadowslice_datapath::pipeline;
+use shadowslice_datapath::pipeline::{self, Pipeline};
 
 /// Two models of a configuration, with controllers that do nothing by themselves.
 struct Rig {
@@ -80,13 +80,14 @@ impl Rig {
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
-            sharers.push(PlannedModel {
+            sharers.push(Served {
                 id: sharers.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
                 pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
                 standing: seen,
                 orders,
+                successor: None,
             });
             standings.push(told);
             ordered.push(to_controller);
@@ -371,7 +372,7 @@ fn what_was_learnt_is_known_while_models_stay() {
     };
     assert!(refuses(&mut rig));
     let mut meets = |first: usize, second: usize| {
-        let of = |id: usize| PlannedModel { id, ..sharers[id % 2].clone() };
+        let of = |id: usize| Served { id, ..sharers[id % 2].clone() };
         told.send_replace(vec![of(first), of(second)]);
         rig.planner.meet();
         refuses(&mut rig)

@@ -71,7 +71,7 @@ impl World {
             let models = models.map(live).collect();
             let facts = Facts { now: self.now, gpus: vec![GPU; 2], models };
             let decision = towards(&self.policy.decide(&self.terms, &facts), &self.terms, &facts);
-            for change in decision.plan.iter().flat_map(|plan| &plan.changes) {
+            for change in &decision.changes {
                 self.coming.push((self.starting, change.model, change.to));
             }
             (doors, self.report) = (decision.doors, decision.report);
