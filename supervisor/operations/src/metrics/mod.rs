@@ -1,10 +1,8 @@
 //! The metrics, in the text format of Prometheus. Pure: from a status to a text.
 
 mod gpus;
-mod policy;
 mod table;
 mod text;
-mod traces;
 mod triton;
 
 use crate::machine::MachineUsage;
@@ -44,15 +42,15 @@ pub fn render(
     machine: MachineUsage,
 ) -> String {
     let mut text = String::new();
-    write_all(&mut text, table::METRICS, models, |model| {
+    write_all(&mut text, table::MODELS, models, |model| {
         format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
     });
     let policies = policy.map_or(&[][..], std::slice::from_ref);
-    write_all(&mut text, policy::METRICS, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
+    write_all(&mut text, table::POLICY, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
     write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
     let traces = traces.map(|counted| counted.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
-    write_all(&mut text, traces::METRICS, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
+    write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     triton::write(&mut text, models, gpus, machine);
     text
 }
