@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
 
+pub(crate) use gpus::MIB;
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub use plan::plan;
 
@@ -57,7 +58,7 @@ pub struct GpuStatus {
 }
 
 /// One model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
     /// Its name.
     pub name: String,
@@ -116,7 +117,7 @@ pub struct ModelStatus {
 }
 
 /// Percentiles of latency.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
     /// Median.
     pub p50: f64,
@@ -125,7 +126,7 @@ pub struct Latency {
 }
 
 /// An objective.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SloStatus {
     /// The latency, in ms.
     pub latency_ms: f64,
@@ -213,32 +214,13 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
         state: if going { "unloading" } else { "unloaded" }.to_owned(),
         why: Some(why.to_owned()),
         gpu: model.gpu,
-        share_percent: 0,
-        sms: 0,
-        mechanism: String::new(),
-        no_partition: None,
-        groups: None,
-        held: false,
-        wanted_percent: None,
-        verdict: None,
-        queue: 0,
-        in_flight: 0,
-        workers: Vec::new(),
-        worker_deaths: 0,
-        worker_restarts: 0,
-        requests: Counts::default(),
-        batches: 0,
-        execution_ms: BTreeMap::new(),
-        latency_ms: Latency { p50: 0.0, p99: 0.0 },
         slo: SloStatus {
             latency_ms: model.slo.latency.as_secs_f64() * 1e3,
             percentile: model.slo.percentile,
             attainment: 1.0,
             slack: None,
         },
-        cannot_resize: None,
-        no_standby: None,
-        handovers: Handovers::default(),
+        ..ModelStatus::default()
     }
 }
 

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use shadowslice_control::nvml;
 use shadowslice_shared::errors;
 
+/// Bytes of a MiB.
+pub(super) const MIB: u64 = 1 << 20;
+
 /// A host.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Facts {

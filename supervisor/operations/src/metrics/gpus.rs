@@ -2,10 +2,7 @@
 
 use super::table::one;
 use super::text::{Metric, Sample, counter, gauge};
-use crate::status::{GpuMemory, GpuStatus, NvmlStatus};
-
-/// Bytes of a MiB.
-pub(super) const MIB: u64 = 1 << 20;
+use crate::status::{GpuMemory, GpuStatus, MIB, NvmlStatus};
 
 /// All metrics of GPUs.
 pub(super) const METRICS: &[Metric<GpuStatus>] = &[

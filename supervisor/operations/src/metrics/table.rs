@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::gpus::MIB;
 use super::text::{Metric, Sample, counter, gauge, histogram};
 use super::{ModelMetrics, Policy};
+use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::{LatencyHistogram, RowsHistogram};
 

@@ -8,7 +8,7 @@ use shadowslice_control::controller::WorkerReport;
 use shadowslice_control::nvml::{Memory, Reading, Watched};
 
 /// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// NVML's facts of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,11 +3,8 @@
 use std::path::Path;
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{RunDir, System};
+use crate::doctor::facts::{MIB, RunDir, System};
 use crate::doctor::need::Need;
-
-/// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
 
 /// The size of `/dev/shm` that Docker gives a container by default, in bytes; hardly enough for
 /// CUDA's own use.
