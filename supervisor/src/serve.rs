@@ -21,7 +21,7 @@ use shadowslice_control::process::may_raise_priority;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::trace::{self, Sampling, Tracer};
+use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{Ingress, MetricsListeners, Render};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::machine::Machine;
@@ -160,7 +160,7 @@ async fn run_models(
     config: &Config,
     context: &Context,
     gpus: &Gpus,
-    sampling: Option<Sampling>,
+    tracer: Option<Arc<Tracer>>,
 ) -> Result<Running, Failed> {
     let (for_planner, shared) = watch::channel(Vec::new());
     let (planner, planned) = Planner::new(&config.controller, context.clock, gpus, shared).unzip();
@@ -168,7 +168,7 @@ async fn run_models(
     let (control, hire) = started.map_err(|error| Box::new(ServeError::Runtime(error)))?;
     let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), gpus: gpus.clone(), hire, next: 0 };
-    let shown = Shown { router: Arc::clone(&router), models, for_planner, sampling };
+    let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
     let registry = Registry::start(file, config, factory, shown).await.map_err(failed)?;
     Ok(Running { registry, control, router, models: seen, planned })
 }
@@ -200,8 +200,7 @@ async fn serve(
     let admin = Admin::bind(run_dir.path()).map_err(failed)?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned } =
-        run_models(file, config, &context, gpus, tracer.as_ref().map(|tracer| tracer.sampling().clone()))
-            .await?;
+        run_models(file, config, &context, gpus, tracer.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let repository = repository(config, &models, wishes);
@@ -217,7 +216,7 @@ async fn serve(
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
     let metrics = tokio::spawn(metrics_listeners.run(
-        rendering(Arc::clone(&reach), machine, tracer.as_ref().map(|tracer| Arc::clone(tracer.counts()))),
+        rendering(Arc::clone(&reach), machine, tracer.clone()),
         ending,
     ));
 
@@ -266,8 +265,7 @@ async fn serve(
 /// Begins to trace requests, where the configuration says so.
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
-    let (tracer, exporter) = Exporter::start(tracing, clock).map_err(failed)?;
-    Ok(Some((Arc::new(tracer), exporter)))
+    Ok(Some(Exporter::start(tracing, clock).map_err(failed)?))
 }
 
 /// Has the configuration read again at each SIGHUP, for ever.
@@ -281,7 +279,7 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
 }
 
 /// Writes the metrics of models, policy, GPUs and machine.
-fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Counts>>) -> Render {
+fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -> Render {
     Arc::new(move || {
         let status = reach.status();
         let mut statuses: HashMap<_, _> =
@@ -299,7 +297,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Coun
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }
         });
-        let traces = traces.as_ref().map(|counts| counts.read());
+        let traces = tracer.as_ref().map(|tracer| tracer.counts());
         metrics::render(&models, policy.as_ref(), traces, &status.gpus, machine.usage())
     })
 }

@@ -9,7 +9,7 @@ use crate::machine::MachineUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::Changes;
 use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
-use shadowslice_datapath::trace::Counted;
+use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
 /// The source of one model's metrics.
@@ -37,7 +37,7 @@ pub struct Policy {
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,
-    traces: Option<Counted>,
+    traces: Option<Counts>,
     gpus: &[GpuStatus],
     machine: MachineUsage,
 ) -> String {
@@ -48,7 +48,7 @@ pub fn render(
     let policies = policy.map_or(&[][..], std::slice::from_ref);
     write_all(&mut text, table::POLICY, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
     write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
-    let traces = traces.map(|counted| counted.by_outcome());
+    let traces = traces.map(|counts| counts.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
     write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     triton::write(&mut text, models, gpus, machine);
