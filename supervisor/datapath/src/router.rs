@@ -98,16 +98,18 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{Settings, Slo};
+    use crate::pipeline::{LiveSettings, Settings, Slo};
 
     fn pipeline() -> Arc<Pipeline> {
         let settings = Settings {
             name: "m".to_owned(),
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            live: LiveSettings {
+                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                max_delay: Duration::ZERO,
+                reject_late: false,
+            },
             max_requests: 1,
             memory: 4096,
-            max_delay: Duration::ZERO,
-            reject_late: false,
             profile: None,
         };
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())

@@ -58,10 +58,11 @@ pub use link::{Arrival, Crowding};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
+pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::{Latencies, Slo};
+pub use stats::Latencies;
 pub use timings::{Steps, Timings, Total};
 pub use totals::Totals;
 
@@ -81,16 +82,12 @@ use stats::Stats;
 pub struct Settings {
     /// The model's name.
     pub name: String,
-    /// The model's SLO; its latency is every request's deadline.
-    pub slo: Slo,
+    /// The settings that can change.
+    pub live: LiveSettings,
     /// Requests that may wait.
     pub max_requests: usize,
     /// Bytes of the request slab.
     pub memory: u64,
-    /// How long an incomplete batch waits for company.
-    pub max_delay: Duration,
-    /// Whether late requests are refused under overload.
-    pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
 }
@@ -132,15 +129,13 @@ impl Pipeline {
     pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
-        let Settings { slo, max_delay, reject_late, .. } = settings;
-        let rules = LiveSettings { slo, max_delay, reject_late };
         let state = State {
             name: Arc::clone(&name),
             gate: Gate::Shut("the model is being loaded".to_owned()),
-            scheduler: Scheduler::new(rules.scheduled(), settings.max_requests, clock.now()),
+            scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
-            stats: Stats::new(rules.slo, clock.now()),
+            stats: Stats::new(settings.live.slo, clock.now()),
             reporter: Reporter::new(facts),
             alarm: None,
             armed: None,

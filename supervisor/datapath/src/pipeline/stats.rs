@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use shadowslice_config::Slo;
 use shadowslice_shared::units::Moment;
 
 use super::counts::{Counts, Refusal};
@@ -16,15 +17,6 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
-
-/// A model's promise to its clients.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Slo {
-    /// Within this.
-    pub latency: Duration,
-    /// This part of the requests, in percent; above 0 and below 100.
-    pub percentile: f64,
-}
 
 /// A summary of latencies, from acceptance to answer, over the last minute or two.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

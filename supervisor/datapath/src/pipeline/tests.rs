@@ -101,11 +101,13 @@ impl Stage {
         let (reporter, facts) = mpsc::channel(FACTS);
         let mut settings = Settings {
             name: "m".to_owned(),
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            live: LiveSettings {
+                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                max_delay: Duration::ZERO,
+                reject_late: false,
+            },
             max_requests: 4,
             memory: MEMORY_BYTES as u64,
-            max_delay: Duration::ZERO,
-            reject_late: false,
             profile: None,
         };
         change(&mut settings);

@@ -64,7 +64,7 @@ async fn lower_priorities_go_first_and_share_no_batch_with_others() {
 async fn within_a_priority_the_sooner_timeout_goes_first() {
     let stage = Stage::with(|settings| {
         settings.max_requests = 16;
-        settings.slo = Slo { latency: Duration::from_secs(60), ..settings.slo };
+        settings.live.slo = Slo { latency: Duration::from_secs(60), ..settings.live.slo };
     });
     let (worker, first) = busy(&stage).await;
     let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };
@@ -189,7 +189,7 @@ async fn a_request_that_is_given_up_while_it_runs_is_no_success() {
 /// How much of the time counts that a request took to arrive, if it began to arrive half a minute
 /// ago.
 async fn counted_of_half_a_minute(terms: RequestOptions) -> Duration {
-    let stage = Stage::with(|settings| settings.slo.latency = Duration::from_secs(100));
+    let stage = Stage::with(|settings| settings.live.slo.latency = Duration::from_secs(100));
     let worker = stage.enter(1);
     let pipeline = Arc::clone(&stage.pipeline);
     let began = Instant::now().checked_sub(UPTIME).unwrap();
