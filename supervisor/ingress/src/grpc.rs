@@ -380,7 +380,7 @@ impl GrpcInferenceService for Service {
             "" => self.0.router.models(),
             name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.timings());
+        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.totals());
         Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
     }
 

@@ -255,7 +255,7 @@ async fn of_model(
 }
 
 fn statistics(models: impl Iterator<Item = (String, RouteGuard)>) -> Value {
-    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.timings()));
+    let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.totals()));
     json!({"model_stats": models.collect::<Vec<_>>()})
 }
 

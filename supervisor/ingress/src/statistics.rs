@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::model::VERSION;
 use super::proto;
-use shadowslice_datapath::pipeline::{Durations, Timings, Total, Totals};
+use shadowslice_datapath::pipeline::{Durations, Total, Totals};
 
 /// Where the time of answered requests went, each part with their number.
 struct Parts {
@@ -31,9 +31,9 @@ impl Parts {
 }
 
 /// For gRPC.
-pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto::ModelStatistics {
+pub(super) fn model(name: &str, totals: &Totals) -> proto::ModelStatistics {
     let parts = Parts::of(&totals.durations);
-    let batch_stats = timings.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
+    let batch_stats = totals.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
         batch_size: rows.into(),
         compute_input: duration(steps.input),
         compute_infer: duration(steps.infer),
@@ -42,12 +42,12 @@ pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto:
     proto::ModelStatistics {
         name: name.to_owned(),
         version: VERSION.to_owned(),
-        last_inference: last_inference(timings),
-        inference_count: timings.rows,
+        last_inference: last_inference(totals),
+        inference_count: totals.rows,
         execution_count: totals.batch_rows.count(),
         inference_stats: Some(proto::InferStatistics {
             success: duration(parts.success),
-            fail: duration(timings.fail),
+            fail: duration(totals.fail),
             queue: duration(parts.queue),
             compute_input: duration(parts.input),
             compute_infer: duration(parts.infer),
@@ -60,9 +60,9 @@ pub(super) fn model(name: &str, (totals, timings): &(Totals, Timings)) -> proto:
 }
 
 /// The same for HTTP.
-pub(super) fn model_json(name: &str, (totals, timings): &(Totals, Timings)) -> Value {
+pub(super) fn model_json(name: &str, totals: &Totals) -> Value {
     let parts = Parts::of(&totals.durations);
-    let batch_stats = timings.by_rows.iter().map(|(rows, steps)| {
+    let batch_stats = totals.by_rows.iter().map(|(rows, steps)| {
         json!({
             "batch_size": rows,
             "compute_input": duration_json(steps.input),
@@ -73,12 +73,12 @@ pub(super) fn model_json(name: &str, (totals, timings): &(Totals, Timings)) -> V
     json!({
         "name": name,
         "version": VERSION,
-        "last_inference": last_inference(timings),
-        "inference_count": timings.rows,
+        "last_inference": last_inference(totals),
+        "inference_count": totals.rows,
         "execution_count": totals.batch_rows.count(),
         "inference_stats": {
             "success": duration_json(parts.success),
-            "fail": duration_json(timings.fail),
+            "fail": duration_json(totals.fail),
             "queue": duration_json(parts.queue),
             "compute_input": duration_json(parts.input),
             "compute_infer": duration_json(parts.infer),
@@ -105,7 +105,7 @@ fn nanoseconds(total: Total) -> u64 {
 }
 
 /// Milliseconds since 1970; 0 before the first answer.
-fn last_inference(timings: &Timings) -> u64 {
-    let since = timings.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
+fn last_inference(totals: &Totals) -> u64 {
+    let since = totals.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

@@ -16,7 +16,6 @@ use super::request::Metadata;
 use super::stall::Stall;
 use super::state::Gate;
 use super::stats::Latencies;
-use super::timings::Timings;
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
 
@@ -201,11 +200,5 @@ impl Pipeline {
     /// Totals since the start.
     pub fn totals(&self) -> Totals {
         self.state.lock().stats.totals.clone()
-    }
-
-    /// Totals since the start, with the further figures of Triton's statistics.
-    pub fn timings(&self) -> (Totals, Timings) {
-        let state = self.state.lock();
-        (state.stats.totals.clone(), state.stats.timings.clone())
     }
 }

@@ -35,7 +35,6 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod timings;
 mod totals;
 
 use std::collections::VecDeque;
@@ -63,8 +62,7 @@ pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
 pub use stats::Latencies;
-pub use timings::{Steps, Timings, Total};
-pub use totals::Totals;
+pub use totals::{Steps, Total, Totals};
 
 use crate::clock::Clock;
 use crate::trace::Journal;

@@ -19,7 +19,7 @@ use super::note;
 use super::pending::InFlight;
 use super::request::{Failure, Metadata, Output};
 use super::state;
-use super::timings::Took;
+use super::totals::Took;
 use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
 use shadowslice_shared::errors;
@@ -169,8 +169,7 @@ impl LaneReader {
                 state.scheduler.answered(spent.latency);
                 state.stats.succeeded(&spent, now);
             }
-            state.stats.totals.executed(batch.rows, reported);
-            state.stats.timings.batch(batch.rows, rows, took, at);
+            state.stats.totals.executed(batch.rows, rows, took, at);
             state.completed(self.worker, &batch, execution, now);
             state.routed
         });

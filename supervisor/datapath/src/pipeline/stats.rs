@@ -9,7 +9,6 @@ use shadowslice_shared::units::Moment;
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
 use super::settle::SettleMeter;
-use super::timings::Timings;
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover one to two windows.
@@ -37,8 +36,6 @@ pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
     pub(crate) settle: SettleMeter,
-    /// The further figures of Triton's statistics.
-    pub(crate) timings: Timings,
     slo: Slo,
     began: Moment,
     current: Window,
@@ -72,7 +69,6 @@ impl Stats {
             counts: Counts::default(),
             totals: Totals::default(),
             settle: SettleMeter::default(),
-            timings: Timings::default(),
             slo,
             began: now,
             current: Window::new(),
@@ -105,7 +101,7 @@ impl Stats {
     /// A request was accepted and failed, `waited` after it came.
     pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -113,7 +109,7 @@ impl Stats {
     /// A request was turned away, `waited` after it came.
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -122,7 +118,7 @@ impl Stats {
     /// after its SLO, the request was a miss.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         if waited >= self.slo.latency {
             self.settle.missed(now);
             self.window(now).offered += 1;
@@ -205,7 +201,7 @@ mod tests {
         stats.rejected(Refusal::Late, Duration::ZERO, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
-        assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });
+        assert_eq!(stats.totals.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
         assert!((slow - 30.0).abs() < 0.5, "{slow}");
         stats.succeeded(&answered_after(10), at(70));

@@ -281,7 +281,8 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
 fn batches_have_their_sizes_and_times_and_requests_their_wait() {
     let mut model = model("m");
     for (rows, ms) in [(1, 2), (3, 4), (8, 90)] {
-        model.totals.executed(rows, Duration::from_millis(ms));
+        model.totals.batch_rows.record(rows);
+        model.totals.batch_execution.record(Duration::from_millis(ms));
     }
     model.totals.queue_wait.record(Duration::from_micros(60));
     let text = render(&[model], None, None, &[], NO_MACHINE);
@@ -310,7 +311,7 @@ fn slack_is_told_once_something_was_answered_and_may_be_negative() {
 fn tritons_metrics_say_the_same_under_its_names() {
     let mut model = model("m");
     for rows in [4, 6] {
-        model.totals.executed(rows, Duration::ZERO);
+        model.totals.batch_rows.record(rows);
     }
     let us = Duration::from_micros;
     model.totals.durations = Durations {
