@@ -44,15 +44,6 @@ pub(crate) enum Gate {
     Shut(String),
 }
 
-/// What is left after all that can be sent was sent, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// The rest as the scheduler reports it.
-    Rest(Rest),
-    /// A batch that was ready, and its worker did not take it.
-    Blocked,
-}
-
 /// The state of a pipeline.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -128,24 +119,25 @@ impl State {
 
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Moment) {
-        let left = self.send_all(now);
-        self.stall.note(matches!(left, Left::Rest(Rest::NoLane) | Left::Blocked), now);
-        let wait = match left {
-            Left::Rest(Rest::Until(wait)) => Some(wait),
-            Left::Blocked => Some(now + SEND_AGAIN),
-            Left::Rest(Rest::Idle | Rest::NoLane) => None,
+        let rest = self.send_all(now);
+        self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
+        let wait = match rest {
+            Some(Rest::Until(wait)) => Some(wait),
+            Some(Rest::Idle | Rest::NoLane) => None,
+            None => Some(now + SEND_AGAIN),
         };
         self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
-    fn send_all(&mut self, now: Moment) -> Left {
+    /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
+    fn send_all(&mut self, now: Moment) -> Option<Rest> {
         loop {
             match self.scheduler.next(now) {
-                Next::Rest(rest) => return Left::Rest(rest),
+                Next::Rest(rest) => return Some(rest),
                 Next::Act(refused, sending) => {
                     refused.into_iter().for_each(|refused| self.reject(refused, now));
                     if sending.is_some_and(|sending| !self.send(sending, now)) {
-                        return Left::Blocked;
+                        return None;
                     }
                 }
             }
