@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::Slice;
+use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::groups::Groups;
@@ -12,12 +12,15 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::counts::Counts;
+use super::facts::LaneFact;
+use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
 use super::state::Gate;
 use super::stats::Latencies;
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
+use crate::trace::{Handover, Lost};
 
 /// How a pipeline's requests fare.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +66,11 @@ impl Pipeline {
     /// when they are sent, as far as the rules apply to them then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        self.change(|state| state.set_live_settings(rules, now));
+        self.change(|state| {
+            state.stats.set_slo(rules.slo);
+            state.scheduler.set_rules(rules.scheduled());
+            state.dispatch(now);
+        });
     }
 
     /// Takes requests from now on.
@@ -78,15 +85,25 @@ impl Pipeline {
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
-            state.shut(why, now);
+            state.gate = Gate::Shut(why.to_owned());
+            let waiting = state.scheduler.drain_queue();
+            state.refuse(waiting, why, now);
+            state.dispatch(now);
             self.readiness.send_replace(false);
         });
     }
 
-    /// Routes batches to `worker`'s lane, or to no lane.
+    /// Routes batches to `worker`'s lane, or to no lane. The old lane finishes the batches that it has.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
-        self.change(|state| state.route(worker, now));
+        self.change(|state| {
+            let from = state.scheduler.serving_lane().map(|lane| lane.worker);
+            if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
+                state.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
+            }
+            state.scheduler.route(worker);
+            state.dispatch(now);
+        });
     }
 
     /// Has `worker` make a partition ready; [`LaneFact::Prepared`] reports the result.
@@ -107,18 +124,31 @@ impl Pipeline {
 
     /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
     pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
-        self.change(|state| state.move_to(worker, share, slice));
+        let mut state = self.state.lock();
+        if let Some(link) = state.link_mut(worker) {
+            link.move_to(share, slice);
+        }
+        state.scheduler.move_to(worker, slice);
     }
 
     /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
     pub fn drain(&self, worker: WorkerId) {
-        self.change(|state| state.drain(worker));
+        let mut state = self.state.lock();
+        if state.scheduler.drain(worker) {
+            state.reporter.report(LaneFact::Drained(worker));
+        }
     }
 
     /// Serves the requests of `worker` elsewhere, without blame.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
-        self.change(|state| state.requeue(worker, now));
+        self.change(|state| {
+            let Abandoned { mut executing, behind } = state.take_back(worker);
+            executing.extend(behind);
+            note::lost(&executing, Lost::TakenBack, now);
+            state.put_back(executing, now);
+            state.dispatch(now);
+        });
     }
 
     /// Serves the requests of `worker` elsewhere, as it is as good as dead. The executing batch is
@@ -164,7 +194,10 @@ impl Pipeline {
     /// With `queue.on_late: serve`, late requests are served, so the door turns no request away.
     pub fn set_door(&self, door: Door) {
         let now = self.clock.now();
-        self.change(|state| state.set_door(door, now));
+        self.change(|state| {
+            state.scheduler.set_door(door);
+            state.dispatch(now);
+        });
     }
 
     /// Whether the door refuses requests that would be late.
@@ -186,7 +219,7 @@ impl Pipeline {
             counts: state.stats.counts,
             batches: state.stats.totals.batch_rows.count(),
             latencies: state.stats.latencies(now),
-            pending: state.pending(),
+            pending: (state.scheduler.queued(), state.scheduler.in_flight()),
         }
     }
 

@@ -43,8 +43,11 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        let way = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
-        pipeline.state.lock().attach(way);
+        let (link, lane) = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let mut state = pipeline.state.lock();
+        state.links.push(link);
+        state.scheduler.attach(lane);
+        drop(state);
         Self { pipeline, metadata, worker, socket, slab }
     }
 

@@ -9,11 +9,9 @@ use std::time::Duration;
 
 use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler};
-use shadowslice_policy::sharing::Door;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 
-use super::LiveSettings;
 use super::counts::Refusal;
 use super::facts::{LaneFact, Reporter};
 use super::link::{Lane, Link, SendFailure, Sending};
@@ -102,19 +100,6 @@ impl State {
     pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Moment) {
         self.scheduler.turned_away(rows);
         self.stats.rejected(why, Duration::ZERO, now);
-    }
-
-    /// The policy opens or narrows the door.
-    pub(crate) fn set_door(&mut self, door: Door, now: Moment) {
-        self.scheduler.set_door(door);
-        self.dispatch(now);
-    }
-
-    /// The configuration has changed. Queued requests keep their deadline.
-    pub(crate) fn set_live_settings(&mut self, rules: LiveSettings, now: Moment) {
-        self.stats.set_slo(rules.slo);
-        self.scheduler.set_rules(rules.scheduled());
-        self.dispatch(now);
     }
 
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
@@ -324,28 +309,10 @@ impl State {
         reply(request, Err(failure));
     }
 
-    /// Refuses all that waits, and all that comes, be it back from a worker.
-    pub(crate) fn shut(&mut self, why: &str, now: Moment) {
-        self.gate = Gate::Shut(why.to_owned());
-        let waiting = self.scheduler.drain_queue();
-        self.refuse(waiting, why, now);
-        self.dispatch(now);
-    }
-
-    fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
+    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
         for request in requests {
             self.fail(request, Failure::Unavailable(why.to_owned()), now);
         }
-    }
-
-    /// Requests that were accepted and have no answer yet, as (queued, in flight).
-    pub(crate) fn pending(&self) -> (usize, usize) {
-        (self.scheduler.queued(), self.scheduler.in_flight())
-    }
-
-    pub(crate) fn attach(&mut self, (link, lane): (Link, Lane)) {
-        self.links.push(link);
-        self.scheduler.attach(lane);
     }
 
     pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
