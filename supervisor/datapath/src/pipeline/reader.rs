@@ -142,14 +142,14 @@ impl LaneReader {
         let execution = reported.min(longest);
         let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
             Ok(answers) => answers,
-            Err(error) => {
+            Err(why) => {
                 let now = self.pipeline.now();
                 note::lost(&batch.requests, Lost::Nonsense, now);
                 self.pipeline.change(|state| {
                     let again = state.blamed(batch.requests, now);
                     state.try_alone(again, now);
                 });
-                return Err(errors::chain(&error));
+                return Err(why);
             }
         };
         let now = self.pipeline.now();
