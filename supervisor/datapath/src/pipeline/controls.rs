@@ -16,7 +16,6 @@ use super::facts::LaneFact;
 use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
-use super::state::Gate;
 use super::stats::Latencies;
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
@@ -76,8 +75,8 @@ impl Pipeline {
     /// Takes requests from now on.
     pub fn open(&self) {
         let mut state = self.state.lock();
-        state.gate = Gate::Open;
-        // Under the lock, so that it never disagrees with the gate for long.
+        state.shut = None;
+        // Under the lock, so that it never disagrees with that for long.
         self.readiness.send_replace(true);
     }
 
@@ -85,7 +84,7 @@ impl Pipeline {
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
-            state.gate = Gate::Shut(why.to_owned());
+            state.shut = Some(why.to_owned());
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);

@@ -71,7 +71,7 @@ use facts::Reporter;
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
 use stall::StallMeter;
-use state::{Gate, State};
+use state::State;
 use stats::Stats;
 
 /// The settings from which a pipeline is made.
@@ -128,7 +128,7 @@ impl Pipeline {
         let name: Arc<str> = settings.name.into();
         let state = State {
             name: Arc::clone(&name),
-            gate: Gate::Shut("the model is being loaded".to_owned()),
+            shut: Some("the model is being loaded".to_owned()),
             scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
@@ -158,10 +158,7 @@ impl Pipeline {
 
     /// Whether requests are accepted; otherwise why not.
     pub fn ready(&self) -> Result<(), String> {
-        match &self.state.lock().gate {
-            Gate::Open => Ok(()),
-            Gate::Shut(why) => Err(why.clone()),
-        }
+        self.state.lock().shut.clone().map_or(Ok(()), Err)
     }
 
     /// Whether requests are accepted, to be waited on.

@@ -33,21 +33,13 @@ const SEND_AGAIN: Duration = Duration::from_millis(5);
 /// A request that is refused.
 type Refused = scheduler::Refused<Shapes, Pending>;
 
-/// Whether requests are taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Gate {
-    /// Yes. Between a worker's death and its successor they wait.
-    Open,
-    /// No, and why.
-    Shut(String),
-}
-
 /// The state of a pipeline.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The model's name.
     pub(crate) name: Arc<str>,
-    pub(crate) gate: Gate,
+    /// Why no requests are taken, if so. Between a worker's death and its successor they wait.
+    pub(crate) shut: Option<String>,
     pub(crate) scheduler: Scheduler<Shapes, Pending>,
     /// One link for each of the scheduler's lanes.
     pub(crate) links: Vec<Link>,
@@ -67,7 +59,7 @@ pub(crate) struct State {
 impl State {
     /// Takes a request in, or turns it away.
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
-        if let Gate::Shut(why) = &self.gate {
+        if let Some(why) = &self.shut {
             let failure = Failure::not_ready(&self.name, why);
             self.turn_away(Refusal::NotReady, request.rows, now);
             note::refused(request.item.journal.as_ref(), Refusal::NotReady);
@@ -292,7 +284,7 @@ impl State {
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
     pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
-        if let Gate::Shut(why) = &self.gate {
+        if let Some(why) = &self.shut {
             let why = why.clone();
             return self.refuse(requests, &why, now);
         }
