@@ -215,10 +215,8 @@ async fn serve(
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let metrics = tokio::spawn(metrics_listeners.run(
-        rendering(Arc::clone(&reach), machine, tracer.clone()),
-        ending,
-    ));
+    let metrics =
+        tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach), machine, tracer.clone()), ending));
 
     let served = async {
         if config.start == Start::Strict {

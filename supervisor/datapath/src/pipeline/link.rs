@@ -28,7 +28,6 @@ use shadowslice_shared::errors;
 /// The scheduler's view of the way to a worker.
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
-/// A batch to send.
 pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
 
 /// A warm worker that comes to a pipeline.
@@ -56,7 +55,6 @@ const OUTBOX: usize = 4 * READY_PARTITIONS;
 /// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
 pub type Crowding = Arc<AtomicU32>;
 
-/// The link to a worker.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
@@ -76,7 +74,6 @@ pub(crate) struct Link {
     outbox: VecDeque<Command>,
 }
 
-/// Why a batch could not be sent.
 #[derive(Debug)]
 pub(crate) enum SendFailure {
     /// The worker takes nothing now. If it is gone, its reader will find out.
@@ -167,7 +164,6 @@ impl Link {
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 
-    /// Sends a batch.
     pub(crate) fn send(&mut self, sending: &Sending) -> Result<(), SendFailure> {
         if !self.flush() {
             return Err(SendFailure::Blocked);

@@ -66,7 +66,6 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Where each tensor lies.
     pub(crate) fn tensors(&self) -> &[Extent] {
         &self.tensors
     }

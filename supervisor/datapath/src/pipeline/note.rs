@@ -14,7 +14,6 @@ fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
     requests.iter().filter_map(|request| request.item.journal.as_ref())
 }
 
-/// A request was turned away.
 pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
     if let Some(journal) = journal {
         journal.refused(why.name());
@@ -26,7 +25,6 @@ pub(super) fn queued(requests: &[Waiting], at: Moment) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-/// A batch was sent.
 pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
     let &Sending { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();

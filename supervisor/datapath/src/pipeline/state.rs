@@ -30,13 +30,10 @@ const WENT: usize = 8;
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
-/// A request that is refused.
 type Refused = scheduler::Refused<Shapes, Pending>;
 
-/// The state of a pipeline.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The model's name.
     pub(crate) name: Arc<str>,
     /// Why no requests are taken, if so. Between a worker's death and its successor they wait.
     pub(crate) shut: Option<String>,

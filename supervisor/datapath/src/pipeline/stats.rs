@@ -30,7 +30,6 @@ pub struct Latencies {
     pub attainment: f64,
 }
 
-/// One model's running statistics.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
@@ -76,12 +75,10 @@ impl Stats {
         }
     }
 
-    /// From now on the objective is another.
     pub(crate) fn set_slo(&mut self, slo: Slo) {
         self.slo = slo;
     }
 
-    /// A request was answered.
     pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
         let latency = spent.latency;
         self.counts.succeeded += 1;

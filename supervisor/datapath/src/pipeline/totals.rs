@@ -58,7 +58,6 @@ pub struct Totals {
     pub by_rows: BTreeMap<u32, Steps>,
 }
 
-/// How long the steps of a batch took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Took {
     pub(crate) input: Duration,

@@ -219,11 +219,7 @@ mod tests {
         let journey = journal.take();
         assert_eq!((journey.retries, journey.spans()), (1, 4));
         let [first, second] = &journey.tries[..] else { panic!("{journey:?}") };
-        assert_eq!(
-            first.ran.as_ref().map(|ran| (ran.batch, ran.ending)),
-            Some((7, died)),
-            "the first word"
-        );
+        assert_eq!(first.ran.as_ref().map(|ran| (ran.batch, ran.ending)), Some((7, died)), "the first word");
         assert!(second.queued == at(3) && second.ran.is_none());
         assert!(journal.take().tries.is_empty());
     }

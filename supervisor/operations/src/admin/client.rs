@@ -10,7 +10,9 @@ use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No process listens.
-    #[error("no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where")]
+    #[error(
+        "no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
+    )]
     Connect(PathBuf, #[source] io::Error),
     /// The conversation broke.
     #[error("the supervisor did not answer; its log says why")]

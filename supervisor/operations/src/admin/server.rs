@@ -24,7 +24,6 @@ use shadowslice_control::nvml::{Readings, Watched};
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
-/// Conversations at a time.
 const MAX_CONVERSATIONS: usize = 64;
 
 /// Conversations that the kernel keeps until they are accepted; as many as may be held.

@@ -4,25 +4,20 @@ use serde::Serialize;
 
 use super::facts::Trouble;
 
-/// All checks.
 #[derive(Debug, Serialize)]
 pub(super) struct Checks {
     pub(super) checks: Vec<Check>,
 }
 
-/// A check of one part of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     /// The part that was checked.
     pub(super) name: String,
     pub(super) level: Level,
-    /// How it is.
     pub(super) finding: String,
-    /// The advice, if there is any.
     pub(super) advice: Option<String>,
 }
 
-/// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {

@@ -4,7 +4,6 @@ use super::table::one;
 use super::text::{Metric, Sample, counter, gauge};
 use crate::status::{GpuMemory, GpuStatus, MIB, NvmlStatus};
 
-/// All metrics of GPUs.
 pub(super) const METRICS: &[Metric<GpuStatus>] = &[
     gauge("shadowslice_gpu_memory_used_bytes", "Memory of the GPU that processes have, to the MiB.", |gpu| {
         memory(gpu, |memory| memory.used_mib)

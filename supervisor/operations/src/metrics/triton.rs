@@ -54,7 +54,6 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] =
         }),
     ];
 
-/// Metrics of real GPUs.
 pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     gauge(
         "nv_gpu_utilization",
@@ -92,7 +91,6 @@ pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
     }),
 ];
 
-/// Writes all of them.
 pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatus], machine: MachineUsage) {
     write_all(text, MODELS, models, |model| {
         format!("model=\"{}\",version=\"{VERSION}\"", escaped(&model.status.name))

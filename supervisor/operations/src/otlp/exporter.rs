@@ -28,7 +28,6 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 /// How long the first request of a message waits for further requests.
 const GATHER: Duration = Duration::from_millis(200);
 
-/// The most requests in a message.
 const BATCH: usize = 256;
 
 /// How long the collector may take to be reached.
@@ -143,7 +142,6 @@ impl Sender {
         sleep(GATHER).await;
     }
 
-    /// Sends all that waits.
     async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
         loop {
             while self.gathered.len() < BATCH

@@ -19,7 +19,6 @@ use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Prot
 /// The flag of a trace that is sampled, and that whether the parent is remote is known.
 const SAMPLED: u32 = 0x101;
 
-/// The parent is another process's.
 const REMOTE: u32 = 0x200;
 
 /// The wall clock's time at a moment.
@@ -37,7 +36,6 @@ impl Wall {
     }
 }
 
-/// Makes the spans of one request.
 struct Maker<'t> {
     traced: &'t Traced,
     wall: Wall,

@@ -28,7 +28,6 @@ use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use told::DriverView;
 
-/// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
     #[error("{0}")]
@@ -233,7 +232,6 @@ fn longest(one: Start, other: Start) -> Start {
     }
 }
 
-/// Writes the profile; returns the exit code.
 fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
     match &options.output {
         Some(path) => {

@@ -71,11 +71,7 @@ impl Rig {
             let (facts, _) = mpsc::channel(1);
             let settings = pipeline::Settings {
                 name: model.name.clone(),
-                live: pipeline::LiveSettings {
-                    slo: model.slo,
-                    max_delay: Duration::ZERO,
-                    reject_late: true,
-                },
+                live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
                 max_requests: 1,
                 memory: 4096,
                 profile: None,

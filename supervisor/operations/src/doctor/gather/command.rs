@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// How long a program may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a program said nothing.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Silent {
     #[error("it cannot be run")]

@@ -11,21 +11,17 @@ use object::read::{ReadCache, StringTable};
 
 type Header = FileHeader64<Endianness>;
 
-/// A library's own description.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// The number of the processor's kind.
     pub(super) machine: u16,
-    /// The libraries that it needs.
     pub(super) needed: Vec<String>,
     /// The folders in which the needed libraries may lie, with `$ORIGIN` as it is written; from the
     /// RUNPATH, else the RPATH.
     pub(super) search: Vec<String>,
-    /// The names of its symbols' versions.
     pub(super) versions: Vec<String>,
 }
 
-/// Why a library cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ElfError {
     #[error("it cannot be opened")]

@@ -18,7 +18,6 @@ const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// Where `ldconfig` may lie; the PATH of many users does not have its folder.
 const LDCONFIG: [&str; 3] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"];
 
-/// Where libraries lie on this host.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Linker {
     /// `LD_LIBRARY_PATH`.
@@ -59,7 +58,6 @@ impl Linker {
         self.resolve(name, &search, elf.machine).map(|(path, _)| path)
     }
 
-    /// A library with all that it needs.
     pub(super) fn inspect(&self, path: &Path) -> (Shared, Elf) {
         let shared = Shared { path: path.to_owned(), ..Shared::default() };
         match Elf::read(path) {

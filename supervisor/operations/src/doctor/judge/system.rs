@@ -20,12 +20,10 @@ const MAX_PIPE_DIRECTORY: usize = 75;
 /// The longest way from the run directory to a pipe directory.
 const PIPES: &str = "private/mps63/pipe";
 
-/// Checks for real GPUs only.
 pub(super) fn of_gpus(system: &System) -> Vec<Check> {
     vec![environment(system), shared_memory(system), locked_memory(system)]
 }
 
-/// Checks for MPS only.
 pub(super) fn of_mps(system: &System) -> Vec<Check> {
     match &system.run_dir {
         RunDir::Usable(path) | RunDir::Taken(path) => vec![pipes(path)],
