@@ -39,8 +39,7 @@ impl Check {
         finding: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        let advice = Some(advice.into());
-        Self { name: name.into(), level: Level::Warning, finding: finding.into(), advice }
+        Self { level: Level::Warning, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
     pub(super) fn fault(
@@ -48,8 +47,7 @@ impl Check {
         finding: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        let advice = Some(advice.into());
-        Self { name: name.into(), level: Level::Fault, finding: finding.into(), advice }
+        Self { level: Level::Fault, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
     /// A fault that was met as an error.
