@@ -158,9 +158,9 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
+    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight), execution } =
+        pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
-    let execution = pipeline.execution_times().into_iter();
     let shadow = standing.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
@@ -192,7 +192,7 @@ pub fn of_model(
         worker_restarts: standing.worker_restarts,
         requests: counts,
         batches,
-        execution_ms: execution.map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
+        execution_ms: execution.into_iter().map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
         latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
         slo: SloStatus {
             latency_ms: slo_ms,

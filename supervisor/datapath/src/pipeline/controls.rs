@@ -7,7 +7,6 @@ use std::time::Duration;
 use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
-use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent};
 
@@ -22,7 +21,7 @@ use super::{LiveSettings, Pipeline};
 use crate::trace::{Handover, Lost};
 
 /// How a pipeline's requests fare.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PipelineReport {
     /// How the requests ended since the start.
     pub counts: Counts,
@@ -32,6 +31,8 @@ pub struct PipelineReport {
     pub latencies: Latencies,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
+    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    pub execution: Vec<(u32, Duration)>,
 }
 
 impl Pipeline {
@@ -105,17 +106,9 @@ impl Pipeline {
         });
     }
 
-    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] reports the result.
-    pub fn prepare(&self, worker: WorkerId, groups: Groups) {
-        self.command(worker, Command::Prepare(groups));
-    }
-
-    /// Has `worker` let go of a partition that no further batch names.
-    pub fn forget(&self, worker: WorkerId, groups: Groups) {
-        self.command(worker, Command::Forget(groups));
-    }
-
-    fn command(&self, worker: WorkerId, command: Command) {
+    /// Gives `worker` a command: to make a partition ready, of which [`LaneFact::Prepared`] reports the
+    /// result, or to let go of a partition that no further batch names.
+    pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
         }
@@ -134,7 +127,7 @@ impl Pipeline {
     pub fn drain(&self, worker: WorkerId) {
         let mut state = self.state.lock();
         if state.scheduler.drain(worker) {
-            state.reporter.report(LaneFact::Drained(worker));
+            state.report(LaneFact::Drained(worker));
         }
     }
 
@@ -214,19 +207,15 @@ impl Pipeline {
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        let serving = state.scheduler.serving_lane();
+        let execution = serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect());
         PipelineReport {
             counts: state.stats.counts,
             batches: state.stats.totals.batch_rows.count(),
             latencies: state.stats.latencies(now),
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
+            execution,
         }
-    }
-
-    /// How long batches execute at the share in force, by rows; empty while nothing serves.
-    pub fn execution_times(&self) -> Vec<(u32, Duration)> {
-        let state = self.state.lock();
-        let serving = state.scheduler.serving_lane();
-        serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect())
     }
 
     /// Totals since the start.

@@ -67,7 +67,6 @@ use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
-use facts::Reporter;
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
 use stall::StallMeter;
@@ -133,7 +132,7 @@ impl Pipeline {
             links: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.live.slo, clock.now()),
-            reporter: Reporter::new(facts),
+            facts,
             alarm: None,
             armed: None,
             routed: None,
@@ -228,20 +227,22 @@ impl Pipeline {
     ) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.bytes();
+        let refuse = |why| {
+            note::refused(journal, why);
+            self.state.lock().turn_away(why, rows, now);
+        };
         if needed > limit {
             let why = format!(
                 "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
                 self.name
             );
-            note::refused(journal, Refusal::TooLarge);
-            self.state.lock().turn_away(Refusal::TooLarge, rows, now);
+            refuse(Refusal::TooLarge);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
-            note::refused(journal, Refusal::MemoryFull);
-            self.state.lock().turn_away(Refusal::MemoryFull, rows, now);
+            refuse(Refusal::MemoryFull);
             return Err(Failure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {

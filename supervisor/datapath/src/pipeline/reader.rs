@@ -82,7 +82,7 @@ impl LaneReader {
     fn broken(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
-            state.reporter.report(LaneFact::Broken(self.worker, why));
+            state.report(LaneFact::Broken(self.worker, why));
             state.condemn(self.worker, now);
         });
     }
@@ -100,7 +100,7 @@ impl LaneReader {
             FromWorker::Answer(answer) => self.answered(answer),
             FromWorker::Prepared(prepared) => {
                 let fact = LaneFact::Prepared(self.worker, prepared);
-                self.pipeline.state.lock().reporter.report(fact);
+                self.pipeline.state.lock().report(fact);
                 Ok(())
             }
         }

@@ -11,9 +11,11 @@ use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::counts::Refusal;
-use super::facts::{LaneFact, Reporter};
+use super::facts::LaneFact;
 use super::link::{Lane, Link, SendFailure, Sending};
 use super::note;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
@@ -42,7 +44,8 @@ pub(crate) struct State {
     pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) reporter: Reporter,
+    /// Where facts are reported to.
+    pub(crate) facts: mpsc::Sender<LaneFact>,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
     /// When it is looked at next, in vain perhaps.
@@ -192,7 +195,7 @@ impl State {
             times.observe(&request.shape, batch.rows, execution);
         }
         if done.first {
-            self.reporter.report(LaneFact::FirstAnswer(worker, now));
+            self.report(LaneFact::FirstAnswer(worker, now));
         }
         self.recycle(worker, batch.slot, now);
     }
@@ -200,7 +203,7 @@ impl State {
     /// The answer in `slot` is done with; the lane has room again.
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
         if self.scheduler.recycle(worker, slot) {
-            self.reporter.report(LaneFact::Drained(worker));
+            self.report(LaneFact::Drained(worker));
         }
         self.dispatch(now);
     }
@@ -214,7 +217,7 @@ impl State {
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);
-        self.reporter.report(LaneFact::Gone(worker));
+        self.report(LaneFact::Gone(worker));
     }
 
     /// Whether `worker` has nothing to do. For a worker that is gone: whether it had nothing to do
@@ -263,7 +266,7 @@ impl State {
                 }
                 blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
-                    self.reporter.report(LaneFact::PoisonConfirmed);
+                    self.report(LaneFact::PoisonConfirmed);
                     self.fail(request, Failure::Internal(why), now);
                 }
             }
@@ -301,6 +304,14 @@ impl State {
     pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
         for request in requests {
             self.fail(request, Failure::Unavailable(why.to_owned()), now);
+        }
+    }
+
+    /// Reports a fact to the controller; never waits.
+    pub(crate) fn report(&self, fact: LaneFact) {
+        // As a model goes, its controller does so before the last of its lanes.
+        if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
+            tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
         }
     }
 
