@@ -17,7 +17,7 @@ use super::facts::LaneFact;
 use super::link::{Arrival, Link};
 use super::note;
 use super::pending::InFlight;
-use super::request::{Failure, Metadata, Output};
+use super::request::{Failure, Metadata};
 use super::state;
 use super::totals::Took;
 use crate::pipeline::BatchSocket;
@@ -60,7 +60,10 @@ impl LaneReader {
                 Ok(length) => {
                     if let Err(why) = self.reported(&message[..length]) {
                         self.broken(why);
-                        return self.gone(&mut message).await;
+                        // Until its end the worker may still read its requests, so their memory stays
+                        // taken; nothing that it says is listened to any more.
+                        while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
+                        break;
                     }
                 }
                 Err(error) => {
@@ -69,10 +72,6 @@ impl LaneReader {
                 }
             }
         }
-        self.died();
-    }
-
-    fn died(&self) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| state.died(self.worker, now));
     }
@@ -85,13 +84,6 @@ impl LaneReader {
             state.report(LaneFact::Broken(self.worker, why));
             state.condemn(self.worker, now);
         });
-    }
-
-    /// Waits for the end of a worker that is not listened to any more. Until then it may still read its
-    /// requests, so their memory stays taken.
-    async fn gone(&self, message: &mut [u8]) {
-        while self.socket.receive(message).await.is_ok_and(|length| length > 0) {}
-        self.died();
     }
 
     /// Takes one message; an error says what is wrong with it.
@@ -177,7 +169,9 @@ impl LaneReader {
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);
-        deliver(batch, answers);
+        for (request, outputs) in batch.requests.into_iter().zip(answers) {
+            state::reply(request, Ok(outputs));
+        }
         Ok(())
     }
 
@@ -185,25 +179,16 @@ impl LaneReader {
     /// several requests, each is tried again alone.
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
-        let mut requests = std::mem::take(&mut batch.requests);
+        let requests = std::mem::take(&mut batch.requests);
         note::lost(&requests, Lost::Failed, now);
         self.pipeline.change(|state| {
-            match requests.pop() {
-                Some(only) if requests.is_empty() => {
-                    state.fail(only, Failure::Internal(failure.to_string()), now)
-                }
-                last => {
-                    requests.extend(last);
-                    state.try_alone(requests, now);
-                }
+            if requests.len() > 1 {
+                state.try_alone(requests, now);
+            } else {
+                let why = Failure::Internal(failure.to_string());
+                requests.into_iter().for_each(|request| state.fail(request, why.clone(), now));
             }
             state.recycle(self.worker, batch.slot, now);
         });
-    }
-}
-
-fn deliver(batch: InFlight, answers: Vec<Vec<Output>>) {
-    for (request, outputs) in batch.requests.into_iter().zip(answers) {
-        state::reply(request, Ok(outputs));
     }
 }

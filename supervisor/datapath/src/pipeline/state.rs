@@ -67,13 +67,13 @@ impl State {
         }
         let journal = request.item.journal.clone();
         if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
-            let why = refusal(why);
+            let (why, failure) = match why {
+                scheduler::Refusal::QueueFull => (Refusal::QueueFull, self.queue_full()),
+                _ => (Refusal::Late, too_late(&self.name, &request)),
+            };
             note::refused(journal.as_ref(), why);
             self.stats.rejected(why, Duration::ZERO, now);
-            return Err(match why {
-                Refusal::QueueFull => self.queue_full(),
-                _ => too_late(&self.name, &request),
-            });
+            return Err(failure);
         }
         if let Some(journal) = journal {
             journal.queued(now);
@@ -317,13 +317,6 @@ impl State {
 
     pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.worker == worker)
-    }
-}
-
-fn refusal(why: scheduler::Refusal) -> Refusal {
-    match why {
-        scheduler::Refusal::QueueFull => Refusal::QueueFull,
-        scheduler::Refusal::TooLate | scheduler::Refusal::Overdue => Refusal::Late,
     }
 }
 
