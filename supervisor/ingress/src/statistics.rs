@@ -44,7 +44,7 @@ pub(super) fn model(name: &str, totals: &Totals) -> proto::ModelStatistics {
         version: VERSION.to_owned(),
         last_inference: last_inference(totals),
         inference_count: totals.rows,
-        execution_count: totals.batch_rows.count(),
+        execution_count: totals.batch_execution.count(),
         inference_stats: Some(proto::InferStatistics {
             success: duration(parts.success),
             fail: duration(totals.fail),
@@ -75,7 +75,7 @@ pub(super) fn model_json(name: &str, totals: &Totals) -> Value {
         "version": VERSION,
         "last_inference": last_inference(totals),
         "inference_count": totals.rows,
-        "execution_count": totals.batch_rows.count(),
+        "execution_count": totals.batch_execution.count(),
         "inference_stats": {
             "success": duration_json(parts.success),
             "fail": duration_json(totals.fail),

@@ -211,7 +211,7 @@ impl Pipeline {
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor().observed().collect());
         PipelineReport {
             counts: state.stats.counts,
-            batches: state.stats.totals.batch_rows.count(),
+            batches: state.stats.totals.batch_execution.count(),
             latencies: state.stats.latencies(now),
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
             execution,

@@ -51,7 +51,7 @@ pub use controls::PipelineReport;
 pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
-pub use histogram::{LatencyHistogram, RowsHistogram};
+pub use histogram::LatencyHistogram;
 pub use link::{Arrival, Crowding};
 pub use pieces::Pieces;
 pub use reader::LaneReader;

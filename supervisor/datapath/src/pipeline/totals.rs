@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::durations::{Durations, Spent};
-use super::histogram::{LatencyHistogram, RowsHistogram};
+use super::histogram::LatencyHistogram;
 
 /// How often something was done, and for how long altogether.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,8 +42,6 @@ pub struct Totals {
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: LatencyHistogram,
-    /// Of each answered batch: its rows.
-    pub batch_rows: RowsHistogram,
     /// Of each answered batch: how long it executed, as its worker reported it.
     pub batch_execution: LatencyHistogram,
     /// Where the time of answered requests went.
@@ -74,7 +72,6 @@ impl Totals {
 
     /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
     pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
-        self.batch_rows.record(rows);
         self.batch_execution.record(took.infer);
         self.rows += u64::from(wanted);
         self.last = Some(at);

@@ -6,7 +6,10 @@ use super::text::{Metric, Sample, counter, gauge, histogram};
 use super::{ModelMetrics, Policy};
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
-use shadowslice_datapath::pipeline::{LatencyHistogram, RowsHistogram};
+use shadowslice_datapath::pipeline::LatencyHistogram;
+
+/// The upper bounds of the buckets of batches by their rows.
+const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// All metrics of models. Values of one metric may be added up: no event is counted under two labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
@@ -51,9 +54,9 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         one(model.status.in_flight as f64)
     }),
     counter("shadowslice_batches_total", "Batches answered.", |model| {
-        one(model.totals.batch_rows.count() as f64)
+        one(model.totals.batch_execution.count() as f64)
     }),
-    histogram("shadowslice_batch_rows", "Rows of batches answered.", |model| rows(&model.totals.batch_rows)),
+    histogram("shadowslice_batch_rows", "Rows of batches answered.", rows),
     histogram(
         "shadowslice_batch_execution_seconds",
         "Execution of batches answered, as their workers reported it.",
@@ -259,9 +262,17 @@ pub(super) fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
     buckets(bounded, latency.count(), latency.sum().as_secs_f64())
 }
 
-fn rows(batches: &RowsHistogram) -> Vec<Sample> {
-    let bounded = batches.cumulative().map(|(bound, count)| (bound.to_string(), count));
-    buckets(bounded, batches.count(), batches.sum() as f64)
+fn rows(model: &ModelMetrics) -> Vec<Sample> {
+    let by_rows = &model.totals.by_rows;
+    let within = |bound| by_rows.range(..=bound).map(|(_, steps)| steps.infer.count).sum();
+    let bounded = BOUNDS_ROWS.iter().map(|&bound| (bound.to_string(), within(bound)));
+    buckets(bounded, model.totals.batch_execution.count(), batch_rows(model))
+}
+
+/// The rows of all batches that were answered.
+pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
+    let by_rows = model.totals.by_rows.iter();
+    by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64
 }
 
 fn buckets(bounded: impl Iterator<Item = (String, u64)>, count: u64, sum: f64) -> Vec<Sample> {

@@ -47,6 +47,12 @@ fn model(name: &str) -> ModelMetrics {
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default() }
 }
 
+/// A batch was answered.
+fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
+    model.totals.by_rows.entry(rows).or_default().infer.count += 1;
+    model.totals.batch_execution.record(took);
+}
+
 fn policy() -> Policy {
     let mut took = LatencyHistogram::default();
     took.record(Duration::from_micros(80));
@@ -281,8 +287,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
 fn batches_have_their_sizes_and_times_and_requests_their_wait() {
     let mut model = model("m");
     for (rows, ms) in [(1, 2), (3, 4), (8, 90)] {
-        model.totals.batch_rows.record(rows);
-        model.totals.batch_execution.record(Duration::from_millis(ms));
+        executed(&mut model, rows, Duration::from_millis(ms));
     }
     model.totals.queue_wait.record(Duration::from_micros(60));
     let text = render(&[model], None, None, &[], NO_MACHINE);
@@ -311,7 +316,7 @@ fn slack_is_told_once_something_was_answered_and_may_be_negative() {
 fn tritons_metrics_say_the_same_under_its_names() {
     let mut model = model("m");
     for rows in [4, 6] {
-        model.totals.batch_rows.record(rows);
+        executed(&mut model, rows, Duration::ZERO);
     }
     let us = Duration::from_micros;
     model.totals.durations = Durations {

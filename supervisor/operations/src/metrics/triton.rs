@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::ModelMetrics;
 use super::gpus::{memory, told, utilisation};
-use super::table::{by, one};
+use super::table::{batch_rows, by, one};
 use super::text::{Metric, Sample, counter, escaped, gauge, write_all};
 use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
@@ -20,9 +20,9 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] =
             one(model.status.requests.succeeded as f64)
         }),
         counter("nv_inference_request_failure", "Requests without an answer, by Triton's reasons.", failures),
-        counter("nv_inference_count", "Rows answered.", |model| one(model.totals.batch_rows.sum() as f64)),
+        counter("nv_inference_count", "Rows answered.", |model| one(batch_rows(model))),
         counter("nv_inference_exec_count", "Batches answered.", |model| {
-            one(model.totals.batch_rows.count() as f64)
+            one(model.totals.batch_execution.count() as f64)
         }),
         counter(
             "nv_inference_request_duration_us",
