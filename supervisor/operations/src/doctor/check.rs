@@ -1,5 +1,7 @@
 //! Findings about a host, as text and as JSON.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::facts::Trouble;
@@ -53,6 +55,14 @@ impl Check {
     /// A fault that was met as an error.
     pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
         Self::fault(name, finding, advice)
+    }
+
+    /// Where something was found, or why it was not.
+    pub(super) fn found(name: &str, path: &Result<PathBuf, Trouble>) -> Self {
+        match path {
+            Ok(path) => Self::ok(name, path.display().to_string()),
+            Err(trouble) => Self::met(name, trouble),
+        }
     }
 
     /// The same of something that is not needed: no more than a note.

@@ -1,7 +1,6 @@
 //! Shared libraries, as far as the dynamic linker looks at them first.
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
 
 use object::Endianness;
@@ -22,19 +21,12 @@ pub(super) struct Elf {
     pub(super) versions: Vec<String>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ElfError {
-    #[error("it cannot be opened")]
-    Open(#[source] io::Error),
-    #[error("it is no shared library of a 64-bit host")]
-    Read(#[source] object::read::Error),
-}
-
 impl Elf {
     /// Reads the few parts of a file that say so; the rest may be as large as it likes.
-    pub(super) fn read(path: &Path) -> Result<Self, ElfError> {
-        let cache = ReadCache::new(File::open(path).map_err(ElfError::Open)?);
-        Self::of(&cache).map_err(ElfError::Read)
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let file = File::open(path).map_err(|error| format!("it cannot be opened: {error}"))?;
+        let elf = Self::of(&ReadCache::new(file));
+        elf.map_err(|error| format!("it is no shared library of a 64-bit host: {error}"))
     }
 
     fn of(data: &ReadCache<File>) -> object::read::Result<Self> {

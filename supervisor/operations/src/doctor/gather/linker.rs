@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use super::command;
 use super::elf::Elf;
 use crate::doctor::facts::{Missing, Shared};
-use shadowslice_shared::errors;
 
 /// The most libraries that are read for one library.
 const MAX_LIBRARIES: usize = 512;
@@ -65,7 +64,7 @@ impl Linker {
                 let missing = self.missing(path, &elf);
                 (Shared { needs: elf.needed.clone(), missing, ..shared }, elf)
             }
-            Err(error) => (Shared { unreadable: Some(errors::chain(&error)), ..shared }, Elf::default()),
+            Err(why) => (Shared { unreadable: Some(why), ..shared }, Elf::default()),
         }
     }
 

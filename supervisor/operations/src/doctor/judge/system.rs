@@ -38,8 +38,8 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
         priority(system),
         open_files(system, need),
         run_dir(&system.run_dir),
-        temporary(system),
-        worker(system),
+        Check::found("temporary directory", &system.temporary),
+        Check::found("worker", &system.worker),
     ]
 }
 
@@ -159,20 +159,5 @@ fn run_dir(run_dir: &RunDir) -> Check {
             "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default",
             "say `run_dir: PATH` in the configuration",
         ),
-    }
-}
-
-fn temporary(system: &System) -> Check {
-    let name = "temporary directory";
-    match &system.temporary {
-        Ok(path) => Check::ok(name, path.display().to_string()),
-        Err(trouble) => Check::met(name, trouble),
-    }
-}
-
-fn worker(system: &System) -> Check {
-    match &system.worker {
-        Ok(path) => Check::ok("worker", path.display().to_string()),
-        Err(trouble) => Check::met("worker", trouble),
     }
 }
