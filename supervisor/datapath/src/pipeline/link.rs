@@ -74,14 +74,6 @@ pub(crate) struct Link {
     outbox: VecDeque<Command>,
 }
 
-#[derive(Debug)]
-pub(crate) enum SendFailure {
-    /// The worker takes nothing now. If it is gone, its reader will find out.
-    Blocked,
-    /// No message can hold this batch.
-    TooLarge(String),
-}
-
 impl Link {
     /// To a worker that comes, with its lane.
     pub(crate) fn new(
@@ -164,9 +156,11 @@ impl Link {
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 
-    pub(crate) fn send(&mut self, sending: &Sending) -> Result<(), SendFailure> {
+    /// Sends a batch. False if the worker takes nothing now: if it is gone, its reader will find out.
+    /// An error if no message can hold this batch.
+    pub(crate) fn send(&mut self, sending: &Sending) -> Result<bool, String> {
         if !self.flush() {
-            return Err(SendFailure::Blocked);
+            return Ok(false);
         }
         let &Sending { id, slot, groups, ref requests, .. } = sending;
         let batch = Batch {
@@ -177,15 +171,16 @@ impl Link {
             shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
             requests: requests.iter().map(wire_request).collect(),
         };
-        let bytes = batch::encode(&Command::Run(batch), &mut self.message)
-            .map_err(|error| SendFailure::TooLarge(errors::chain(&error)))?;
-        send_bytes(&self.socket, bytes).map_err(|error| match error {
-            Errno::EMSGSIZE => {
+        let bytes =
+            batch::encode(&Command::Run(batch), &mut self.message).map_err(|error| errors::chain(&error))?;
+        match send_bytes(&self.socket, bytes) {
+            Ok(()) => Ok(true),
+            Err(Errno::EMSGSIZE) => {
                 let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
-                SendFailure::TooLarge(why.to_owned())
+                Err(why.to_owned())
             }
-            _ => SendFailure::Blocked,
-        })
+            Err(_) => Ok(false),
+        }
     }
 }
 

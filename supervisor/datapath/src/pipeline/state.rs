@@ -16,7 +16,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::counts::Refusal;
 use super::facts::LaneFact;
-use super::link::{Lane, Link, SendFailure, Sending};
+use super::link::{Lane, Link, Sending};
 use super::note;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::request::{Failure, Output};
@@ -126,16 +126,16 @@ impl State {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
-            Ok(()) => {
+            Ok(true) => {
                 note::sent(&sending, &link.place, now);
                 self.scheduler.sent(sending, now);
                 true
             }
-            Err(SendFailure::Blocked) => {
+            Ok(false) => {
                 self.scheduler.not_sent(sending.requests, now);
                 false
             }
-            Err(SendFailure::TooLarge(why)) => {
+            Err(why) => {
                 for request in sending.requests {
                     self.fail(request, Failure::Internal(why.clone()), now);
                 }
