@@ -38,12 +38,12 @@ pub struct PipelineReport {
 impl Pipeline {
     /// The request slab, for workers to inherit.
     pub fn requests(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
+        self.memory.slab.as_fd()
     }
 
     /// Bytes of the request slab.
     pub fn request_bytes(&self) -> u64 {
-        self.memory.bytes()
+        self.memory.slab.bytes()
     }
 
     /// Sets the model's description. The first description stands; a worker that finds another
@@ -67,7 +67,7 @@ impl Pipeline {
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
         self.change(|state| {
-            state.stats.set_slo(rules.slo);
+            state.stats.slo = rules.slo;
             state.scheduler.set_rules(rules.scheduled());
             state.dispatch(now);
         });

@@ -163,13 +163,17 @@ impl Link {
             return Ok(false);
         }
         let &Sending { id, slot, groups, ref requests, .. } = sending;
+        let of_request = |request: &Waiting| BatchRequest {
+            rows: request.rows,
+            inputs: request.item.memory.tensors.clone(),
+        };
         let batch = Batch {
             id,
             slot,
             sent_ns: monotonic_ns(),
             groups,
             shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
-            requests: requests.iter().map(wire_request).collect(),
+            requests: requests.iter().map(of_request).collect(),
         };
         let bytes =
             batch::encode(&Command::Run(batch), &mut self.message).map_err(|error| errors::chain(&error))?;
@@ -193,8 +197,4 @@ fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {
             sent => return sent.map(drop),
         }
     }
-}
-
-fn wire_request(request: &Waiting) -> BatchRequest {
-    BatchRequest { rows: request.rows, inputs: request.item.memory.tensors().to_vec() }
 }

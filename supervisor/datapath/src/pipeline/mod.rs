@@ -226,7 +226,7 @@ impl Pipeline {
         now: Moment,
     ) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
-        let limit = self.memory.bytes();
+        let limit = self.memory.slab.bytes();
         let refuse = |why| {
             note::refused(journal, why);
             self.state.lock().turn_away(why, rows, now);

@@ -35,7 +35,7 @@ pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
     pub(crate) settle: SettleMeter,
-    slo: Slo,
+    pub(crate) slo: Slo,
     began: Moment,
     current: Window,
     previous: Window,
@@ -73,10 +73,6 @@ impl Stats {
             current: Window::new(),
             previous: Window::new(),
         }
-    }
-
-    pub(crate) fn set_slo(&mut self, slo: Slo) {
-        self.slo = slo;
     }
 
     pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
