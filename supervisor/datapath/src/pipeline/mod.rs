@@ -295,15 +295,11 @@ impl Pipeline {
                 () = moved => continue,
                 () = alarm.wait(due) => {}
             }
-            self.look();
+            let now = self.clock.now();
+            let mut state = self.state.lock();
+            state.report_hangs(now);
+            state.dispatch(now);
         }
-    }
-
-    fn look(&self) {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        state.report_hangs(now);
-        state.dispatch(now);
     }
 
     fn now(&self) -> Moment {
