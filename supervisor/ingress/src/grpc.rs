@@ -44,7 +44,7 @@ use super::stop::Stop;
 use super::unsupported::{self, Extension};
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Coming, Metadata};
-use shadowslice_datapath::router::RouteGuard;
+use shadowslice_datapath::router::Route;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -380,7 +380,7 @@ impl GrpcInferenceService for Service {
             "" => self.0.router.models(),
             name => vec![(name.to_owned(), model::find(&self.0.router, name, &version)?)],
         };
-        let model = |(name, pipeline): (String, RouteGuard)| statistics::model(&name, &pipeline.totals());
+        let model = |(name, pipeline): (String, Route)| statistics::model(&name, &pipeline.totals());
         Ok(Response::new(ModelStatisticsResponse { model_stats: models.into_iter().map(model).collect() }))
     }
 

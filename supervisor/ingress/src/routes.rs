@@ -18,7 +18,7 @@ use super::tensors::{self, Clipped};
 use super::unsupported::Extension;
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
-use shadowslice_datapath::router::RouteGuard;
+use shadowslice_datapath::router;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -254,7 +254,7 @@ async fn of_model(
     }
 }
 
-fn statistics(models: impl Iterator<Item = (String, RouteGuard)>) -> Value {
+fn statistics(models: impl Iterator<Item = (String, router::Route)>) -> Value {
     let models = models.map(|(name, pipeline)| statistics::model_json(&name, &pipeline.totals()));
     json!({"model_stats": models.collect::<Vec<_>>()})
 }
