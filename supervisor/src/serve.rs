@@ -22,7 +22,7 @@ use shadowslice_control::process::may_raise_priority;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::trace::{self, Sampling, Tracer};
+use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::machine::Machine;
@@ -127,7 +127,7 @@ async fn run_models(
     file: &Path,
     config: &Config,
     context: &Context,
-    sampling: Option<Sampling>,
+    tracer: Option<Arc<Tracer>>,
 ) -> Result<Running, Failed> {
     let (for_planner, shared) = watch::channel(Vec::new());
     let (planner, planned) = Planner::new(&config.controller, context.clock, &context.gpus, shared).unzip();
@@ -135,7 +135,7 @@ async fn run_models(
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
     let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), hire, next: 0 };
-    let shown = Shown { router: Arc::clone(&router), models, for_planner, sampling };
+    let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
     let registry = Registry::start(file, config, factory, shown).await;
     let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
     Ok(Running { registry, control, router, models: seen, planned })
@@ -169,7 +169,7 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned } =
-        run_models(file, config, &context, tracer.as_ref().map(|tracer| tracer.sampling().clone())).await?;
+        run_models(file, config, &context, tracer.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let repository = repository(config, &models, wishes);
@@ -184,10 +184,8 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let metrics = tokio::spawn(metrics_listeners.run(
-        rendering(Arc::clone(&reach), machine, tracer.as_ref().map(|tracer| Arc::clone(tracer.counts()))),
-        ending,
-    ));
+    let metrics =
+        tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach), machine, tracer.clone()), ending));
 
     let served = async {
         if config.strict_start {
@@ -234,9 +232,8 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
 /// Begins to trace requests, where the configuration says so.
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
-    let (tracer, exporter) =
-        Exporter::start(tracing, clock).map_err(|error| unavailable("requests cannot be traced", &error))?;
-    Ok(Some((Arc::new(tracer), exporter)))
+    let started = Exporter::start(tracing, clock);
+    started.map(Some).map_err(|error| unavailable("requests cannot be traced", &error))
 }
 
 /// Has the configuration read again at each SIGHUP, for ever.
@@ -250,7 +247,7 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
 }
 
 /// Writes the metrics of models, policy, GPUs and machine.
-fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Counts>>) -> Render {
+fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -> Render {
     Arc::new(move || {
         let status = reach.status();
         let mut statuses: HashMap<_, _> =
@@ -268,7 +265,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, traces: Option<Arc<trace::Coun
             let Planned { report, took } = planned.borrow().clone();
             metrics::Policy { name: report.policy, took }
         });
-        let traces = traces.as_ref().map(|counts| counts.read());
+        let traces = tracer.as_ref().map(|tracer| tracer.counts());
         metrics::render(&models, policy.as_ref(), traces, &status.gpus, machine.usage())
     })
 }

@@ -17,7 +17,8 @@ pub struct Router {
     changed: watch::Sender<()>,
 }
 
-/// The way to one model.
+/// The way to one model, and a request's hold on it, from before the request is checked until it is
+/// answered. A model that was taken off the router goes on serving while a request has a hold on it.
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
@@ -28,11 +29,6 @@ pub struct Route {
 /// Says when no request is on its way to a model any more.
 #[derive(Debug)]
 pub struct Guests(mpsc::Receiver<Infallible>);
-
-/// A request's hold on a model, from before the request is checked until it is answered. A model
-/// that was taken off the router goes on serving while a request has a hold on it.
-#[derive(Debug)]
-pub struct RouteGuard(Route);
 
 impl Route {
     /// The way to this pipeline, and the receiver that says when its last copy has gone.
@@ -50,11 +46,11 @@ impl Guests {
     }
 }
 
-impl Deref for RouteGuard {
+impl Deref for Route {
     type Target = Pipeline;
 
     fn deref(&self) -> &Pipeline {
-        &self.0.pipeline
+        &self.pipeline
     }
 }
 
@@ -68,15 +64,14 @@ impl Router {
     }
 
     /// The model of that name.
-    pub fn model(&self, name: &str) -> Option<RouteGuard> {
-        self.models.read().get(name).cloned().map(RouteGuard)
+    pub fn model(&self, name: &str) -> Option<Route> {
+        self.models.read().get(name).cloned()
     }
 
     /// All of them with their names, which stand in order.
-    pub fn models(&self) -> Vec<(String, RouteGuard)> {
+    pub fn models(&self) -> Vec<(String, Route)> {
         let models = self.models.read();
-        let mut models: Vec<_> =
-            models.iter().map(|(name, route)| (name.clone(), RouteGuard(route.clone()))).collect();
+        let mut models: Vec<_> = models.iter().map(|(name, route)| (name.clone(), route.clone())).collect();
         models.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         models
     }
@@ -98,16 +93,18 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{Settings, Slo};
+    use crate::pipeline::{LiveSettings, Settings, Slo};
 
     fn pipeline() -> Arc<Pipeline> {
         let settings = Settings {
             name: "m".to_owned(),
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            live: LiveSettings {
+                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                max_delay: Duration::ZERO,
+                reject_late: false,
+            },
             max_requests: 1,
             memory: 4096,
-            max_delay: Duration::ZERO,
-            reject_late: false,
             profile: None,
         };
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())

@@ -143,7 +143,7 @@ mod tests {
     use super::super::shared_memory::Regions;
     use super::*;
     use shadowslice_datapath::clock::Clock;
-    use shadowslice_datapath::pipeline::{Pipeline, Settings, Slo};
+    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::Route;
 
@@ -163,11 +163,13 @@ mod tests {
     fn serve(front: &Frontend) -> Arc<Pipeline> {
         let settings = Settings {
             name: "m".to_owned(),
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            live: LiveSettings {
+                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                max_delay: Duration::ZERO,
+                reject_late: false,
+            },
             max_requests: 1,
             memory: 4096,
-            max_delay: Duration::ZERO,
-            reject_late: false,
             profile: None,
         };
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());

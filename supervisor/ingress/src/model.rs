@@ -10,7 +10,7 @@ use super::request_error::RequestError;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
-use shadowslice_datapath::router::{RouteGuard, Router};
+use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
 
@@ -27,7 +27,7 @@ pub(super) struct Answered {
 }
 
 /// The model of that name and version; an empty version means the only version.
-pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<RouteGuard, RequestError> {
+pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, RequestError> {
     let pipeline = router.model(name).ok_or_else(|| {
         RequestError::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
     })?;

@@ -16,7 +16,7 @@ use super::request_error::{RequestError, away, invalid};
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
-use shadowslice_datapath::router::RouteGuard;
+use shadowslice_datapath::router;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
@@ -197,7 +197,7 @@ async fn meant(front: &Frontend, route: Route, head: &Parts, body: Pieces) -> Re
 async fn of_model(
     front: &Frontend,
     name: &str,
-    pipeline: RouteGuard,
+    pipeline: router::Route,
     what: What,
     head: &Parts,
     body: Pieces,

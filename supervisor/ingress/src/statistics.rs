@@ -4,18 +4,18 @@ use std::time::SystemTime;
 
 use super::model::VERSION;
 use super::proto;
-use shadowslice_datapath::pipeline::{Timings, Total, Totals};
-use shadowslice_datapath::router::RouteGuard;
+use shadowslice_datapath::pipeline::{Total, Totals};
+use shadowslice_datapath::router::Route;
 
-pub(super) fn of(models: Vec<(String, RouteGuard)>) -> proto::ModelStatisticsResponse {
-    let models = models.into_iter().map(|(name, pipeline)| model(name, &pipeline.timings()));
+pub(super) fn of(models: Vec<(String, Route)>) -> proto::ModelStatisticsResponse {
+    let models = models.into_iter().map(|(name, pipeline)| model(name, &pipeline.totals()));
     proto::ModelStatisticsResponse { model_stats: models.collect() }
 }
 
-fn model(name: String, (totals, timings): &(Totals, Timings)) -> proto::ModelStatistics {
+fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
     let sums = &totals.durations;
     let part = |time| duration(Total { count: sums.count, time });
-    let batch_stats = timings.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
+    let batch_stats = totals.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
         batch_size: rows.into(),
         compute_input: duration(steps.input),
         compute_infer: duration(steps.infer),
@@ -24,12 +24,12 @@ fn model(name: String, (totals, timings): &(Totals, Timings)) -> proto::ModelSta
     proto::ModelStatistics {
         name,
         version: VERSION.to_owned(),
-        last_inference: last_inference(timings),
-        inference_count: timings.rows,
-        execution_count: totals.batch_rows.count(),
+        last_inference: last_inference(totals),
+        inference_count: totals.rows,
+        execution_count: totals.batch_execution.count(),
         inference_stats: Some(proto::InferStatistics {
             success: part(sums.request),
-            fail: duration(timings.fail),
+            fail: duration(totals.fail),
             queue: part(sums.queue),
             compute_input: part(sums.compute_input),
             compute_infer: part(sums.compute_infer),
@@ -48,7 +48,7 @@ fn duration(Total { count, time }: Total) -> Option<proto::StatisticDuration> {
 }
 
 /// Milliseconds since 1970; 0 before the first answer.
-fn last_inference(timings: &Timings) -> u64 {
-    let since = timings.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
+fn last_inference(totals: &Totals) -> u64 {
+    let since = totals.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

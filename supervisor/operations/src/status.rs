@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
 
+pub(crate) use gpus::MIB;
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub use plan::plan;
 
@@ -57,7 +58,7 @@ pub struct GpuStatus {
 }
 
 /// One model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
     /// Its name.
     pub name: String,
@@ -116,7 +117,7 @@ pub struct ModelStatus {
 }
 
 /// Percentiles of latency.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
     /// Median.
     pub p50: f64,
@@ -125,7 +126,7 @@ pub struct Latency {
 }
 
 /// An objective.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SloStatus {
     /// The latency, in ms.
     pub latency_ms: f64,
@@ -157,9 +158,9 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight) } = pipeline.report();
+    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight), execution } =
+        pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
-    let execution = pipeline.execution_times().into_iter();
     let shadow = standing.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
@@ -191,7 +192,7 @@ pub fn of_model(
         worker_restarts: standing.worker_restarts,
         requests: counts,
         batches,
-        execution_ms: execution.map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
+        execution_ms: execution.into_iter().map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
         latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
         slo: SloStatus {
             latency_ms: slo_ms,
@@ -213,57 +214,19 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
         state: if going { "unloading" } else { "unloaded" }.to_owned(),
         why: Some(why.to_owned()),
         gpu: model.gpu,
-        share_percent: 0,
-        sms: 0,
-        mechanism: String::new(),
-        no_partition: None,
-        groups: None,
-        held: false,
-        wanted_percent: None,
-        verdict: None,
-        queue: 0,
-        in_flight: 0,
-        workers: Vec::new(),
-        worker_deaths: 0,
-        worker_restarts: 0,
-        requests: Counts::default(),
-        batches: 0,
-        execution_ms: BTreeMap::new(),
-        latency_ms: Latency { p50: 0.0, p99: 0.0 },
         slo: SloStatus {
             latency_ms: model.slo.latency.as_secs_f64() * 1e3,
             percentile: model.slo.percentile,
             attainment: 1.0,
             slack: None,
         },
-        cannot_resize: None,
-        no_standby: None,
-        handovers: Handovers::default(),
+        ..ModelStatus::default()
     }
 }
 
 /// The table that `shadowslice status` prints.
 pub fn table(status: &Status) -> String {
-    let heads = [
-        "MODEL",
-        "STATE",
-        "SHARE",
-        "SMS",
-        "QUEUE",
-        "IN FLIGHT",
-        "DONE",
-        "FAILED",
-        "REJECTED",
-        "P50 MS",
-        "P99 MS",
-        "SLO MS",
-        "MET",
-        "CHANGES",
-        "BY",
-    ];
-    let mut rows = vec![heads.map(str::to_owned)];
-    rows.extend(status.models.iter().map(row));
-    let mut text = aligned(&rows);
+    let mut text = aligned(&COLUMNS, &status.models);
     for model in &status.models {
         if let Some(why) = &model.why {
             text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
@@ -298,38 +261,39 @@ pub fn table(status: &Status) -> String {
     text
 }
 
-/// Rows as lines, their columns aligned.
-fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
+/// A column of a table: its head, and a row's text.
+type Column<R> = (&'static str, fn(&R) -> String);
+
+/// Rows as lines below the heads, with their columns aligned.
+fn aligned<R>(columns: &[Column<R>], rows: &[R]) -> String {
+    let mut lines = vec![String::new(); rows.len() + 1];
+    for (head, cell) in columns {
+        let cells: Vec<_> = std::iter::once((*head).to_owned()).chain(rows.iter().map(cell)).collect();
+        let width = cells.iter().map(String::len).max().unwrap_or(0);
+        for (line, cell) in lines.iter_mut().zip(cells) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
     }
-    text
+    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-fn row(model: &ModelStatus) -> [String; 15] {
-    [
-        model.name.clone(),
-        model.state.clone(),
-        format!("{}%", model.share_percent),
-        model.sms.to_string(),
-        model.queue.to_string(),
-        model.in_flight.to_string(),
-        model.requests.succeeded.to_string(),
-        model.requests.failed.to_string(),
-        model.requests.rejected.to_string(),
-        format!("{:.1}", model.latency_ms.p50),
-        format!("{:.1}", model.latency_ms.p99),
-        format!("{:.1}", model.slo.latency_ms),
-        format!("{:.2}%", model.slo.attainment * 100.0),
-        model.handovers.completed.to_string(),
-        match &model.groups {
-            Some(groups) => format!("{} {groups}", model.mechanism),
-            None => model.mechanism.clone(),
-        },
-    ]
-}
+const COLUMNS: [Column<ModelStatus>; 15] = [
+    ("MODEL", |model| model.name.clone()),
+    ("STATE", |model| model.state.clone()),
+    ("SHARE", |model| format!("{}%", model.share_percent)),
+    ("SMS", |model| model.sms.to_string()),
+    ("QUEUE", |model| model.queue.to_string()),
+    ("IN FLIGHT", |model| model.in_flight.to_string()),
+    ("DONE", |model| model.requests.succeeded.to_string()),
+    ("FAILED", |model| model.requests.failed.to_string()),
+    ("REJECTED", |model| model.requests.rejected.to_string()),
+    ("P50 MS", |model| format!("{:.1}", model.latency_ms.p50)),
+    ("P99 MS", |model| format!("{:.1}", model.latency_ms.p99)),
+    ("SLO MS", |model| format!("{:.1}", model.slo.latency_ms)),
+    ("MET", |model| format!("{:.2}%", model.slo.attainment * 100.0)),
+    ("CHANGES", |model| model.handovers.completed.to_string()),
+    ("BY", |model| match &model.groups {
+        Some(groups) => format!("{} {groups}", model.mechanism),
+        None => model.mechanism.clone(),
+    }),
+];

@@ -138,7 +138,6 @@ pub(crate) const ROWS: &[Row] = &[
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",
-    "supervisor/datapath/src/pipeline/alarm.rs",
     "supervisor/datapath/src/pipeline/socket.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose,
-    WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceMemory, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned,
+    Purpose, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};

@@ -11,7 +11,7 @@ use shadowslice_shared::weights::{self, Content};
 
 /// Takes what the profile says; weights only if the supervisor has none for the model, over this
 /// socket.
-pub fn take(supervisor: Option<&OwnedFd>, profile: &Memory) -> io::Result<DeviceMemory> {
+pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &Memory) -> io::Result<DeviceMemory> {
     let Memory { weights: bytes, activations: scratch, .. } = *profile;
     let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };
     let Some(supervisor) = supervisor.filter(|_| bytes > 0) else { return Ok(memory) };

@@ -1,9 +1,11 @@
 //! What the machine decides is done here, and nothing else decides.
 
 use shadowslice_policy::workers::{Action, Fact};
+use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 
 use super::events::Controller;
+use super::memory::Serving;
 use crate::process::Worker;
 
 impl Controller {
@@ -39,8 +41,8 @@ impl Controller {
                 let tenancy = self.tenancy.as_ref()?;
                 return Some(Fact::Groups(tenancy.ask(count, cannot)));
             }
-            Action::Prepare(worker, groups) => self.pipeline.prepare(worker, groups),
-            Action::Forget(worker, groups) => self.pipeline.forget(worker, groups),
+            Action::Prepare(worker, groups) => self.pipeline.command(worker, Command::Prepare(groups)),
+            Action::Forget(worker, groups) => self.pipeline.command(worker, Command::Forget(groups)),
             Action::Move { worker, share, slice } => self.pipeline.move_to(worker, share, &slice),
             Action::Stands(stands) => self.note_standing(stands),
             Action::Keep(worker) => return self.keep(worker),

@@ -14,7 +14,7 @@ use crate::controller::{
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate};
-use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings, Slo};
+use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
 use shadowslice_datapath::router::{Guests, Route};
 use shadowslice_shared::errors;
 
@@ -68,14 +68,11 @@ impl ModelFactory {
         let id = self.next;
         self.next += 1;
         let (facts, heard) = mpsc::channel(FACTS);
-        let rules = rules(&model);
         let settings = Settings {
             name: model.name.clone(),
-            slo: rules.slo,
+            live: live(&model),
             max_requests: model.queue.max_requests,
             memory: model.queue.memory,
-            max_delay: rules.max_delay,
-            reject_late: rules.reject_late,
             profile: model.profile.clone(),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
@@ -111,9 +108,9 @@ impl ModelFactory {
 }
 
 /// What of the configuration a pipeline takes over while it serves.
-fn rules(model: &Model) -> LiveSettings {
+fn live(model: &Model) -> LiveSettings {
     LiveSettings {
-        slo: Slo { latency: model.slo.latency, percentile: model.slo.percentile },
+        slo: model.slo,
         max_delay: model.batch.max_delay,
         reject_late: model.queue.on_late == OnLate::Reject,
     }
@@ -124,7 +121,7 @@ impl Instance {
     pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
         let order = Order::Configure { model: Arc::clone(&model) };
         give(&self.served.orders, order).await?;
-        self.served.pipeline.set_live_settings(rules(&model));
+        self.served.pipeline.set_live_settings(live(&model));
         self.served.model = model;
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_sha
 use shadowslice_config::{Config, Model, Sample};
 use shadowslice_datapath::repository::Asked;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::trace::Sampling;
+use shadowslice_datapath::trace::Tracer;
 use shadowslice_shared::errors;
 
 /// Where others see the models.
@@ -29,7 +29,7 @@ pub struct Shown {
     /// What the planner decides about.
     pub for_planner: watch::Sender<Vec<Served>>,
     /// How many requests are traced, where any are.
-    pub sampling: Option<Sampling>,
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 /// Keeps the models.
@@ -125,8 +125,8 @@ impl Registry {
         if let Some(tracing) = &mut self.config.tracing {
             tracing.sample = sample;
         }
-        if let Some(sampling) = &self.shown.sampling {
-            sampling.set(sample);
+        if let Some(tracer) = &self.shown.tracer {
+            tracer.set_sample(sample);
         }
     }
 

@@ -1,17 +1,18 @@
 //! Waits to the microsecond. The reactor's own timers ring at whole milliseconds, and when the next batch
 //! should be sent half a millisecond before the one that executes ends, that is too late.
-#![allow(unsafe_code)] // adopting a descriptor into the reactor
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use nix::sys::time::{TimeSpec, TimeValLike};
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use shadowslice_shared::units::Moment;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::socket::adopt;
 use crate::clock::Clock;
 
 /// The alarm rings after this time at the latest, perhaps before it is due: kernel timers have a
@@ -23,13 +24,15 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Alarm {
     clock: Clock,
     /// `None` if no timer could be had; the reactor's timers must do then.
-    timer: Option<AsyncFd<Timer>>,
+    timer: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Alarm {
     /// An alarm on this clock. Within the reactor.
     pub(crate) fn new(clock: Clock) -> Self {
-        let timer = Timer::new().and_then(adopt).inspect_err(|error| {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);
+        let timer = timer.and_then(adopt).inspect_err(|error| {
             tracing::warn!(%error, "no timer: batches may be sent 1 ms late; is the limit on open files too low?");
         });
         Self { clock, timer: timer.ok() }
@@ -48,46 +51,14 @@ impl Alarm {
     }
 }
 
-fn adopt(timer: Timer) -> io::Result<AsyncFd<Timer>> {
-    // SAFETY: a `Timer` names the same open file for as long as it lives, and the reactor's
-    // registration ends before it does.
-    let adopted = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }?;
-    Ok(adopted)
-}
-
-async fn ring(timer: &AsyncFd<Timer>, after: Duration) -> io::Result<()> {
-    timer.get_ref().set(after)?;
-    // An earlier wait that was given up may leave the descriptor ready, but nothing to be read.
-    timer.async_io(Interest::READABLE, Timer::rung).await
-}
-
-/// A kernel timer.
-#[derive(Debug)]
-struct Timer(TimerFd);
-
-impl Timer {
-    fn new() -> io::Result<Self> {
-        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
-        Ok(Self(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))
-    }
-
-    fn set(&self, after: Duration) -> io::Result<()> {
-        // Zero would disarm it.
-        let after = i64::try_from(after.as_nanos()).unwrap_or(i64::MAX).max(1);
-        let once = Expiration::OneShot(TimeSpec::nanoseconds(after));
-        Ok(self.0.set(once, TimerSetTimeFlags::empty())?)
-    }
-
-    /// Would block until it has rung.
-    fn rung(&self) -> io::Result<()> {
-        Ok(self.0.wait()?)
-    }
-}
-
-impl AsRawFd for Timer {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
+async fn ring(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
+    // Zero would disarm it.
+    let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
+    let once = Itimerspec { it_interval: Timespec::default(), it_value };
+    timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &once)?;
+    // Reading would block until it has rung. An earlier wait that was given up may leave the
+    // descriptor ready, but nothing to be read.
+    timer.async_io(Interest::READABLE, |timer| Ok(rustix::io::read(timer, &mut [0; 8]).map(drop)?)).await
 }
 
 #[cfg(test)]

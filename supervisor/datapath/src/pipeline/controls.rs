@@ -4,24 +4,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::Slice;
+use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
-use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::counts::Counts;
+use super::facts::LaneFact;
+use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
-use super::state::Gate;
 use super::stats::Latencies;
-use super::timings::Timings;
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
+use crate::trace::{Handover, Lost};
 
 /// How a pipeline's requests fare.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PipelineReport {
     /// How the requests ended since the start.
     pub counts: Counts,
@@ -31,17 +31,19 @@ pub struct PipelineReport {
     pub latencies: Latencies,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
+    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    pub execution: Vec<(u32, Duration)>,
 }
 
 impl Pipeline {
     /// The request slab, for workers to inherit.
     pub fn requests(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
+        self.memory.slab.as_fd()
     }
 
     /// Bytes of the request slab.
     pub fn request_bytes(&self) -> u64 {
-        self.memory.bytes()
+        self.memory.slab.bytes()
     }
 
     /// Sets the model's description. The first description stands; a worker that finds another
@@ -64,14 +66,18 @@ impl Pipeline {
     /// when they are sent, as far as the rules apply to them then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        self.change(|state| state.set_live_settings(rules, now));
+        self.change(|state| {
+            state.stats.slo = rules.slo;
+            state.scheduler.set_rules(rules.scheduled());
+            state.dispatch(now);
+        });
     }
 
     /// Takes requests from now on.
     pub fn open(&self) {
         let mut state = self.state.lock();
-        state.gate = Gate::Open;
-        // Under the lock, so that it never disagrees with the gate for long.
+        state.shut = None;
+        // Under the lock, so that it never disagrees with that for long.
         self.readiness.send_replace(true);
     }
 
@@ -79,28 +85,30 @@ impl Pipeline {
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
-            state.shut(why, now);
+            state.shut = Some(why.to_owned());
+            let waiting = state.scheduler.drain_queue();
+            state.refuse(waiting, why, now);
+            state.dispatch(now);
             self.readiness.send_replace(false);
         });
     }
 
-    /// Routes batches to `worker`'s lane, or to no lane.
+    /// Routes batches to `worker`'s lane, or to no lane. The old lane finishes the batches that it has.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
-        self.change(|state| state.route(worker, now));
+        self.change(|state| {
+            let from = state.scheduler.serving_lane().map(|lane| lane.worker);
+            if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
+                state.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
+            }
+            state.scheduler.route(worker);
+            state.dispatch(now);
+        });
     }
 
-    /// Has `worker` make a partition ready; [`LaneFact::Prepared`] reports the result.
-    pub fn prepare(&self, worker: WorkerId, groups: Groups) {
-        self.command(worker, Command::Prepare(groups));
-    }
-
-    /// Has `worker` let go of a partition that no further batch names.
-    pub fn forget(&self, worker: WorkerId, groups: Groups) {
-        self.command(worker, Command::Forget(groups));
-    }
-
-    fn command(&self, worker: WorkerId, command: Command) {
+    /// Gives `worker` a command: to make a partition ready, of which [`LaneFact::Prepared`] reports the
+    /// result, or to let go of a partition that no further batch names.
+    pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
         }
@@ -108,18 +116,31 @@ impl Pipeline {
 
     /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
     pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
-        self.change(|state| state.move_to(worker, share, slice));
+        let mut state = self.state.lock();
+        if let Some(link) = state.link_mut(worker) {
+            link.move_to(share, slice);
+        }
+        state.scheduler.move_to(worker, slice);
     }
 
     /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
     pub fn drain(&self, worker: WorkerId) {
-        self.change(|state| state.drain(worker));
+        let mut state = self.state.lock();
+        if state.scheduler.drain(worker) {
+            state.report(LaneFact::Drained(worker));
+        }
     }
 
     /// Serves the requests of `worker` elsewhere, without blame.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
-        self.change(|state| state.requeue(worker, now));
+        self.change(|state| {
+            let Abandoned { mut executing, behind } = state.take_back(worker);
+            executing.extend(behind);
+            note::lost(&executing, Lost::TakenBack, now);
+            state.put_back(executing, now);
+            state.dispatch(now);
+        });
     }
 
     /// Serves the requests of `worker` elsewhere, as it is as good as dead. The executing batch is
@@ -165,7 +186,10 @@ impl Pipeline {
     /// With `queue.on_late: serve`, late requests are served, so the door turns no request away.
     pub fn set_door(&self, door: Door) {
         let now = self.clock.now();
-        self.change(|state| state.set_door(door, now));
+        self.change(|state| {
+            state.scheduler.set_door(door);
+            state.dispatch(now);
+        });
     }
 
     /// Whether the door refuses requests that would be late.
@@ -183,29 +207,19 @@ impl Pipeline {
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        let serving = state.scheduler.serving_lane();
+        let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
             counts: state.stats.counts,
-            batches: state.stats.totals.batch_rows.count(),
+            batches: state.stats.totals.batch_execution.count(),
             latencies: state.stats.latencies(now),
-            pending: state.pending(),
+            pending: (state.scheduler.queued(), state.scheduler.in_flight()),
+            execution,
         }
-    }
-
-    /// How long batches execute at the share in force, by rows; empty while nothing serves.
-    pub fn execution_times(&self) -> Vec<(u32, Duration)> {
-        let state = self.state.lock();
-        let serving = state.scheduler.serving_lane();
-        serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect())
     }
 
     /// Totals since the start.
     pub fn totals(&self) -> Totals {
         self.state.lock().stats.totals.clone()
-    }
-
-    /// Totals since the start, with the further figures of Triton's statistics.
-    pub fn timings(&self) -> (Totals, Timings) {
-        let state = self.state.lock();
-        (state.stats.totals.clone(), state.stats.timings.clone())
     }
 }

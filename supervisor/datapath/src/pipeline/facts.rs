@@ -3,8 +3,6 @@
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
 
 /// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
 /// or dies once a hand-over, and hand-overs wait for the controller.
@@ -27,24 +25,4 @@ pub enum LaneFact {
     Hung(WorkerId),
     /// Its worker said something that makes no sense, and why.
     Broken(WorkerId, String),
-}
-
-/// Where a pipeline reports to; never waits.
-#[derive(Debug, Clone)]
-pub(crate) struct Reporter(mpsc::Sender<LaneFact>);
-
-impl Reporter {
-    pub(crate) fn new(facts: mpsc::Sender<LaneFact>) -> Self {
-        Self(facts)
-    }
-
-    pub(crate) fn report(&self, fact: LaneFact) {
-        match self.0.try_send(fact) {
-            // As a model goes, its controller does so before the last of its lanes.
-            Ok(()) | Err(TrySendError::Closed(_)) => {}
-            Err(TrySendError::Full(fact)) => {
-                tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
-            }
-        }
-    }
 }

@@ -40,7 +40,7 @@ impl State {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {
                 self.scheduler.executes_since(link.worker, None);
-                self.reporter.report(LaneFact::Hung(link.worker));
+                self.report(LaneFact::Hung(link.worker));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Histograms since the start: of latencies, and of batch sizes.
+//! Histograms of latencies since the start.
 
 use std::time::Duration;
 
@@ -7,9 +7,6 @@ const BOUNDS_US: [u64; 25] = [
     50, 100, 250, 500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 50_000, 75_000,
     100_000, 150_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000,
 ];
-
-/// The upper bounds of the buckets, in rows.
-const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// How many latencies fell into each bucket, and their sum. It only grows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,7 +27,11 @@ impl LatencyHistogram {
     /// For each bound the latencies that do not exceed it.
     pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
         let bounds = BOUNDS_US.iter().map(|bound| Duration::from_micros(*bound));
-        bounds.zip(cumulative(&self.within))
+        let counts = self.within.iter().scan(0, |total, count| {
+            *total += count;
+            Some(*total)
+        });
+        bounds.zip(counts)
     }
 
     /// All latencies.
@@ -42,45 +43,6 @@ impl LatencyHistogram {
     pub fn sum(&self) -> Duration {
         self.sum
     }
-}
-
-/// How many batches fell into each bucket by their rows, and their sum. It only grows.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RowsHistogram {
-    within: [u64; BOUNDS_ROWS.len()],
-    beyond: u64,
-    sum: u64,
-}
-
-impl RowsHistogram {
-    /// Adds one batch.
-    pub fn record(&mut self, rows: u32) {
-        self.sum += u64::from(rows);
-        let bucket = BOUNDS_ROWS.partition_point(|bound| *bound < rows);
-        *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
-    }
-
-    /// For each bound the batches that do not exceed it.
-    pub fn cumulative(&self) -> impl Iterator<Item = (u32, u64)> {
-        BOUNDS_ROWS.into_iter().zip(cumulative(&self.within))
-    }
-
-    /// All batches.
-    pub fn count(&self) -> u64 {
-        self.within.iter().sum::<u64>() + self.beyond
-    }
-
-    /// The rows of all of them.
-    pub fn sum(&self) -> u64 {
-        self.sum
-    }
-}
-
-fn cumulative(counts: &[u64]) -> impl Iterator<Item = u64> {
-    counts.iter().scan(0, |total, count| {
-        *total += count;
-        Some(*total)
-    })
 }
 
 #[cfg(test)]
@@ -100,18 +62,5 @@ mod tests {
         assert_eq!(histogram.count(), 7);
         assert_eq!(histogram.sum(), Duration::from_micros(80_021_002));
         assert!(BOUNDS_US.is_sorted_by(|a, b| a < b));
-    }
-
-    #[test]
-    fn batches_are_told_apart_by_powers_of_two() {
-        let mut histogram = RowsHistogram::default();
-        for rows in [1, 2, 3, 4, 5, 1024, 1025] {
-            histogram.record(rows);
-        }
-        let cumulative: Vec<_> = histogram.cumulative().collect();
-        assert_eq!(cumulative[..4], [(1, 1), (2, 2), (4, 4), (8, 5)]);
-        assert_eq!(cumulative.last(), Some(&(1024, 6)));
-        assert_eq!((histogram.count(), histogram.sum()), (7, 2064));
-        assert!(BOUNDS_ROWS.iter().zip(0..).all(|(bound, power)| *bound == 1 << power));
     }
 }

@@ -28,7 +28,6 @@ use shadowslice_shared::errors;
 /// The scheduler's view of the way to a worker.
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
-/// A batch to send.
 pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
 
 /// A warm worker that comes to a pipeline.
@@ -56,7 +55,6 @@ const OUTBOX: usize = 4 * READY_PARTITIONS;
 /// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
 pub type Crowding = Arc<AtomicU32>;
 
-/// The link to a worker.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
@@ -74,15 +72,6 @@ pub(crate) struct Link {
     message: Vec<u8>,
     /// Commands that could not be sent yet; they go before any further batch.
     outbox: VecDeque<Command>,
-}
-
-/// Why a batch could not be sent.
-#[derive(Debug)]
-pub(crate) enum SendFailure {
-    /// The worker takes nothing now. If it is gone, its reader will find out.
-    Blocked,
-    /// No message can hold this batch.
-    TooLarge(String),
 }
 
 impl Link {
@@ -167,29 +156,35 @@ impl Link {
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 
-    /// Sends a batch.
-    pub(crate) fn send(&mut self, sending: &Sending) -> Result<(), SendFailure> {
+    /// Sends a batch. False if the worker takes nothing now: if it is gone, its reader will find out.
+    /// An error if no message can hold this batch.
+    pub(crate) fn send(&mut self, sending: &Sending) -> Result<bool, String> {
         if !self.flush() {
-            return Err(SendFailure::Blocked);
+            return Ok(false);
         }
         let &Sending { id, slot, groups, ref requests, .. } = sending;
+        let of_request = |request: &Waiting| BatchRequest {
+            rows: request.rows,
+            inputs: request.item.memory.tensors.clone(),
+        };
         let batch = Batch {
             id,
             slot,
             sent_ns: monotonic_ns(),
             groups,
             shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
-            requests: requests.iter().map(wire_request).collect(),
+            requests: requests.iter().map(of_request).collect(),
         };
-        let bytes = batch::encode(&Command::Run(batch), &mut self.message)
-            .map_err(|error| SendFailure::TooLarge(errors::chain(&error)))?;
-        send_bytes(&self.socket, bytes).map_err(|error| match error {
-            Errno::EMSGSIZE => {
+        let bytes =
+            batch::encode(&Command::Run(batch), &mut self.message).map_err(|error| errors::chain(&error))?;
+        match send_bytes(&self.socket, bytes) {
+            Ok(()) => Ok(true),
+            Err(Errno::EMSGSIZE) => {
                 let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
-                SendFailure::TooLarge(why.to_owned())
+                Err(why.to_owned())
             }
-            _ => SendFailure::Blocked,
-        })
+            Err(_) => Ok(false),
+        }
     }
 }
 
@@ -202,8 +197,4 @@ fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {
             sent => return sent.map(drop),
         }
     }
-}
-
-fn wire_request(request: &Waiting) -> BatchRequest {
-    BatchRequest { rows: request.rows, inputs: request.item.memory.tensors().to_vec() }
 }

@@ -1,7 +1,6 @@
 //! The request slab's parts: which request holds which bytes.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,7 +17,7 @@ pub(crate) fn taken(len: u64) -> u64 {
 /// A model's request slab, handed out in parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
-    slab: WritableSlab,
+    pub(crate) slab: WritableSlab,
     free: Mutex<FreeParts>,
 }
 
@@ -27,10 +26,6 @@ impl RequestMemory {
     pub(crate) fn create(model: &str, bytes: u64) -> Result<Self, SlabError> {
         let slab = WritableSlab::create(&format!("shadowslice-{model}-requests"), bytes)?;
         Ok(Self { slab, free: Mutex::new(FreeParts::new(bytes)) })
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.slab.bytes()
     }
 
     /// Takes a part with room for tensors of these lengths, each aligned; `None` while too little
@@ -51,26 +46,16 @@ impl RequestMemory {
     }
 }
 
-impl AsFd for RequestMemory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.slab.as_fd()
-    }
-}
-
 /// One request's part of the slab; free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory: Arc<RequestMemory>,
     part: Extent,
-    tensors: Vec<Extent>,
+    /// Where each tensor lies.
+    pub(crate) tensors: Vec<Extent>,
 }
 
 impl Reservation {
-    /// Where each tensor lies.
-    pub(crate) fn tensors(&self) -> &[Extent] {
-        &self.tensors
-    }
-
     /// Copies tensor number `index` in; its length is the length that was reserved.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;
@@ -130,13 +115,13 @@ mod tests {
     fn parts_are_disjoint_aligned_and_come_back() {
         let memory = Arc::new(RequestMemory::create("test", 64 * 10).unwrap());
         let first = memory.reserve([1, 65].into_iter()).unwrap();
-        assert_eq!(first.tensors(), [Extent { offset: 0, len: 1 }, Extent { offset: 64, len: 65 }]);
+        assert_eq!(first.tensors, [Extent { offset: 0, len: 1 }, Extent { offset: 64, len: 65 }]);
         let second = memory.reserve([64 * 7].into_iter()).unwrap();
-        assert_eq!(second.tensors()[0].offset, 192);
+        assert_eq!(second.tensors[0].offset, 192);
         assert!(memory.reserve([1].into_iter()).is_none(), "full");
         drop(first);
         assert!(memory.reserve([193].into_iter()).is_none(), "three separate pieces are free");
-        assert_eq!(memory.reserve([192].into_iter()).unwrap().tensors()[0].offset, 0);
+        assert_eq!(memory.reserve([192].into_iter()).unwrap().tensors[0].offset, 0);
         drop(second);
         assert_eq!(memory.free.lock().0, BTreeMap::from([(0, 640)]), "one piece again");
     }

@@ -26,7 +26,6 @@ mod pending;
 mod pieces;
 mod reader;
 mod request;
-mod routing;
 mod settle;
 mod shapes;
 mod socket;
@@ -35,7 +34,6 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod timings;
 mod totals;
 
 use std::collections::VecDeque;
@@ -53,27 +51,26 @@ pub use controls::PipelineReport;
 pub use counts::{Counts, Refusal, Refused};
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
-pub use histogram::{LatencyHistogram, RowsHistogram};
+pub use histogram::LatencyHistogram;
 pub use link::{Arrival, Crowding};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
+pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::{Latencies, Slo};
-pub use timings::{Steps, Timings, Total};
-pub use totals::Totals;
+pub use stats::Latencies;
+pub use totals::{Steps, Total, Totals};
 
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
-use facts::Reporter;
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
 use stall::StallMeter;
-use state::{Gate, State};
+use state::State;
 use stats::Stats;
 
 /// The settings from which a pipeline is made.
@@ -81,16 +78,12 @@ use stats::Stats;
 pub struct Settings {
     /// The model's name.
     pub name: String,
-    /// The model's SLO; its latency is every request's deadline.
-    pub slo: Slo,
+    /// The settings that can change.
+    pub live: LiveSettings,
     /// Requests that may wait.
     pub max_requests: usize,
     /// Bytes of the request slab.
     pub memory: u64,
-    /// How long an incomplete batch waits for company.
-    pub max_delay: Duration,
-    /// Whether late requests are refused under overload.
-    pub reject_late: bool,
     /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
 }
@@ -132,16 +125,14 @@ impl Pipeline {
     pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
-        let Settings { slo, max_delay, reject_late, .. } = settings;
-        let rules = LiveSettings { slo, max_delay, reject_late };
         let state = State {
             name: Arc::clone(&name),
-            gate: Gate::Shut("the model is being loaded".to_owned()),
-            scheduler: Scheduler::new(rules.scheduled(), settings.max_requests, clock.now()),
+            shut: Some("the model is being loaded".to_owned()),
+            scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
-            stats: Stats::new(rules.slo, clock.now()),
-            reporter: Reporter::new(facts),
+            stats: Stats::new(settings.live.slo, clock.now()),
+            facts,
             alarm: None,
             armed: None,
             routed: None,
@@ -166,10 +157,7 @@ impl Pipeline {
 
     /// Whether requests are accepted; otherwise why not.
     pub fn ready(&self) -> Result<(), String> {
-        match &self.state.lock().gate {
-            Gate::Open => Ok(()),
-            Gate::Shut(why) => Err(why.clone()),
-        }
+        self.state.lock().shut.clone().map_or(Ok(()), Err)
     }
 
     /// Whether requests are accepted, to be waited on.
@@ -238,21 +226,23 @@ impl Pipeline {
         now: Moment,
     ) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
-        let limit = self.memory.bytes();
+        let limit = self.memory.slab.bytes();
+        let refuse = |why| {
+            note::refused(journal, why);
+            self.state.lock().turn_away(why, rows, now);
+        };
         if needed > limit {
             let why = format!(
                 "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
                 self.name
             );
-            note::refused(journal, Refusal::TooLarge);
-            self.state.lock().turn_away(Refusal::TooLarge, rows, now);
+            refuse(Refusal::TooLarge);
             return Err(Failure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
-            note::refused(journal, Refusal::MemoryFull);
-            self.state.lock().turn_away(Refusal::MemoryFull, rows, now);
+            refuse(Refusal::MemoryFull);
             return Err(Failure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {
@@ -305,15 +295,11 @@ impl Pipeline {
                 () = moved => continue,
                 () = alarm.wait(due) => {}
             }
-            self.look();
+            let now = self.clock.now();
+            let mut state = self.state.lock();
+            state.report_hangs(now);
+            state.dispatch(now);
         }
-    }
-
-    fn look(&self) {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        state.report_hangs(now);
-        state.dispatch(now);
     }
 
     fn now(&self) -> Moment {

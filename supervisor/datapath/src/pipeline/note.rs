@@ -8,13 +8,12 @@ use shadowslice_shared::units::Moment;
 use super::counts::Refusal;
 use super::link::Sending;
 use super::pending::{InFlight, Waiting};
-use crate::trace::{Ending, Handover, InBatch, Journal, Lost, RanAt};
+use crate::trace::{Ending, Handover, Journal, Lost, Ran, RanAt};
 
 fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
     requests.iter().filter_map(|request| request.item.journal.as_ref())
 }
 
-/// A request was turned away.
 pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
     if let Some(journal) = journal {
         journal.refused(why.name());
@@ -26,12 +25,12 @@ pub(super) fn queued(requests: &[Waiting], at: Moment) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-/// A batch was sent.
 pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
     let &Sending { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
-        journal.sent(at, InBatch { id, rows, requests: requests.len(), place: Arc::clone(place) });
+        let (requests, place) = (requests.len(), Arc::clone(place));
+        journal.sent(Ran { sent: at, batch: id, rows, requests, place, ending: Ending::Open });
     }
 }
 

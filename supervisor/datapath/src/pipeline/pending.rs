@@ -15,7 +15,6 @@ use crate::trace::Journal;
 /// Per input: the shape without the batch axis. Requests that share it can share a batch.
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
-/// A request on its way.
 pub(crate) type Waiting = Entry<Shapes, Pending>;
 
 /// A batch that a worker has.

@@ -17,9 +17,9 @@ use super::facts::LaneFact;
 use super::link::{Arrival, Link};
 use super::note;
 use super::pending::InFlight;
-use super::request::{Failure, Metadata, Output};
+use super::request::{Failure, Metadata};
 use super::state;
-use super::timings::Took;
+use super::totals::Took;
 use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
 use shadowslice_shared::errors;
@@ -43,8 +43,11 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        let way = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
-        pipeline.state.lock().attach(way);
+        let (link, lane) = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let mut state = pipeline.state.lock();
+        state.links.push(link);
+        state.scheduler.attach(lane);
+        drop(state);
         Self { pipeline, metadata, worker, socket, slab }
     }
 
@@ -57,7 +60,10 @@ impl LaneReader {
                 Ok(length) => {
                     if let Err(why) = self.reported(&message[..length]) {
                         self.broken(why);
-                        return self.gone(&mut message).await;
+                        // Until its end the worker may still read its requests, so their memory stays
+                        // taken; nothing that it says is listened to any more.
+                        while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
+                        break;
                     }
                 }
                 Err(error) => {
@@ -66,10 +72,6 @@ impl LaneReader {
                 }
             }
         }
-        self.died();
-    }
-
-    fn died(&self) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| state.died(self.worker, now));
     }
@@ -79,16 +81,9 @@ impl LaneReader {
     fn broken(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
-            state.reporter.report(LaneFact::Broken(self.worker, why));
+            state.report(LaneFact::Broken(self.worker, why));
             state.condemn(self.worker, now);
         });
-    }
-
-    /// Waits for the end of a worker that is not listened to any more. Until then it may still read its
-    /// requests, so their memory stays taken.
-    async fn gone(&self, message: &mut [u8]) {
-        while self.socket.receive(message).await.is_ok_and(|length| length > 0) {}
-        self.died();
     }
 
     /// Takes one message; an error says what is wrong with it.
@@ -97,7 +92,7 @@ impl LaneReader {
             FromWorker::Answer(answer) => self.answered(answer),
             FromWorker::Prepared(prepared) => {
                 let fact = LaneFact::Prepared(self.worker, prepared);
-                self.pipeline.state.lock().reporter.report(fact);
+                self.pipeline.state.lock().report(fact);
                 Ok(())
             }
         }
@@ -139,14 +134,14 @@ impl LaneReader {
         let execution = reported.min(longest);
         let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
             Ok(answers) => answers,
-            Err(error) => {
+            Err(why) => {
                 let now = self.pipeline.now();
                 note::lost(&batch.requests, Lost::Nonsense, now);
                 self.pipeline.change(|state| {
                     let again = state.blamed(batch.requests, now);
                     state.try_alone(again, now);
                 });
-                return Err(errors::chain(&error));
+                return Err(why);
             }
         };
         let now = self.pipeline.now();
@@ -169,13 +164,14 @@ impl LaneReader {
                 state.scheduler.answered(spent.latency);
                 state.stats.succeeded(&spent, now);
             }
-            state.stats.totals.executed(batch.rows, reported);
-            state.stats.timings.batch(batch.rows, rows, took, at);
+            state.stats.totals.executed(batch.rows, rows, took, at);
             state.completed(self.worker, &batch, execution, now);
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);
-        deliver(batch, answers);
+        for (request, outputs) in batch.requests.into_iter().zip(answers) {
+            state::reply(request, Ok(outputs));
+        }
         Ok(())
     }
 
@@ -183,25 +179,16 @@ impl LaneReader {
     /// several requests, each is tried again alone.
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
-        let mut requests = std::mem::take(&mut batch.requests);
+        let requests = std::mem::take(&mut batch.requests);
         note::lost(&requests, Lost::Failed, now);
         self.pipeline.change(|state| {
-            match requests.pop() {
-                Some(only) if requests.is_empty() => {
-                    state.fail(only, Failure::Internal(failure.to_string()), now)
-                }
-                last => {
-                    requests.extend(last);
-                    state.try_alone(requests, now);
-                }
+            if requests.len() > 1 {
+                state.try_alone(requests, now);
+            } else {
+                let why = Failure::Internal(failure.to_string());
+                requests.into_iter().for_each(|request| state.fail(request, why.clone(), now));
             }
             state.recycle(self.worker, batch.slot, now);
         });
-    }
-}
-
-fn deliver(batch: InFlight, answers: Vec<Vec<Output>>) {
-    for (request, outputs) in batch.requests.into_iter().zip(answers) {
-        state::reply(request, Ok(outputs));
     }
 }

@@ -14,7 +14,6 @@ use super::request::Metadata;
 /// The most shapes that are remembered of a worker; a further shape takes the place of the oldest.
 const MOST: usize = 64;
 
-/// Known times of each shape.
 #[derive(Debug)]
 pub(crate) struct ShapeTimes {
     sms: Sms,

@@ -1,4 +1,4 @@
-//! The supervisor's end of a worker's batch socket.
+//! The supervisor's end of a worker's batch socket, and descriptors in the reactor.
 #![allow(unsafe_code)] // adopting a descriptor into the reactor
 
 use std::io;
@@ -19,10 +19,7 @@ impl BatchSocket {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         fcntl(&ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        // SAFETY: an `OwnedFd` names the same open file for as long as it lives, and the reactor's
-        // registration ends before it does.
-        let ours = unsafe { AsyncFd::register_with_interest(ours, Interest::READABLE) }?;
-        Ok((Self(ours), theirs))
+        Ok((Self(adopt(ours)?), theirs))
     }
 
     /// The next message, into `message`; 0 when the worker is gone.
@@ -37,6 +34,13 @@ impl BatchSocket {
         // An error means that the worker is gone already.
         shutdown(self.0.as_raw_fd(), Shutdown::Write).ok();
     }
+}
+
+/// Puts a descriptor, which does not block, into the reactor, to be read.
+pub(crate) fn adopt(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` names the same open file for as long as it lives, and the reactor's
+    // registration ends before it does.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
 impl AsRawFd for BatchSocket {

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler};
-use shadowslice_policy::sharing::Door;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
-use super::LiveSettings;
 use super::counts::Refusal;
-use super::facts::{LaneFact, Reporter};
-use super::link::{Lane, Link, SendFailure, Sending};
+use super::facts::LaneFact;
+use super::link::{Lane, Link, Sending};
 use super::note;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::request::{Failure, Output};
@@ -32,39 +32,20 @@ const WENT: usize = 8;
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
-/// A request that is refused.
 type Refused = scheduler::Refused<Shapes, Pending>;
 
-/// Whether requests are taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Gate {
-    /// Yes. Between a worker's death and its successor they wait.
-    Open,
-    /// No, and why.
-    Shut(String),
-}
-
-/// What is left after all that can be sent was sent, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// The rest as the scheduler reports it.
-    Rest(Rest),
-    /// A batch that was ready, and its worker did not take it.
-    Blocked,
-}
-
-/// The state of a pipeline.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The model's name.
     pub(crate) name: Arc<str>,
-    pub(crate) gate: Gate,
+    /// Why no requests are taken, if so. Between a worker's death and its successor they wait.
+    pub(crate) shut: Option<String>,
     pub(crate) scheduler: Scheduler<Shapes, Pending>,
     /// One link for each of the scheduler's lanes.
     pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) reporter: Reporter,
+    /// Where facts are reported to.
+    pub(crate) facts: mpsc::Sender<LaneFact>,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
     /// When it is looked at next, in vain perhaps.
@@ -78,7 +59,7 @@ pub(crate) struct State {
 impl State {
     /// Takes a request in, or turns it away.
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
-        if let Gate::Shut(why) = &self.gate {
+        if let Some(why) = &self.shut {
             let failure = Failure::not_ready(&self.name, why);
             self.turn_away(Refusal::NotReady, request.rows, now);
             note::refused(request.item.journal.as_ref(), Refusal::NotReady);
@@ -86,13 +67,13 @@ impl State {
         }
         let journal = request.item.journal.clone();
         if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
-            let why = refusal(why);
+            let (why, failure) = match why {
+                scheduler::Refusal::QueueFull => (Refusal::QueueFull, self.queue_full()),
+                _ => (Refusal::Late, too_late(&self.name, &request)),
+            };
             note::refused(journal.as_ref(), why);
             self.stats.rejected(why, Duration::ZERO, now);
-            return Err(match why {
-                Refusal::QueueFull => self.queue_full(),
-                _ => too_late(&self.name, &request),
-            });
+            return Err(failure);
         }
         if let Some(journal) = journal {
             journal.queued(now);
@@ -113,39 +94,27 @@ impl State {
         self.stats.rejected(why, Duration::ZERO, now);
     }
 
-    /// The policy opens or narrows the door.
-    pub(crate) fn set_door(&mut self, door: Door, now: Moment) {
-        self.scheduler.set_door(door);
-        self.dispatch(now);
-    }
-
-    /// The configuration has changed. Queued requests keep their deadline.
-    pub(crate) fn set_live_settings(&mut self, rules: LiveSettings, now: Moment) {
-        self.stats.set_slo(rules.slo);
-        self.scheduler.set_rules(rules.scheduled());
-        self.dispatch(now);
-    }
-
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Moment) {
-        let left = self.send_all(now);
-        self.stall.note(matches!(left, Left::Rest(Rest::NoLane) | Left::Blocked), now);
-        let wait = match left {
-            Left::Rest(Rest::Until(wait)) => Some(wait),
-            Left::Blocked => Some(now + SEND_AGAIN),
-            Left::Rest(Rest::Idle | Rest::NoLane) => None,
+        let rest = self.send_all(now);
+        self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
+        let wait = match rest {
+            Some(Rest::Until(wait)) => Some(wait),
+            Some(Rest::Idle | Rest::NoLane) => None,
+            None => Some(now + SEND_AGAIN),
         };
         self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
-    fn send_all(&mut self, now: Moment) -> Left {
+    /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
+    fn send_all(&mut self, now: Moment) -> Option<Rest> {
         loop {
             match self.scheduler.next(now) {
-                Next::Rest(rest) => return Left::Rest(rest),
+                Next::Rest(rest) => return Some(rest),
                 Next::Act(refused, sending) => {
                     refused.into_iter().for_each(|refused| self.reject(refused, now));
                     if sending.is_some_and(|sending| !self.send(sending, now)) {
-                        return Left::Blocked;
+                        return None;
                     }
                 }
             }
@@ -157,16 +126,16 @@ impl State {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
-            Ok(()) => {
+            Ok(true) => {
                 note::sent(&sending, &link.place, now);
                 self.scheduler.sent(sending, now);
                 true
             }
-            Err(SendFailure::Blocked) => {
+            Ok(false) => {
                 self.scheduler.not_sent(sending.requests, now);
                 false
             }
-            Err(SendFailure::TooLarge(why)) => {
+            Err(why) => {
                 for request in sending.requests {
                     self.fail(request, Failure::Internal(why.clone()), now);
                 }
@@ -226,7 +195,7 @@ impl State {
             times.observe(&request.shape, batch.rows, execution);
         }
         if done.first {
-            self.reporter.report(LaneFact::FirstAnswer(worker, now));
+            self.report(LaneFact::FirstAnswer(worker, now));
         }
         self.recycle(worker, batch.slot, now);
     }
@@ -234,7 +203,7 @@ impl State {
     /// The answer in `slot` is done with; the lane has room again.
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
         if self.scheduler.recycle(worker, slot) {
-            self.reporter.report(LaneFact::Drained(worker));
+            self.report(LaneFact::Drained(worker));
         }
         self.dispatch(now);
     }
@@ -248,7 +217,7 @@ impl State {
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);
-        self.reporter.report(LaneFact::Gone(worker));
+        self.report(LaneFact::Gone(worker));
     }
 
     /// Whether `worker` has nothing to do. For a worker that is gone: whether it had nothing to do
@@ -297,7 +266,7 @@ impl State {
                 }
                 blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
-                    self.reporter.report(LaneFact::PoisonConfirmed);
+                    self.report(LaneFact::PoisonConfirmed);
                     self.fail(request, Failure::Internal(why), now);
                 }
             }
@@ -315,7 +284,7 @@ impl State {
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
     pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
-        if let Gate::Shut(why) = &self.gate {
+        if let Some(why) = &self.shut {
             let why = why.clone();
             return self.refuse(requests, &why, now);
         }
@@ -332,39 +301,22 @@ impl State {
         reply(request, Err(failure));
     }
 
-    /// Refuses all that waits, and all that comes, be it back from a worker.
-    pub(crate) fn shut(&mut self, why: &str, now: Moment) {
-        self.gate = Gate::Shut(why.to_owned());
-        let waiting = self.scheduler.drain_queue();
-        self.refuse(waiting, why, now);
-        self.dispatch(now);
-    }
-
-    fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
+    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
         for request in requests {
             self.fail(request, Failure::Unavailable(why.to_owned()), now);
         }
     }
 
-    /// Requests that were accepted and have no answer yet, as (queued, in flight).
-    pub(crate) fn pending(&self) -> (usize, usize) {
-        (self.scheduler.queued(), self.scheduler.in_flight())
-    }
-
-    pub(crate) fn attach(&mut self, (link, lane): (Link, Lane)) {
-        self.links.push(link);
-        self.scheduler.attach(lane);
+    /// Reports a fact to the controller; never waits.
+    pub(crate) fn report(&self, fact: LaneFact) {
+        // As a model goes, its controller does so before the last of its lanes.
+        if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
+            tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
+        }
     }
 
     pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.worker == worker)
-    }
-}
-
-fn refusal(why: scheduler::Refusal) -> Refusal {
-    match why {
-        scheduler::Refusal::QueueFull => Refusal::QueueFull,
-        scheduler::Refusal::TooLate | scheduler::Refusal::Overdue => Refusal::Late,
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use shadowslice_config::Slo;
 use shadowslice_shared::units::Moment;
 
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
 use super::settle::SettleMeter;
-use super::timings::Timings;
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover one to two windows.
@@ -16,15 +16,6 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
-
-/// A model's promise to its clients.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Slo {
-    /// Within this.
-    pub latency: Duration,
-    /// This part of the requests, in percent; above 0 and below 100.
-    pub percentile: f64,
-}
 
 /// A summary of latencies, from acceptance to answer, over the last minute or two.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -39,15 +30,12 @@ pub struct Latencies {
     pub attainment: f64,
 }
 
-/// One model's running statistics.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
     pub(crate) settle: SettleMeter,
-    /// The further figures of Triton's statistics.
-    pub(crate) timings: Timings,
-    slo: Slo,
+    pub(crate) slo: Slo,
     began: Moment,
     current: Window,
     previous: Window,
@@ -80,7 +68,6 @@ impl Stats {
             counts: Counts::default(),
             totals: Totals::default(),
             settle: SettleMeter::default(),
-            timings: Timings::default(),
             slo,
             began: now,
             current: Window::new(),
@@ -88,12 +75,6 @@ impl Stats {
         }
     }
 
-    /// From now on the objective is another.
-    pub(crate) fn set_slo(&mut self, slo: Slo) {
-        self.slo = slo;
-    }
-
-    /// A request was answered.
     pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
@@ -113,7 +94,7 @@ impl Stats {
     /// A request was accepted and failed, `waited` after it came.
     pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -121,7 +102,7 @@ impl Stats {
     /// A request was turned away, `waited` after it came.
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         self.settle.missed(now);
         self.window(now).offered += 1;
     }
@@ -130,7 +111,7 @@ impl Stats {
     /// after its SLO, the request was a miss.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
-        self.timings.failed(waited);
+        self.totals.fail.add(waited);
         if waited >= self.slo.latency {
             self.settle.missed(now);
             self.window(now).offered += 1;
@@ -213,7 +194,7 @@ mod tests {
         stats.rejected(Refusal::Late, Duration::ZERO, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
-        assert_eq!(stats.timings.fail, Total { count: 4, time: Duration::from_millis(13) });
+        assert_eq!(stats.totals.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
         assert!((slow - 30.0).abs() < 0.5, "{slow}");
         stats.succeeded(&answered_after(10), at(70));

@@ -101,11 +101,13 @@ impl Stage {
         let (reporter, facts) = mpsc::channel(FACTS);
         let mut settings = Settings {
             name: "m".to_owned(),
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            live: LiveSettings {
+                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                max_delay: Duration::ZERO,
+                reject_late: false,
+            },
             max_requests: 4,
             memory: MEMORY_BYTES as u64,
-            max_delay: Duration::ZERO,
-            reject_late: false,
             profile: None,
         };
         change(&mut settings);
@@ -309,7 +311,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let batch = worker.batch().await;
     assert_eq!(batch.groups, Groups::WHOLE);
     let groups = Groups::first(3);
-    stage.pipeline.prepare(WorkerId(1), groups);
+    stage.pipeline.command(WorkerId(1), Command::Prepare(groups));
     assert_eq!(worker.command().await, Command::Prepare(groups));
     let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&FromWorker::Prepared(prepared.clone()));
@@ -326,7 +328,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     worker.answer_well(&batch);
     assert_eq!(second.await.unwrap(), Ok(good()));
     assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
-    stage.pipeline.forget(WorkerId(1), groups);
+    stage.pipeline.command(WorkerId(1), Command::Forget(groups));
     assert_eq!(worker.command().await, Command::Forget(groups));
     assert_eq!(stage.pipeline.stall().total, Duration::ZERO);
 }

@@ -1,9 +1,37 @@
-//! Totals of one model's requests and batches since the start.
+//! Totals of one model's requests and batches since the start, whichever workers served.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 use super::durations::{Durations, Spent};
-use super::histogram::{LatencyHistogram, RowsHistogram};
+use super::histogram::LatencyHistogram;
+
+/// How often something was done, and for how long altogether.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Total {
+    /// How often.
+    pub count: u64,
+    /// How long altogether.
+    pub time: Duration,
+}
+
+impl Total {
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.time = self.time.saturating_add(time);
+    }
+}
+
+/// The steps of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Steps {
+    /// Copying the inputs of all requests into the model's slab.
+    pub input: Total,
+    /// Executing, as the worker reported it.
+    pub infer: Total,
+    /// Checking the answer and copying outputs out of the worker's slab.
+    pub output: Total,
+}
 
 /// Histograms and sums. They only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,12 +42,25 @@ pub struct Totals {
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: LatencyHistogram,
-    /// Of each answered batch: its rows.
-    pub batch_rows: RowsHistogram,
     /// Of each answered batch: how long it executed, as its worker reported it.
     pub batch_execution: LatencyHistogram,
     /// Where the time of answered requests went.
     pub durations: Durations,
+    /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
+    pub fail: Total,
+    /// Rows of the requests that were answered.
+    pub rows: u64,
+    /// When the last batch was answered.
+    pub last: Option<SystemTime>,
+    /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
+    pub by_rows: BTreeMap<u32, Steps>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Took {
+    pub(crate) input: Duration,
+    pub(crate) infer: Duration,
+    pub(crate) output: Duration,
 }
 
 impl Totals {
@@ -29,9 +70,34 @@ impl Totals {
         self.durations.add(spent);
     }
 
-    /// Adds a batch of so many rows, which executed for so long.
-    pub fn executed(&mut self, rows: u32, took: Duration) {
-        self.batch_rows.record(rows);
-        self.batch_execution.record(took);
+    /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
+    pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
+        self.batch_execution.record(took.infer);
+        self.rows += u64::from(wanted);
+        self.last = Some(at);
+        let steps = self.by_rows.entry(rows).or_default();
+        steps.input.add(took.input);
+        steps.infer.add(took.infer);
+        steps.output.add(took.output);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_told_apart_by_their_size_and_rows_by_whether_a_client_waited() {
+        let ms = Duration::from_millis;
+        let mut totals = Totals::default();
+        let took = Took { input: ms(1), infer: ms(5), output: ms(2) };
+        for (rows, wanted) in [(7, 6), (7, 7), (1, 0)] {
+            totals.executed(rows, wanted, took, SystemTime::UNIX_EPOCH);
+        }
+        assert_eq!((totals.rows, totals.last), (13, Some(SystemTime::UNIX_EPOCH)));
+        let Steps { input, infer, output } = totals.by_rows[&7];
+        let twice = |time| Total { count: 2, time: ms(time) };
+        assert_eq!((input, infer, output), (twice(2), twice(10), twice(4)));
+        assert_eq!(totals.by_rows[&1].infer, Total { count: 1, time: ms(5) });
     }
 }

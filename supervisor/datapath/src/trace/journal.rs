@@ -49,23 +49,16 @@ pub struct Try {
 pub struct Ran {
     /// When its batch was sent.
     pub sent: Moment,
-    /// Its batch.
-    pub batch: InBatch,
-    /// How that ended.
-    pub ending: Ending,
-}
-
-/// The batch that a request was in.
-#[derive(Debug, Clone)]
-pub struct InBatch {
-    /// Its number, of all batches of the model.
-    pub id: u64,
-    /// Rows of all its requests.
+    /// The batch's number, of all batches of the model.
+    pub batch: u64,
+    /// Rows of all requests of the batch.
     pub rows: u32,
-    /// Its requests.
+    /// Requests of the batch.
     pub requests: usize,
     /// The worker that ran it, and where.
     pub place: Arc<RanAt>,
+    /// How that ended.
+    pub ending: Ending,
 }
 
 /// A worker, and where it runs.
@@ -153,9 +146,9 @@ impl Journal {
     }
 
     /// Its batch was sent.
-    pub fn sent(&self, at: Moment, batch: InBatch) {
+    pub fn sent(&self, ran: Ran) {
         if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
-            waits.ran = Some(Ran { sent: at, batch, ending: Ending::Open });
+            waits.ran = Some(ran);
         }
     }
 
@@ -209,16 +202,16 @@ mod tests {
         Moment::after_origin(Duration::from_millis(ms))
     }
 
-    fn batch(id: u64) -> InBatch {
+    fn ran(sent: Moment, batch: u64) -> Ran {
         let place = RanAt { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
-        InBatch { id, rows: 1, requests: 1, place: Arc::new(place) }
+        Ran { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: Ending::Open }
     }
 
     #[test]
     fn a_request_that_is_tried_again_waits_again() {
         let journal = Journal::default();
         journal.queued(at(1));
-        journal.sent(at(2), batch(7));
+        journal.sent(ran(at(2), 7));
         let died = Ending::Lost { at: at(3), why: Lost::Died };
         journal.ended(died);
         journal.ended(Ending::Lost { at: at(4), why: Lost::Failed });
@@ -226,11 +219,7 @@ mod tests {
         let journey = journal.take();
         assert_eq!((journey.retries, journey.spans()), (1, 4));
         let [first, second] = &journey.tries[..] else { panic!("{journey:?}") };
-        assert_eq!(
-            first.ran.as_ref().map(|ran| (ran.batch.id, ran.ending)),
-            Some((7, died)),
-            "the first word"
-        );
+        assert_eq!(first.ran.as_ref().map(|ran| (ran.batch, ran.ending)), Some((7, died)), "the first word");
         assert!(second.queued == at(3) && second.ran.is_none());
         assert!(journal.take().tries.is_empty());
     }
@@ -240,12 +229,12 @@ mod tests {
         let journal = Journal::default();
         for round in 0..100 {
             journal.queued(at(round));
-            journal.sent(at(round), batch(round));
+            journal.sent(ran(at(round), round));
             journal.ended(Ending::Lost { at: at(round), why: Lost::TakenBack });
         }
         let journey = journal.take();
         assert_eq!((journey.tries.len(), journey.retries), (MAX_TRIES, 99));
         let last = journey.tries.last().and_then(|last| last.ran.as_ref());
-        assert_eq!(last.map(|ran| ran.batch.id), Some(MAX_TRIES as u64 - 1));
+        assert_eq!(last.map(|ran| ran.batch), Some(MAX_TRIES as u64 - 1));
     }
 }

@@ -12,7 +12,7 @@ mod parent;
 mod span;
 mod tracer;
 
-pub use journal::{Ending, Handover, InBatch, Journal, Journey, Lost, Ran, RanAt, Try};
+pub use journal::{Ending, Handover, Journal, Journey, Lost, Ran, RanAt, Try};
 pub use parent::Parent;
 pub use span::{Outcome, Protocol, Span, Traced};
-pub use tracer::{Counted, Counts, Sampling, Tracer};
+pub use tracer::{Counts, Tracer};

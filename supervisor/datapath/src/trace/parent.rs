@@ -58,14 +58,9 @@ impl Parent {
 
 /// A number of lower-case hexadecimal digits, at most 32 of them.
 fn hex(digits: &[u8]) -> Option<u128> {
-    digits.iter().try_fold(0, |number, digit| {
-        let digit = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(number << 4 | u128::from(digit))
-    })
+    let known = digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let digits = std::str::from_utf8(digits).ok().filter(|_| known)?;
+    u128::from_str_radix(digits, 16).ok()
 }
 
 /// The state that travels with a trace, as one list. Empty if the header is missing or malformed.

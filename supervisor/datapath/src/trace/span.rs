@@ -26,28 +26,17 @@ pub enum Outcome {
     Grpc(i32),
 }
 
-/// Where a span stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Context {
-    pub(super) trace_id: u128,
-    pub(super) span_id: u64,
-    pub(super) parent: Option<Parent>,
-    pub(super) state: String,
-}
-
 /// A request that is traced. Dropped, it is told; until then it counts as given up by its client.
 #[derive(Debug)]
 pub struct Span<'t> {
     pub(super) tracer: &'t Tracer,
-    pub(super) context: Context,
-    pub(super) protocol: Protocol,
-    pub(super) began: Moment,
     pub(super) journal: Journal,
-    pub(super) outcome: Outcome,
+    /// As it is told, but for the end and the steps.
+    pub(super) traced: Traced,
 }
 
 /// All that is told of a traced request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Traced {
     /// Its trace.
     pub trace_id: u128,
@@ -77,23 +66,13 @@ impl Span<'_> {
 
     /// The request is answered.
     pub fn end(mut self, outcome: Outcome) {
-        self.outcome = outcome;
+        self.traced.outcome = outcome;
     }
 }
 
 impl Drop for Span<'_> {
     fn drop(&mut self) {
-        let Context { trace_id, span_id, parent, state } = self.context.clone();
-        self.tracer.tell(Traced {
-            trace_id,
-            span_id,
-            parent,
-            state,
-            protocol: self.protocol.clone(),
-            began: self.began,
-            ended: self.tracer.now(),
-            outcome: self.outcome,
-            journey: self.journal.take(),
-        });
+        let (ended, journey) = (self.tracer.now(), self.journal.take());
+        self.tracer.tell(Traced { ended, journey, ..self.traced.clone() });
     }
 }

@@ -1,15 +1,15 @@
 //! Which requests are traced, and where their traces go.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::HeaderMap;
+use parking_lot::Mutex;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
 
-use super::journal::Journal;
+use super::journal::{Journal, Journey};
 use super::parent::{self, Parent};
-use super::span::{Context, Outcome, Protocol, Span, Traced};
+use super::span::{Outcome, Protocol, Span, Traced};
 use crate::clock::Clock;
 use shadowslice_config::Sample;
 
@@ -17,17 +17,8 @@ use shadowslice_config::Sample;
 const WAITING: usize = 4096;
 
 /// How spans ended since the start.
-#[derive(Debug, Default)]
-pub struct Counts {
-    exported: AtomicU64,
-    queue_full: AtomicU64,
-    unsent: AtomicU64,
-    rejected: AtomicU64,
-}
-
-/// [`Counts`] at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counted {
+pub struct Counts {
     /// Taken by the collector.
     pub exported: u64,
     /// Dropped, because [`WAITING`] requests waited.
@@ -38,7 +29,7 @@ pub struct Counted {
     pub rejected: u64,
 }
 
-impl Counted {
+impl Counts {
     /// All that were dropped.
     pub fn dropped(&self) -> u64 {
         self.queue_full + self.unsent + self.rejected
@@ -51,73 +42,36 @@ impl Counted {
     }
 }
 
-impl Counts {
-    /// A batch was taken, except for the `rejected` spans.
-    pub fn exported(&self, spans: u64, rejected: u64) {
-        self.exported.fetch_add(spans.saturating_sub(rejected), Ordering::Relaxed);
-        self.rejected.fetch_add(rejected.min(spans), Ordering::Relaxed);
-    }
-
-    /// A batch could not be sent.
-    pub fn unsent(&self, spans: u64) {
-        self.unsent.fetch_add(spans, Ordering::Relaxed);
-    }
-
-    /// The counts now.
-    pub fn read(&self) -> Counted {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counted {
-            exported: of(&self.exported),
-            queue_full: of(&self.queue_full),
-            unsent: of(&self.unsent),
-            rejected: of(&self.rejected),
-        }
-    }
-}
-
-/// The part of the requests without a parent that are traced; it may change at any time.
-#[derive(Debug, Clone)]
-pub struct Sampling(Arc<AtomicU32>);
-
-impl Sampling {
-    fn of(sample: Sample) -> Self {
-        Self(Arc::new(AtomicU32::new(sample.parts())))
-    }
-
-    /// From now on it is another.
-    pub fn set(&self, sample: Sample) {
-        self.0.store(sample.parts(), Ordering::Relaxed);
-    }
-
-    fn takes(&self, lot: u32) -> bool {
-        lot < self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Decides which requests are traced, and takes in their spans. Never waits.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
-    sampling: Sampling,
+    /// The part of the requests without a parent that are traced.
+    sample: AtomicU32,
     told: mpsc::Sender<Traced>,
-    counts: Arc<Counts>,
+    counts: Mutex<Counts>,
 }
 
 impl Tracer {
     /// A tracer that traces `sample` of the requests without a parent, and where their traces come out.
     pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
         let (told, traced) = mpsc::channel(WAITING);
-        (Self { clock, sampling: Sampling::of(sample), told, counts: Arc::default() }, traced)
+        (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
     }
 
-    /// The part of the requests without a parent that it traces, to be changed.
-    pub fn sampling(&self) -> &Sampling {
-        &self.sampling
+    /// From now on it traces another part of the requests without a parent.
+    pub fn set_sample(&self, sample: Sample) {
+        self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
     /// How the spans ended.
-    pub fn counts(&self) -> &Arc<Counts> {
-        &self.counts
+    pub fn counts(&self) -> Counts {
+        *self.counts.lock()
+    }
+
+    /// Counts spans that ended.
+    pub fn count(&self, add: impl FnOnce(&mut Counts)) {
+        add(&mut self.counts.lock());
     }
 
     /// Begins the span of a request, if it is traced: as its parent is, or by chance if it has no
@@ -126,21 +80,26 @@ impl Tracer {
         let parent = Parent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
-            None => self.sampling.takes(fastrand::u32(..Sample::ALL)),
+            None => fastrand::u32(..Sample::ALL) < self.sample.load(Ordering::Relaxed),
         };
         traced.then(|| {
             let (trace_id, state) = match &parent {
                 Some(parent) => (parent.trace_id, parent::state(headers)),
                 None => (fastrand::u128(1..), String::new()),
             };
-            Span {
-                tracer: self,
-                context: Context { trace_id, span_id: fastrand::u64(1..), parent, state },
+            let began = self.now();
+            let traced = Traced {
+                trace_id,
+                span_id: fastrand::u64(1..),
+                parent,
+                state,
                 protocol: protocol(),
-                began: self.now(),
-                journal: Journal::default(),
+                began,
+                ended: began,
                 outcome: Outcome::Cancelled,
-            }
+                journey: Journey::default(),
+            };
+            Span { tracer: self, journal: Journal::default(), traced }
         })
     }
 
@@ -150,7 +109,7 @@ impl Tracer {
 
     pub(super) fn tell(&self, traced: Traced) {
         if let Err(lost) = self.told.try_send(traced) {
-            self.counts.queue_full.fetch_add(lost.into_inner().journey.spans(), Ordering::Relaxed);
+            self.counts.lock().queue_full += lost.into_inner().journey.spans();
         }
     }
 }
@@ -210,7 +169,7 @@ mod tests {
             (0..20_000).filter(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
-        tracer.sampling().set(Sample::new(0).unwrap());
+        tracer.set_sample(Sample::new(0).unwrap());
         assert!((0..100).all(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_none()));
     }
 
@@ -221,6 +180,6 @@ mod tests {
             let span = tracer.begin(&headers(None), || Protocol::Grpc).unwrap();
             span.journal().queued(Moment::default());
         }
-        assert_eq!(tracer.counts().read(), Counted { queue_full: 6, ..Counted::default() });
+        assert_eq!(tracer.counts(), Counts { queue_full: 6, ..Counts::default() });
     }
 }

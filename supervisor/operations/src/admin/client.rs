@@ -11,15 +11,9 @@ use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 pub enum AskError {
     /// No process listens.
     #[error(
-        "no supervisor can be reached at {socket}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
+        "no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
     )]
-    Connect {
-        /// Where it was looked for.
-        socket: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
+    Connect(PathBuf, #[source] io::Error),
     /// The conversation broke.
     #[error("the supervisor did not answer; its log says why")]
     Talk(#[source] io::Error),
@@ -31,7 +25,7 @@ pub enum AskError {
 /// Asks the supervisor of `run_dir`, and waits for its answer: a hand-over's for as long as that takes.
 pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
     let socket = run_dir.join(SOCKET);
-    let mut stream = UnixStream::connect(&socket).map_err(|source| AskError::Connect { socket, source })?;
+    let mut stream = UnixStream::connect(&socket).map_err(|error| AskError::Connect(socket, error))?;
     let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
     line.push(b'\n');
     stream.write_all(&line).map_err(AskError::Talk)?;

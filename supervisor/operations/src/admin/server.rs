@@ -24,7 +24,6 @@ use shadowslice_control::nvml::{Readings, Watched};
 /// How long accepting rests after a failure such as too many open files, which does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
-/// Conversations at a time.
 const MAX_CONVERSATIONS: usize = 64;
 
 /// Conversations that the kernel keeps until they are accepted; as many as may be held.
@@ -100,32 +99,14 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Something is in its way.
-    #[error("what lies at {path} is in the control socket's way; remove it, or take another run directory")]
-    Remove {
-        /// Where.
-        path: PathBuf,
-        /// Why it could not be removed.
-        #[source]
-        source: io::Error,
-    },
+    #[error("what lies at {0} is in the control socket's way; remove it, or take another run directory")]
+    Remove(PathBuf, #[source] io::Error),
     /// No socket.
-    #[error("the control socket {path} cannot be made")]
-    Bind {
-        /// Where.
-        path: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
+    #[error("the control socket {0} cannot be made")]
+    Bind(PathBuf, #[source] io::Error),
     /// Every user could use it.
-    #[error("the control socket {path} cannot be protected")]
-    Protect {
-        /// Where.
-        path: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
+    #[error("the control socket {0} cannot be protected")]
+    Protect(PathBuf, #[source] io::Error),
 }
 
 /// The control socket, bound. Its file goes with it.
@@ -140,18 +121,17 @@ impl Admin {
     /// there belongs to a dead supervisor.
     pub fn bind(run_dir: &Path) -> Result<Self, BindError> {
         let path = run_dir.join(SOCKET);
-        match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(BindError::Remove { path, source });
-            }
-            _ => {}
+        if let Err(error) = std::fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(BindError::Remove(path, error));
         }
-        let failed = |source| BindError::Bind { path: path.clone(), source };
+        let failed = |error| BindError::Bind(path.clone(), error);
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(&path).map_err(failed)?;
         // No client can connect before `listen`; the socket is protected by then.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
-            .map_err(|source| BindError::Protect { path: path.clone(), source })?;
+            .map_err(|error| BindError::Protect(path.clone(), error))?;
         let listener = socket.listen(BACKLOG).map_err(failed)?;
         Ok(Self { listener, path })
     }
@@ -205,13 +185,14 @@ async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
 }
 
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
-    match ask {
-        Ask::Status => Reply::Status(reach.status()),
+    let answered = match ask {
+        Ask::Status => Ok(Reply::Status(reach.status())),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
         Ask::Hold { model, held } => hold(&model, held, reach).await,
-        Ask::Plan => Reply::Plan(reach.plan()),
+        Ask::Plan => Ok(Reply::Plan(reach.plan())),
         Ask::Reload => reload(reach).await,
-    }
+    };
+    answered.unwrap_or_else(Reply::Refused)
 }
 
 /// The model of that name; else why it does not run, or which there are.
@@ -228,58 +209,45 @@ fn named(name: &str, reach: &Reach) -> Result<Served, String> {
     })
 }
 
-/// Gives a model's controller an order, if it has room for one.
-fn order(model: &Served, order: Order) -> Result<(), String> {
-    let name = &model.model.name;
-    let full = || format!("too many orders wait for model '{name}'; ask again later");
-    model.orders.try_send(order).map_err(|_| full())
+/// Gives a model's controller an order, if it has room for one, and waits for what becomes of it.
+async fn order<T>(
+    name: &str,
+    reach: &Reach,
+    order: impl FnOnce(oneshot::Sender<T>) -> Order,
+) -> Result<T, String> {
+    let (reply, outcome) = oneshot::channel();
+    let full = |_| format!("too many orders wait for model '{name}'; ask again later");
+    named(name, reach)?.orders.try_send(order(reply)).map_err(full)?;
+    outcome.await.map_err(|_| ResizeRefused::Stopping.to_string())
 }
 
-async fn hold(name: &str, held: bool, reach: &Reach) -> Reply {
-    let (reply, outcome) = oneshot::channel();
-    let ordered = named(name, reach).and_then(|model| order(&model, Order::Hold { held, reply }));
-    match ordered {
-        Ok(()) => match outcome.await {
-            Ok(news) => Reply::Held { held, news },
-            Err(_) => Reply::Refused(ResizeRefused::Stopping.to_string()),
-        },
-        Err(why) => Reply::Refused(why),
-    }
+async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
+    let news = order(name, reach, |reply| Order::Hold { held, reply }).await?;
+    Ok(Reply::Held { held, news })
 }
 
-async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Reply {
-    let share = match Percent::new(share_percent) {
-        Ok(share) => share,
-        Err(error) => return Reply::Refused(error.to_string()),
-    };
-    let (reply, outcome) = oneshot::channel();
-    let resize = Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
-    if let Err(why) = named(name, reach).and_then(|model| order(&model, resize)) {
-        return Reply::Refused(why);
-    }
+async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
+    let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
+    let resize = |reply| Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
     let held = reach.controller.acts().is_some();
-    match outcome.await {
-        Ok(Ok(report)) => Reply::Handover { report, held },
-        Ok(Err(refused @ ResizeRefused::InForce { .. })) => {
-            Reply::Unchanged { why: refused.to_string(), held }
+    match order(name, reach, resize).await? {
+        Ok(report) => Ok(Reply::Handover { report, held }),
+        Err(refused @ ResizeRefused::InForce { .. }) => {
+            Ok(Reply::Unchanged { why: refused.to_string(), held })
         }
-        Ok(Err(refused)) => Reply::Refused(refused.to_string()),
-        Err(_) => Reply::Refused(ResizeRefused::Stopping.to_string()),
+        Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn reload(reach: &Reach) -> Reply {
+async fn reload(reach: &Reach) -> Result<Reply, String> {
     let (reply, outcome) = oneshot::channel();
-    if reach.reloads.try_send(Reload { reply }).is_err() {
-        return Reply::Refused(
-            "too many reloads wait, or the supervisor is stopping; try again later".to_owned(),
-        );
-    }
+    let full = |_| "too many reloads wait, or the supervisor is stopping; try again later".to_owned();
+    reach.reloads.try_send(Reload { reply }).map_err(full)?;
     match outcome.await {
-        Ok(Ok(report)) => Reply::Reloaded(report),
-        Ok(Err(ReloadRefused::Faulty(faults))) => Reply::Faulty(faults),
-        Ok(Err(refused)) => Reply::Refused(refused.to_string()),
-        Err(_) => Reply::Refused("the supervisor is stopping".to_owned()),
+        Ok(Ok(report)) => Ok(Reply::Reloaded(report)),
+        Ok(Err(ReloadRefused::Faulty(faults))) => Ok(Reply::Faulty(faults)),
+        Ok(Err(refused)) => Err(refused.to_string()),
+        Err(_) => Err("the supervisor is stopping".to_owned()),
     }
 }
 
@@ -295,6 +263,6 @@ mod tests {
         drop(Admin::bind(folder.path()).unwrap());
         std::fs::create_dir(&path).unwrap();
         let fault = Admin::bind(folder.path()).unwrap_err();
-        assert!(matches!(fault, BindError::Remove { path: named, .. } if named == path));
+        assert!(matches!(fault, BindError::Remove(named, _) if named == path));
     }
 }

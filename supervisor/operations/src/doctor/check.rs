@@ -1,28 +1,25 @@
 //! Findings about a host, as text and as JSON.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::facts::Trouble;
 
-/// All checks.
 #[derive(Debug, Serialize)]
 pub(super) struct Checks {
     pub(super) checks: Vec<Check>,
 }
 
-/// A check of one part of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     /// The part that was checked.
     pub(super) name: String,
     pub(super) level: Level,
-    /// How it is.
     pub(super) finding: String,
-    /// The advice, if there is any.
     pub(super) advice: Option<String>,
 }
 
-/// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
@@ -44,8 +41,7 @@ impl Check {
         finding: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        let advice = Some(advice.into());
-        Self { name: name.into(), level: Level::Warning, finding: finding.into(), advice }
+        Self { level: Level::Warning, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
     pub(super) fn fault(
@@ -53,13 +49,20 @@ impl Check {
         finding: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        let advice = Some(advice.into());
-        Self { name: name.into(), level: Level::Fault, finding: finding.into(), advice }
+        Self { level: Level::Fault, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
     /// A fault that was met as an error.
     pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
         Self::fault(name, finding, advice)
+    }
+
+    /// Where something was found, or why it was not.
+    pub(super) fn found(name: &str, path: &Result<PathBuf, Trouble>) -> Self {
+        match path {
+            Ok(path) => Self::ok(name, path.display().to_string()),
+            Err(trouble) => Self::met(name, trouble),
+        }
     }
 
     /// The same of something that is not needed: no more than a note.

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use shadowslice_control::nvml;
 use shadowslice_shared::errors;
 
-/// A host.
+/// Bytes of a MiB.
+pub(super) const MIB: u64 = 1 << 20;
+
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Facts {
     pub(super) driver: Driver,
@@ -45,20 +47,17 @@ impl Trouble {
     }
 }
 
-/// NVIDIA's driver.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Driver {
     /// NVML's facts, or why it gives none.
     pub(super) nvml: Result<nvml::Host, Trouble>,
     /// Where the dynamic linker finds `libcuda.so.1`.
     pub(super) libcuda: Option<PathBuf>,
-    /// NVIDIA's files in `/dev`.
     pub(super) files: Vec<DeviceFile>,
     /// Processes on the GPUs that are neither workers nor MPS's, by number and name.
     pub(super) strangers: Vec<(u32, String)>,
 }
 
-/// A file in `/dev`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceFile {
     pub(super) name: String,
@@ -66,7 +65,6 @@ pub(super) struct DeviceFile {
     pub(super) open: bool,
 }
 
-/// CUDA MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mps {
     /// `nvidia-cuda-mps-control`, if it is in the PATH.
@@ -79,7 +77,6 @@ pub(super) struct Mps {
     pub(super) pipes: Vec<PipeDirectory>,
 }
 
-/// The control program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Control {
     pub(super) path: PathBuf,
@@ -98,7 +95,6 @@ pub(super) struct MpsProcess {
     pub(super) pipes: Option<String>,
 }
 
-/// Which program of MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MpsKind {
     Control,
@@ -113,7 +109,6 @@ pub(super) struct PipeDirectory {
     pub(super) alive: bool,
 }
 
-/// The host beside its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct System {
     /// Variables of the environment that CUDA or MPS reads.
@@ -133,7 +128,6 @@ pub(super) struct System {
     pub(super) worker: Result<PathBuf, Trouble>,
 }
 
-/// The run directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunDir {
     /// Neither the configuration nor the environment names a library.
@@ -146,7 +140,6 @@ pub(super) enum RunDir {
     Unusable(PathBuf, String),
 }
 
-/// ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
     /// The library, or why there is none.
@@ -177,7 +170,6 @@ pub(super) struct Shared {
     pub(super) unreadable: Option<String>,
 }
 
-/// A library that is not found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Missing {
     pub(super) name: String,
@@ -185,7 +177,6 @@ pub(super) struct Missing {
     pub(super) by: String,
 }
 
-/// A version of ONNX Runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version(pub(super) u32, pub(super) u32, pub(super) u32);
 

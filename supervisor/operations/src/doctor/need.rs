@@ -18,7 +18,6 @@ pub(super) struct Need {
     pub(super) cuda: bool,
     /// Its TensorRT provider, for models that ask for it.
     pub(super) tensorrt: bool,
-    /// Open files.
     pub(super) descriptors: u64,
 }
 
@@ -35,7 +34,6 @@ impl Need {
         }
     }
 
-    /// The needs of this configuration.
     pub(super) fn of(config: &Config) -> Self {
         let device = |gpu: &Gpu| match gpu {
             Gpu::Cuda { device, .. } => Some(device.clone()),

@@ -1,17 +1,15 @@
 //! The metrics, in the text format of Prometheus. Pure: from a status to a text.
 
 mod gpus;
-mod policy;
 mod table;
 mod text;
-mod traces;
 mod triton;
 
 use crate::machine::MachineUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::Changes;
 use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
-use shadowslice_datapath::trace::Counted;
+use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
 /// The source of one model's metrics.
@@ -39,20 +37,20 @@ pub struct Policy {
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,
-    traces: Option<Counted>,
+    traces: Option<Counts>,
     gpus: &[GpuStatus],
     machine: MachineUsage,
 ) -> String {
     let mut text = String::new();
-    write_all(&mut text, table::METRICS, models, |model| {
+    write_all(&mut text, table::MODELS, models, |model| {
         format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
     });
     let policies = policy.map_or(&[][..], std::slice::from_ref);
-    write_all(&mut text, policy::METRICS, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
+    write_all(&mut text, table::POLICY, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
     write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
-    let traces = traces.map(|counted| counted.by_outcome());
+    let traces = traces.map(|counts| counts.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
-    write_all(&mut text, traces::METRICS, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
+    write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     triton::write(&mut text, models, gpus, machine);
     text
 }

@@ -2,256 +2,196 @@
 
 use std::collections::BTreeMap;
 
-use super::ModelMetrics;
-use super::gpus::MIB;
-use super::text::MetricType::{Counter, Gauge, Histogram};
-use super::text::{Metric, Sample};
+use super::text::{Metric, Sample, counter, gauge, histogram};
+use super::{ModelMetrics, Policy};
+use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
-use shadowslice_datapath::pipeline::{LatencyHistogram, RowsHistogram};
+use shadowslice_datapath::pipeline::LatencyHistogram;
 
-/// All metrics. Values of one metric may be added up: no event is counted under two labels.
-pub(super) const METRICS: &[Metric<ModelMetrics>] = &[
-    Metric {
-        name: "shadowslice_model_ready",
-        kind: Gauge,
-        help: "1 if the model serves; 0 while it is loading, restarting, unready or stopping.",
-        samples: |model| one(f64::from(model.status.state == "ready")),
-    },
-    Metric {
-        name: "shadowslice_share_ratio",
-        kind: Gauge,
-        help: "Share of the GPU's SMs in force, from 0 to 1.",
-        samples: |model| one(f64::from(model.status.share_percent) / 100.0),
-    },
-    Metric {
-        name: "shadowslice_share_sms",
-        kind: Gauge,
-        help: "SMs of the share in force.",
-        samples: |model| one(f64::from(model.status.sms)),
-    },
-    Metric {
-        name: "shadowslice_share_wanted_ratio",
-        kind: Gauge,
-        help: "Share that the policy wants, from 0 to 1.",
-        samples: |model| {
-            let wanted = model.status.wanted_percent;
-            wanted.map_or_else(Vec::new, |percent| one(f64::from(percent) / 100.0))
-        },
-    },
-    Metric {
-        name: "shadowslice_share_held",
-        kind: Gauge,
-        help: "1 if an operator holds the share, so that the policy does not change it; else 0.",
-        samples: |model| one(f64::from(model.status.held)),
-    },
-    Metric {
-        name: "shadowslice_share_in_process",
-        kind: Gauge,
-        help: "1 if the share is a partition inside the worker, which changes between two batches; else 0.",
-        samples: |model| one(f64::from(model.status.mechanism == "in-process")),
-    },
-    Metric {
-        name: "shadowslice_requests_accepted_total",
-        kind: Counter,
-        help: "Requests taken into the queue.",
-        samples: |model| one(model.status.requests.accepted as f64),
-    },
-    Metric {
-        name: "shadowslice_requests_total",
-        kind: Counter,
-        help: "Requests that came to an end, by outcome.",
-        samples: outcomes,
-    },
-    Metric {
-        name: "shadowslice_requests_refused_total",
-        kind: Counter,
-        help: "Requests turned away, by reason.",
-        samples: refusals,
-    },
-    Metric {
-        name: "shadowslice_requests_within_slo_total",
-        kind: Counter,
-        help: "Requests answered within the SLO.",
-        samples: |model| one(model.status.requests.within_slo as f64),
-    },
-    Metric {
-        name: "shadowslice_requests_retried_total",
-        kind: Counter,
-        help: "Times that requests were put back into the queue after a worker's death, when draining took too long, or to be tried alone after their batch failed.",
-        samples: |model| one(model.status.requests.retried as f64),
-    },
-    Metric {
-        name: "shadowslice_queue_requests",
-        kind: Gauge,
-        help: "Requests that wait.",
-        samples: |model| one(model.status.queue as f64),
-    },
-    Metric {
-        name: "shadowslice_in_flight_requests",
-        kind: Gauge,
-        help: "Requests that the workers have.",
-        samples: |model| one(model.status.in_flight as f64),
-    },
-    Metric {
-        name: "shadowslice_batches_total",
-        kind: Counter,
-        help: "Batches answered.",
-        samples: |model| one(model.totals.batch_rows.count() as f64),
-    },
-    Metric {
-        name: "shadowslice_batch_rows",
-        kind: Histogram,
-        help: "Rows of batches answered.",
-        samples: |model| rows(&model.totals.batch_rows),
-    },
-    Metric {
-        name: "shadowslice_batch_execution_seconds",
-        kind: Histogram,
-        help: "Execution of batches answered, as their workers reported it.",
-        samples: |model| histogram(&model.totals.batch_execution),
-    },
-    Metric {
-        name: "shadowslice_request_receive_seconds",
-        kind: Histogram,
-        help: "How long requests took to come, from their head to their end.",
-        samples: |model| histogram(&model.totals.coming),
-    },
-    Metric {
-        name: "shadowslice_queue_wait_seconds",
-        kind: Histogram,
-        help: "Wait of answered requests, from their end to the sending of their batch.",
-        samples: |model| histogram(&model.totals.queue_wait),
-    },
-    Metric {
-        name: "shadowslice_request_latency_seconds",
-        kind: Histogram,
-        help: "Latency of answered requests, from their head to the answer; of the time until their last byte a quarter of the SLO or timeout counts at most.",
-        samples: |model| histogram(&model.totals.latency),
-    },
-    Metric {
-        name: "shadowslice_slo_latency_seconds",
-        kind: Gauge,
-        help: "Latency that the SLO promises.",
-        samples: |model| one(model.status.slo.latency_ms / 1e3),
-    },
-    Metric {
-        name: "shadowslice_slo_target_ratio",
-        kind: Gauge,
-        help: "Part of the requests that must meet the SLO's latency, from 0 to 1.",
-        samples: |model| one(model.status.slo.percentile / 100.0),
-    },
-    Metric {
-        name: "shadowslice_slo_attainment_ratio",
-        kind: Gauge,
-        help: "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered.",
-        samples: |model| one(model.status.slo.attainment),
-    },
-    Metric {
-        name: "shadowslice_slo_slack_ratio",
-        kind: Gauge,
-        help: "What the SLO's percentile of latency leaves of the SLO's latency, as a part of it, over the last minute or two; negative where the SLO is missed.",
-        samples: |model| model.status.slo.slack.map_or_else(Vec::new, one),
-    },
-    Metric {
-        name: "shadowslice_handovers_total",
-        kind: Counter,
-        help: "Hand-overs, by outcome.",
-        samples: |model| {
-            let handovers = &model.status.handovers;
-            by("outcome", &[("completed", handovers.completed), ("aborted", handovers.aborted)])
-        },
-    },
-    Metric {
-        name: "shadowslice_handover_rollbacks_total",
-        kind: Counter,
-        help: "Completed hand-overs that were taken back in their probation.",
-        samples: |model| one(model.status.handovers.rolled_back as f64),
-    },
-    Metric {
-        name: "shadowslice_handover_in_process_total",
-        kind: Counter,
-        help: "Completed changes of share inside the worker, for which no worker was started.",
-        samples: |model| one(model.status.handovers.in_process as f64),
-    },
-    Metric {
-        name: "shadowslice_handover_flips_total",
-        kind: Counter,
-        help: "Completed hand-overs to a worker that stood ready.",
-        samples: |model| one(model.status.handovers.flips as f64),
-    },
-    Metric {
-        name: "shadowslice_failovers_total",
-        kind: Counter,
-        help: "Times that a standing worker served in the place of a worker that died.",
-        samples: |model| one(model.status.handovers.failovers as f64),
-    },
-    Metric {
-        name: "shadowslice_repartitions_total",
-        kind: Counter,
-        help: "Orders to change the share, by cause and outcome.",
-        samples: repartitions,
-    },
-    Metric {
-        name: "shadowslice_handover_effect_seconds",
-        kind: Histogram,
-        help: "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
-        samples: |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
-    },
-    Metric {
-        name: "shadowslice_handover_settle_seconds",
-        kind: Histogram,
-        help: "From the decision to the first second in which all was answered in time again, by cause.",
-        samples: |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.settle),
-    },
-    Metric {
-        name: "shadowslice_handover_stall_seconds",
-        kind: Histogram,
-        help: "Longest stalls of completed hand-overs.",
-        samples: |model| histogram(&model.changes.stall),
-    },
-    Metric {
-        name: "shadowslice_handover_last_stall_seconds",
-        kind: Gauge,
-        help: "Longest stall of the last hand-over: a batch was ready, a slot free, and no worker took it.",
-        samples: |model| {
+/// The upper bounds of the buckets of batches by their rows.
+const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// All metrics of models. Values of one metric may be added up: no event is counted under two labels.
+pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
+    gauge(
+        "shadowslice_model_ready",
+        "1 if the model serves; 0 while it is loading, restarting, unready or stopping.",
+        |model| one(f64::from(model.status.state == "ready")),
+    ),
+    gauge("shadowslice_share_ratio", "Share of the GPU's SMs in force, from 0 to 1.", |model| {
+        one(f64::from(model.status.share_percent) / 100.0)
+    }),
+    gauge("shadowslice_share_sms", "SMs of the share in force.", |model| one(f64::from(model.status.sms))),
+    gauge("shadowslice_share_wanted_ratio", "Share that the policy wants, from 0 to 1.", |model| {
+        one(model.status.wanted_percent.map(|percent| f64::from(percent) / 100.0))
+    }),
+    gauge(
+        "shadowslice_share_held",
+        "1 if an operator holds the share, so that the policy does not change it; else 0.",
+        |model| one(f64::from(model.status.held)),
+    ),
+    gauge(
+        "shadowslice_share_in_process",
+        "1 if the share is a partition inside the worker, which changes between two batches; else 0.",
+        |model| one(f64::from(model.status.mechanism == "in-process")),
+    ),
+    counter("shadowslice_requests_accepted_total", "Requests taken into the queue.", |model| {
+        one(model.status.requests.accepted as f64)
+    }),
+    counter("shadowslice_requests_total", "Requests that came to an end, by outcome.", outcomes),
+    counter("shadowslice_requests_refused_total", "Requests turned away, by reason.", refusals),
+    counter("shadowslice_requests_within_slo_total", "Requests answered within the SLO.", |model| {
+        one(model.status.requests.within_slo as f64)
+    }),
+    counter(
+        "shadowslice_requests_retried_total",
+        "Times that requests were put back into the queue after a worker's death, when draining \
+         took too long, or to be tried alone after their batch failed.",
+        |model| one(model.status.requests.retried as f64),
+    ),
+    gauge("shadowslice_queue_requests", "Requests that wait.", |model| one(model.status.queue as f64)),
+    gauge("shadowslice_in_flight_requests", "Requests that the workers have.", |model| {
+        one(model.status.in_flight as f64)
+    }),
+    counter("shadowslice_batches_total", "Batches answered.", |model| {
+        one(model.totals.batch_execution.count() as f64)
+    }),
+    histogram("shadowslice_batch_rows", "Rows of batches answered.", rows),
+    histogram(
+        "shadowslice_batch_execution_seconds",
+        "Execution of batches answered, as their workers reported it.",
+        |model| latencies(&model.totals.batch_execution),
+    ),
+    histogram(
+        "shadowslice_request_receive_seconds",
+        "How long requests took to come, from their head to their end.",
+        |model| latencies(&model.totals.coming),
+    ),
+    histogram(
+        "shadowslice_queue_wait_seconds",
+        "Wait of answered requests, from their end to the sending of their batch.",
+        |model| latencies(&model.totals.queue_wait),
+    ),
+    histogram(
+        "shadowslice_request_latency_seconds",
+        "Latency of answered requests, from their head to the answer; of the time until their \
+         last byte a quarter of the SLO or timeout counts at most.",
+        |model| latencies(&model.totals.latency),
+    ),
+    gauge("shadowslice_slo_latency_seconds", "Latency that the SLO promises.", |model| {
+        one(model.status.slo.latency_ms / 1e3)
+    }),
+    gauge(
+        "shadowslice_slo_target_ratio",
+        "Part of the requests that must meet the SLO's latency, from 0 to 1.",
+        |model| one(model.status.slo.percentile / 100.0),
+    ),
+    gauge(
+        "shadowslice_slo_attainment_ratio",
+        "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered.",
+        |model| one(model.status.slo.attainment),
+    ),
+    gauge(
+        "shadowslice_slo_slack_ratio",
+        "What the SLO's percentile of latency leaves of the SLO's latency, as a part of it, over \
+         the last minute or two; negative where the SLO is missed.",
+        |model| one(model.status.slo.slack),
+    ),
+    counter("shadowslice_handovers_total", "Hand-overs, by outcome.", |model| {
+        let handovers = &model.status.handovers;
+        by("outcome", &[("completed", handovers.completed), ("aborted", handovers.aborted)])
+    }),
+    counter(
+        "shadowslice_handover_rollbacks_total",
+        "Completed hand-overs that were taken back in their probation.",
+        |model| one(model.status.handovers.rolled_back as f64),
+    ),
+    counter(
+        "shadowslice_handover_in_process_total",
+        "Completed changes of share inside the worker, for which no worker was started.",
+        |model| one(model.status.handovers.in_process as f64),
+    ),
+    counter(
+        "shadowslice_handover_flips_total",
+        "Completed hand-overs to a worker that stood ready.",
+        |model| one(model.status.handovers.flips as f64),
+    ),
+    counter(
+        "shadowslice_failovers_total",
+        "Times that a standing worker served in the place of a worker that died.",
+        |model| one(model.status.handovers.failovers as f64),
+    ),
+    counter(
+        "shadowslice_repartitions_total",
+        "Orders to change the share, by cause and outcome.",
+        repartitions,
+    ),
+    histogram(
+        "shadowslice_handover_effect_seconds",
+        "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
+        |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
+    ),
+    histogram(
+        "shadowslice_handover_settle_seconds",
+        "From the decision to the first second in which all was answered in time again, by cause.",
+        |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.settle),
+    ),
+    histogram("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
+        latencies(&model.changes.stall)
+    }),
+    gauge(
+        "shadowslice_handover_last_stall_seconds",
+        "Longest stall of the last hand-over: a batch was ready, a slot free, and no worker took it.",
+        |model| one(model.status.handovers.last.as_ref().map(|last| last.stall_us / 1e6)),
+    ),
+    gauge(
+        "shadowslice_handover_last_effect_seconds",
+        "Effect of the last hand-over: from the decision to the first batch at the new share.",
+        |model| {
             let last = model.status.handovers.last.as_ref();
-            last.map_or_else(Vec::new, |last| one(last.stall_us / 1e6))
+            one(last.and_then(|last| last.effect_ms).map(|effect| effect / 1e3))
         },
-    },
-    Metric {
-        name: "shadowslice_handover_last_effect_seconds",
-        kind: Gauge,
-        help: "Effect of the last hand-over: from the decision to the first batch at the new share.",
-        samples: |model| {
-            let last = model.status.handovers.last.as_ref();
-            last.and_then(|last| last.effect_ms).map_or_else(Vec::new, |effect| one(effect / 1e3))
-        },
-    },
-    Metric {
-        name: "shadowslice_workers",
-        kind: Gauge,
-        help: "Worker processes that live, shadows, standing and parked ones included.",
-        samples: |model| one(model.status.workers.len() as f64),
-    },
-    Metric {
-        name: "shadowslice_worker_deaths_total",
-        kind: Counter,
-        help: "Deaths of the worker that served or was to serve, and failures to start one.",
-        samples: |model| one(model.status.worker_deaths as f64),
-    },
-    Metric {
-        name: "shadowslice_worker_restarts_total",
-        kind: Counter,
-        help: "Workers started in the place of a worker that died, where no other stood ready or was about to.",
-        samples: |model| one(model.status.worker_restarts as f64),
-    },
-    Metric {
-        name: "shadowslice_worker_gpu_memory_bytes",
-        kind: Gauge,
-        help: "Memory that the model's workers have on a real GPU, by role, to the MiB.",
-        samples: gpu_memory,
-    },
+    ),
+    gauge(
+        "shadowslice_workers",
+        "Worker processes that live, shadows, standing and parked ones included.",
+        |model| one(model.status.workers.len() as f64),
+    ),
+    counter(
+        "shadowslice_worker_deaths_total",
+        "Deaths of the worker that served or was to serve, and failures to start one.",
+        |model| one(model.status.worker_deaths as f64),
+    ),
+    counter(
+        "shadowslice_worker_restarts_total",
+        "Workers started in the place of a worker that died, where no other stood ready or was about to.",
+        |model| one(model.status.worker_restarts as f64),
+    ),
+    gauge(
+        "shadowslice_worker_gpu_memory_bytes",
+        "Memory that the model's workers have on a real GPU, by role, to the MiB.",
+        gpu_memory,
+    ),
+    gauge(
+        "shadowslice_model_gpu_memory_bytes",
+        "GPU memory by kind: weights, once for all workers of the model, and scratch of all of them.",
+        memory_by_kind,
+    ),
 ];
+
+/// The metrics of the policy. They have no values where no policy decides.
+pub(super) const POLICY: &[Metric<Policy>] =
+    &[histogram("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
+        latencies(&policy.took)
+    })];
+
+/// The metrics of traces: spans by the end that they came to.
+pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
+    "shadowslice_trace_spans_total",
+    "Spans of traced requests, by outcome: exported, or dropped as the queue was full, \
+         unsent, or rejected.",
+    |(_, spans)| one(*spans as f64),
+)];
 
 /// The outcomes of orders, by the giver of the order. Orders that answer no change of a load come
 /// first.
@@ -273,7 +213,7 @@ fn by_cause(
     causes: &[(&'static str, &Outcomes)],
     of: impl Fn(&Outcomes) -> &LatencyHistogram,
 ) -> Vec<Sample> {
-    causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, histogram(of(outcomes)))).collect()
+    causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, latencies(of(outcomes)))).collect()
 }
 
 fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
@@ -293,6 +233,13 @@ fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     by("role", &by_role.into_iter().collect::<Vec<_>>())
 }
 
+fn memory_by_kind(model: &ModelMetrics) -> Vec<Sample> {
+    let kinds = || model.status.workers.iter().filter_map(|worker| worker.standing.memory);
+    let Some(weights) = kinds().map(|memory| memory.weights_mib).max() else { return Vec::new() };
+    let scratch = kinds().map(|memory| memory.scratch_mib).sum::<u64>();
+    by("kind", &[("weights", weights * MIB), ("scratch", scratch * MIB)])
+}
+
 fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
     let requests = &model.status.requests;
     let counts = [
@@ -308,8 +255,9 @@ fn refusals(model: &ModelMetrics) -> Vec<Sample> {
     by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 
-pub(super) fn one(value: f64) -> Vec<Sample> {
-    vec![Sample { suffix: "", labels: Vec::new(), value }]
+/// The only value of a metric, if it has one.
+pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<Sample> {
+    value.into().map(|value| Sample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
 }
 
 pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
@@ -321,14 +269,22 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     counts.iter().map(sample).collect()
 }
 
-pub(super) fn histogram(latency: &LatencyHistogram) -> Vec<Sample> {
+pub(super) fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
     let bounded = latency.cumulative().map(|(bound, count)| (bound.as_secs_f64().to_string(), count));
     buckets(bounded, latency.count(), latency.sum().as_secs_f64())
 }
 
-fn rows(batches: &RowsHistogram) -> Vec<Sample> {
-    let bounded = batches.cumulative().map(|(bound, count)| (bound.to_string(), count));
-    buckets(bounded, batches.count(), batches.sum() as f64)
+fn rows(model: &ModelMetrics) -> Vec<Sample> {
+    let by_rows = &model.totals.by_rows;
+    let within = |bound| by_rows.range(..=bound).map(|(_, steps)| steps.infer.count).sum();
+    let bounded = BOUNDS_ROWS.iter().map(|&bound| (bound.to_string(), within(bound)));
+    buckets(bounded, model.totals.batch_execution.count(), batch_rows(model))
+}
+
+/// The rows of all batches that were answered.
+pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
+    let by_rows = model.totals.by_rows.iter();
+    by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64
 }
 
 fn buckets(bounded: impl Iterator<Item = (String, u64)>, count: u64, sum: f64) -> Vec<Sample> {

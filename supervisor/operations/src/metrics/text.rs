@@ -3,18 +3,37 @@
 /// A metric, and how it is read off its subject.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
-    pub(super) kind: MetricType,
+    pub(super) kind: &'static str,
     /// No backslash and no line end: it is written as it is.
     pub(super) help: &'static str,
     pub(super) samples: fn(&S) -> Vec<Sample>,
 }
 
-/// The kind of a metric's values, which says what may be done with them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MetricType {
-    Counter,
-    Gauge,
-    Histogram,
+/// A metric that only grows.
+pub(super) const fn counter<S>(
+    name: &'static str,
+    help: &'static str,
+    samples: fn(&S) -> Vec<Sample>,
+) -> Metric<S> {
+    Metric { name, kind: "counter", help, samples }
+}
+
+/// A metric that goes up and down.
+pub(super) const fn gauge<S>(
+    name: &'static str,
+    help: &'static str,
+    samples: fn(&S) -> Vec<Sample>,
+) -> Metric<S> {
+    Metric { name, kind: "gauge", help, samples }
+}
+
+/// A metric in buckets.
+pub(super) const fn histogram<S>(
+    name: &'static str,
+    help: &'static str,
+    samples: fn(&S) -> Vec<Sample>,
+) -> Metric<S> {
+    Metric { name, kind: "histogram", help, samples }
 }
 
 /// One value of a metric.
@@ -26,16 +45,6 @@ pub(super) struct Sample {
     pub(super) value: f64,
 }
 
-impl MetricType {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
-    }
-}
-
 /// Writes metrics of all their subjects; `labels` gives a subject's own labels, if it has any.
 pub(super) fn write_all<S>(
     text: &mut String,
@@ -43,20 +52,16 @@ pub(super) fn write_all<S>(
     subjects: &[S],
     labels: fn(&S) -> String,
 ) {
-    for metric in metrics {
-        write(text, metric, subjects, labels);
-    }
-}
-
-fn write<S>(text: &mut String, metric: &Metric<S>, subjects: &[S], labels: fn(&S) -> String) {
-    let Metric { name, kind, help, samples } = metric;
-    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
-    for subject in subjects {
-        let own = labels(subject);
-        for Sample { suffix, labels, value } in samples(subject) {
-            let more: String = labels.iter().map(|(key, of)| format!(",{key}=\"{}\"", escaped(of))).collect();
-            let braced = if own.is_empty() { String::new() } else { format!("{{{own}{more}}}") };
-            text.push_str(&format!("{name}{suffix}{braced} {value}\n"));
+    for Metric { name, kind, help, samples } in metrics {
+        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        for subject in subjects {
+            let own = labels(subject);
+            for Sample { suffix, labels, value } in samples(subject) {
+                let more: String =
+                    labels.iter().map(|(key, of)| format!(",{key}=\"{}\"", escaped(of))).collect();
+                let braced = if own.is_empty() { String::new() } else { format!("{{{own}{more}}}") };
+                text.push_str(&format!("{name}{suffix}{braced} {value}\n"));
+            }
         }
     }
 }

@@ -7,7 +7,6 @@ fn attribute(key: &'static str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-/// An attribute that is text.
 pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {
     attribute(key, Value::StringValue(value.into()))
 }

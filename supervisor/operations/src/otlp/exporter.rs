@@ -19,7 +19,7 @@ use super::outage::{Outage, Word};
 use super::spans::{Wall, spans};
 use shadowslice_config::Tracing;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::trace::{Counts, Traced, Tracer};
+use shadowslice_datapath::trace::{Traced, Tracer};
 use shadowslice_shared::errors;
 
 /// The longest time in which the remaining spans are sent at the end.
@@ -28,7 +28,6 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 /// How long the first request of a message waits for further requests.
 const GATHER: Duration = Duration::from_millis(200);
 
-/// The most requests in a message.
 const BATCH: usize = 256;
 
 /// How long the collector may take to be reached.
@@ -60,7 +59,7 @@ pub struct Exporter {
 
 impl Exporter {
     /// Starts to send a tracer's spans. The collector need not be there.
-    pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Tracer, Self), ExporterError> {
+    pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
             .connect_timeout(CONNECT_WITHIN)
@@ -70,12 +69,14 @@ impl Exporter {
         let (tracer, traced) = Tracer::new(tracing.sample, clock);
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let (counts, resource) = (Arc::clone(tracer.counts()), resource(&tracing.service));
+        let (tracer, resource) = (Arc::new(tracer), resource(&tracing.service));
+        let counted = Arc::clone(&tracer);
         let run = move || {
             runtime.block_on(async {
                 let client = TraceServiceClient::new(endpoint.connect_lazy());
                 let (gathered, outage, dropped) = (Vec::new(), Outage::default(), 0);
-                let sender = Sender { endpoint, client, clock, counts, resource, gathered, outage, dropped };
+                let tracer = counted;
+                let sender = Sender { endpoint, client, clock, tracer, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
             // It fails if the exporter was dropped, and no task waits for the end.
@@ -107,7 +108,7 @@ struct Sender {
     endpoint: Endpoint,
     client: TraceServiceClient<Channel>,
     clock: Clock,
-    counts: Arc<Counts>,
+    tracer: Arc<Tracer>,
     resource: Resource,
     gathered: Vec<Traced>,
     outage: Outage,
@@ -141,7 +142,6 @@ impl Sender {
         sleep(GATHER).await;
     }
 
-    /// Sends all that waits.
     async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
         loop {
             while self.gathered.len() < BATCH
@@ -177,11 +177,15 @@ impl Sender {
         let why = match self.client.export(ExportTraceServiceRequest { resource_spans }).await {
             Ok(answer) => {
                 let partial = answer.into_inner().partial_success.unwrap_or_default();
-                self.counts.exported(count, u64::try_from(partial.rejected_spans).unwrap_or(0));
+                let rejected = u64::try_from(partial.rejected_spans).unwrap_or(0).min(count);
+                self.tracer.count(|counts| {
+                    counts.exported += count - rejected;
+                    counts.rejected += rejected;
+                });
                 partial.error_message
             }
             Err(status) => {
-                self.counts.unsent(count);
+                self.tracer.count(|counts| counts.unsent += count);
                 // A connection that has gone silent would not be noticed for minutes, and some
                 // servers hold pings against their clients.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
@@ -193,7 +197,7 @@ impl Sender {
 
     /// Has the log say how it goes, once in a while.
     fn tell(&mut self, why: &str) {
-        let dropped = self.counts.read().dropped();
+        let dropped = self.tracer.counts().dropped();
         let now = dropped - std::mem::replace(&mut self.dropped, dropped);
         let said = self.outage.dropped(now, self.clock.now());
         let word = if now == 0 && said.is_none() { self.outage.sent() } else { said };

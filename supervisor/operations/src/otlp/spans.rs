@@ -19,7 +19,6 @@ use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Prot
 /// The flag of a trace that is sampled, and that whether the parent is remote is known.
 const SAMPLED: u32 = 0x101;
 
-/// The parent is another process's.
 const REMOTE: u32 = 0x200;
 
 /// The wall clock's time at a moment.
@@ -37,7 +36,6 @@ impl Wall {
     }
 }
 
-/// Makes the spans of one request.
 struct Maker<'t> {
     traced: &'t Traced,
     wall: Wall,
@@ -50,7 +48,7 @@ pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u6
     let mut spans = vec![maker.request()];
     for one in &traced.journey.tries {
         let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
-        spans.push(maker.child(traced.span_id, "queue", (one.queued, end)));
+        spans.push(maker.child(&traced.span_id.to_be_bytes(), "queue", (one.queued, end)));
         if let Some(ran) = &one.ran {
             maker.batch(ran, &mut spans);
         }
@@ -83,12 +81,12 @@ impl Maker<'_> {
             Ending::Answered { copied, .. } => copied,
             Ending::Lost { at, .. } => at,
         };
-        let mut batch = self.child(self.traced.span_id, "batch", (ran.sent, end));
-        let place = &ran.batch.place;
+        let mut batch = self.child(&self.traced.span_id.to_be_bytes(), "batch", (ran.sent, end));
+        let place = &ran.place;
         batch.attributes = vec![
-            number("shadowslice.batch.id", ran.batch.id),
-            number("shadowslice.batch.rows", ran.batch.rows),
-            number("shadowslice.batch.requests", ran.batch.requests as u64),
+            number("shadowslice.batch.id", ran.batch),
+            number("shadowslice.batch.rows", ran.rows),
+            number("shadowslice.batch.requests", ran.requests as u64),
             number("shadowslice.worker.id", place.worker),
             number("shadowslice.share_percent", place.share.get()),
             number("shadowslice.sms", place.sms.0),
@@ -99,18 +97,18 @@ impl Maker<'_> {
             batch.attributes.push(text("error.type", ending(ran.ending)));
             batch.status = (why != Lost::TakenBack).then(|| error(lost(why)));
         }
-        let parent = id(&batch.span_id);
-        spans.push(batch);
         if let Ending::Answered { received, execution, .. } = ran.ending {
-            let began = received - execution;
-            spans.push(self.child(parent, "execution", (began, received)));
+            let execution = self.child(&batch.span_id, "execution", (received - execution, received));
+            spans.extend([batch, execution]);
+        } else {
+            spans.push(batch);
         }
     }
 
-    fn child(&mut self, parent: u64, name: &str, times: (Moment, Moment)) -> Span {
+    fn child(&mut self, parent: &[u8], name: &str, times: (Moment, Moment)) -> Span {
         let span_id = (self.next_id)();
         let mut span = self.span(span_id, name, times);
-        span.parent_span_id = parent.to_be_bytes().to_vec();
+        span.parent_span_id = parent.to_vec();
         span
     }
 
@@ -136,10 +134,6 @@ impl Maker<'_> {
     }
 }
 
-fn id(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
-}
-
 fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
     match protocol {
         Protocol::Http(path) => vec![
@@ -158,21 +152,18 @@ fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
 }
 
 fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
-    let refusal = journey.refusal.map(str::to_owned);
-    match outcome {
-        Outcome::Cancelled => vec![text("error.type", "cancelled")],
+    let (code, failed) = match outcome {
+        Outcome::Cancelled => return vec![text("error.type", "cancelled")],
         Outcome::Http(status) => {
-            let failed = (status >= 400).then(|| refusal.unwrap_or_else(|| status.to_string()));
-            let failed = failed.map(|kind| text("error.type", kind));
-            [number("http.response.status_code", status)].into_iter().chain(failed).collect()
+            (number("http.response.status_code", status), (status >= 400).then(|| status.to_string()))
         }
         Outcome::Grpc(code) => {
-            let failed =
-                (code != 0).then(|| refusal.unwrap_or_else(|| format!("{:?}", tonic::Code::from(code))));
-            let failed = failed.map(|kind| text("error.type", kind));
-            [number("rpc.grpc.status_code", code)].into_iter().chain(failed).collect()
+            let name = || format!("{:?}", tonic::Code::from(code));
+            (number("rpc.grpc.status_code", code), (code != 0).then(name))
         }
-    }
+    };
+    let failed = failed.map(|kind| text("error.type", journey.refusal.map_or(kind, str::to_owned)));
+    [code].into_iter().chain(failed).collect()
 }
 
 fn of_journey(journey: &Journey) -> Vec<KeyValue> {

@@ -4,7 +4,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::*;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use shadowslice_datapath::trace::{InBatch, Parent, RanAt, Try};
+use shadowslice_datapath::trace::{Parent, RanAt, Try};
 
 const WALL: Wall =
     Wall { since_epoch: Duration::from_secs(1000), at: Moment::after_origin(Duration::from_secs(10)) };
@@ -20,8 +20,7 @@ fn unix(ms: u64) -> u64 {
 
 fn ran(sent: u64, worker: u64, ending: Ending) -> Option<Ran> {
     let place = RanAt { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
-    let batch = InBatch { id: 5, rows: 9, requests: 2, place: Arc::new(place) };
-    Some(Ran { sent: at(sent), batch, ending })
+    Some(Ran { sent: at(sent), batch: 5, rows: 9, requests: 2, place: Arc::new(place), ending })
 }
 
 fn traced(outcome: Outcome, journey: Journey) -> Traced {
@@ -36,6 +35,10 @@ fn traced(outcome: Outcome, journey: Journey) -> Traced {
         outcome,
         journey,
     }
+}
+
+fn id(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
 fn made(traced: &Traced) -> Vec<Span> {

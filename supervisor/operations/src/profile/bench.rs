@@ -11,12 +11,10 @@ use shadowslice_shared::batch::{
     Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, MessageError, Prepared, decode,
     encode,
 };
-use shadowslice_shared::boot::{
-    Assignment, BootRefusal, Loaded, Partitioned, ProvenPartitions, Purpose, WarmUp, Warmed,
-};
+use shadowslice_shared::boot::{Assignment, BootRefusal, Loaded, Partitioned, Purpose, WarmUp, Warmed};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::profile::Memory;
-use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
+use shadowslice_shared::slab::{ALIGNMENT, AnswerSlab, OutOfSlab, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
@@ -35,54 +33,37 @@ use shadowslice_shared::ids::WorkerId;
 /// Events that may wait; a worker has fewer than eight in its life.
 const EVENTS: usize = 16;
 
-/// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
-    /// No room on the device.
     #[error("the device has no room")]
     Grant(#[from] GrantError),
-    /// The process.
     #[error("a worker cannot be started")]
     Spawn(#[from] SpawnError),
-    /// Its words.
     #[error("the model cannot be run: {0}")]
     Refused(String),
     /// The host's processor has none of the operators that the reference answers need.
     #[error("the model cannot be run: {0}")]
     NoOperator(String),
-    /// Its share cannot be a partition inside the worker.
     #[error("the model cannot be run on partitions: {0}")]
     NoPartitions(String),
-    /// Its end.
     #[error("the worker ended early: {0}")]
     Ended(String),
-    /// Its silence.
     #[error("the worker was not ready within {0:?}")]
     Late(Duration),
-    /// Memory for inputs.
-    #[error("there is no memory for inputs")]
-    Slab(#[from] SlabError),
-    /// Inputs that do not fit.
     #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
     TooLarge(u32, #[source] OutOfSlab),
-    /// An input that has no size.
     #[error("input '{0}' has dynamic axes; give --shape {0}=AXISxAXIS, without the batch axis")]
     Unknown(String),
-    /// The reference answers.
     #[error("reference answers cannot be kept")]
     Reference(#[from] ReferenceError),
-    /// A message.
     #[error("a batch does not fit into a message")]
     Message(#[from] MessageError),
-    /// The socket.
     #[error("batches cannot be sent to the worker")]
     Send(#[source] Errno),
-    /// The socket, the other way.
     #[error("answers cannot be received")]
     Receive(#[source] std::io::Error),
 }
 
-/// How a model is measured.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b Model,
     pub(super) gpu: Arc<dyn GpuBackend>,
@@ -126,19 +107,16 @@ impl Bench<'_> {
     }
 
     async fn reference_by(&self, purpose: Purpose) -> Result<(), BenchError> {
-        let (mut worker, mut events) = self.spawn(purpose, Percent::WHOLE, None)?;
-        self.boot(&mut worker, &mut events).await?;
-        end(worker, &mut events).await;
+        self.start(purpose, Percent::WHOLE, None).await?.end().await;
         Ok(())
     }
 
     /// Measures every batch size at a share by percentage.
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
-        let (mut worker, mut events) = self.spawn(Purpose::Serve, share, None)?;
-        let booted = self.boot(&mut worker, &mut events).await?;
-        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
-        let column = self.column(&worker, &booted, &socket, (booted.loaded.sms, Groups::WHOLE)).await?;
-        end(worker, &mut events).await;
+        let mut warm = self.start(Purpose::Serve, share, None).await?;
+        let (socket, _answers) = warm.lane()?;
+        let column = self.column(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
+        warm.end().await;
         Ok(column)
     }
 
@@ -149,13 +127,12 @@ impl Bench<'_> {
         shares: &[Percent],
     ) -> Result<Vec<Column>, BenchError> {
         let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
-        let (mut worker, mut events) = self.spawn(Purpose::Serve, Percent::WHOLE, Some(partition))?;
-        let booted = self.boot(&mut worker, &mut events).await?;
-        let (socket, _answers) = worker.lane().ok_or_else(no_lane)?;
+        let mut warm = self.start(Purpose::Serve, Percent::WHOLE, Some(partition)).await?;
+        let (socket, _answers) = warm.lane()?;
         let mut columns = Vec::with_capacity(shares.len());
         for &share in shares {
             let count = division.groups_of(share);
-            if let Some(why) = booted.refusal(count) {
+            if let Some(why) = warm.refusal(count) {
                 tracing::warn!(%share, groups = count, why, "the model cannot have such a partition; it is left out");
                 continue;
             }
@@ -165,20 +142,19 @@ impl Bench<'_> {
             if !whole {
                 ready(&socket, groups).await?;
             }
-            columns.push(self.column(&worker, &booted, &socket, place).await?);
+            columns.push(self.column(&warm, &socket, place).await?);
             if !whole {
                 command(&socket, &Command::Forget(groups))?;
             }
         }
-        end(worker, &mut events).await;
+        warm.end().await;
         Ok(columns)
     }
 
     /// Every batch size on these groups, which are ready and have so many SMs.
     async fn column(
         &self,
-        worker: &Worker,
-        Booted { loaded, activations, .. }: &Booted,
+        Warm { worker, loaded, warmed, .. }: &Warm,
         socket: &BatchSocket,
         (sms, groups): (Sms, Groups),
     ) -> Result<Column, BenchError> {
@@ -188,18 +164,19 @@ impl Bench<'_> {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
         tracing::info!(sms = sms.0, ?ms, "measured");
-        let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, *activations);
+        let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
         Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
     }
 
-    fn spawn(
+    /// Starts a worker, and takes it to being warm.
+    async fn start(
         &self,
         purpose: Purpose,
         share: Percent,
         partition: Option<Partitioned>,
-    ) -> Result<(Worker, mpsc::Receiver<WorkerEvent>), BenchError> {
-        let (events, heard) = mpsc::channel(EVENTS);
+    ) -> Result<Warm, BenchError> {
+        let (events, mut heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
         let grant =
             Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
@@ -228,21 +205,14 @@ impl Bench<'_> {
             events,
         };
         let model = self.model.clone();
-        Ok((Worker::spawn(launch, move |loaded| warm_up(&model, loaded))?, heard))
-    }
-
-    /// Takes a worker to being warm.
-    async fn boot(
-        &self,
-        worker: &mut Worker,
-        events: &mut mpsc::Receiver<WorkerEvent>,
-    ) -> Result<Booted, BenchError> {
+        let mut worker = Worker::spawn(launch, move |loaded| warm_up(&model, loaded))?;
         let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
-        let booted = tokio::time::timeout(patience, converse(worker, events)).await;
-        booted.unwrap_or_else(|_| {
+        let booted = tokio::time::timeout(patience, converse(&mut worker, &mut heard)).await;
+        let (loaded, warmed) = booted.unwrap_or_else(|_| {
             worker.kill();
             Err(BenchError::Late(patience))
-        })
+        })?;
+        Ok(Warm { worker, events: heard, loaded, warmed })
     }
 
     /// The median time that a batch of this size executes, in ms.
@@ -294,37 +264,50 @@ impl Bench<'_> {
     }
 }
 
-/// What a worker reported when it was ready, and how much memory its activations take, in bytes.
-struct Booted {
+/// A worker that is warm, and what it reported.
+struct Warm {
+    worker: Worker,
+    events: mpsc::Receiver<WorkerEvent>,
     loaded: Loaded,
-    activations: u64,
-    partitions: Option<ProvenPartitions>,
+    warmed: Warmed,
 }
 
-impl Booted {
+impl Warm {
+    fn lane(&mut self) -> Result<(Arc<BatchSocket>, AnswerSlab), BenchError> {
+        self.worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))
+    }
+
     /// Why the model cannot have a partition of so many groups.
     fn refusal(&self, count: usize) -> Option<&str> {
-        let proof = self.partitions.iter().flat_map(|proven| &proven.counts);
-        proof
-            .filter(|proof| proof.groups == count)
-            .find_map(|proof| proof.result.as_ref().err())
-            .map(String::as_str)
+        let proven = self.warmed.partitions.as_ref()?;
+        let proof = proven.counts.iter().find(|proof| proof.groups == count)?;
+        proof.result.as_ref().err().map(String::as_str)
+    }
+
+    /// Lets the worker finish, and waits for its exit.
+    async fn end(mut self) {
+        self.worker.stop();
+        while let Some(event) = self.events.recv().await {
+            if matches!(event.said, WorkerSaid::Exited(_)) {
+                return;
+            }
+        }
     }
 }
 
 async fn converse(
     worker: &mut Worker,
     events: &mut mpsc::Receiver<WorkerEvent>,
-) -> Result<Booted, BenchError> {
+) -> Result<(Loaded, Warmed), BenchError> {
     let mut found = None;
     while let Some(WorkerEvent { said, .. }) = events.recv().await {
         worker.note(&said);
         match said {
             WorkerSaid::Connected => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
-            WorkerSaid::Warmed(Warmed { activations, partitions, .. }) => {
+            WorkerSaid::Warmed(warmed) => {
                 let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
-                return found.map(|loaded| Booted { loaded, activations, partitions }).ok_or_else(early);
+                return Ok((found.ok_or_else(early)?, warmed));
             }
             WorkerSaid::Refused(refusal) => {
                 let why = advice(&refusal.to_string());
@@ -344,20 +327,6 @@ async fn converse(
 /// A worker's refusal. Its advice names keys of a configuration, which become options here.
 fn refused(why: &impl std::fmt::Display) -> BenchError {
     BenchError::Refused(advice(&why.to_string()))
-}
-
-/// Lets a worker finish, and waits for its exit.
-async fn end(mut worker: Worker, events: &mut mpsc::Receiver<WorkerEvent>) {
-    worker.stop();
-    while let Some(event) = events.recv().await {
-        if matches!(event.said, WorkerSaid::Exited(_)) {
-            return;
-        }
-    }
-}
-
-fn no_lane() -> BenchError {
-    BenchError::Ended("it has no lane".to_owned())
 }
 
 fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {

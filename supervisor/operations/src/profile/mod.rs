@@ -29,7 +29,6 @@ use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use told::DriverView;
 
-/// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
     #[error("{0}")]
@@ -44,12 +43,8 @@ enum ProfileError {
     Reference(#[from] ReferenceError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
-    #[error("the model cannot be measured at {share}")]
-    Bench {
-        share: Percent,
-        #[source]
-        source: BenchError,
-    },
+    #[error("the model cannot be measured at {0}")]
+    Bench(Percent, #[source] BenchError),
     #[error("--shares")]
     Share(#[from] NotAShare),
     #[error("signals cannot be heard")]
@@ -59,19 +54,11 @@ enum ProfileError {
     #[error("what was measured is no profile")]
     Table(#[from] BadTable),
     #[error(
-        "the profile could not be written to {path}; nothing is measured: make its folder, or give another --output"
+        "the profile could not be written to {0}; nothing is measured: make its folder, or give another --output"
     )]
-    NoOutput {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("{path} cannot be written")]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    NoOutput(PathBuf, #[source] std::io::Error),
+    #[error("{0} cannot be written")]
+    Write(PathBuf, #[source] std::io::Error),
 }
 
 impl ProfileError {
@@ -79,7 +66,7 @@ impl ProfileError {
         match self {
             Self::Asked(_) => exit::CONFIG,
             Self::Share(_) => exit::USAGE,
-            Self::Bench { .. } | Self::Table(_) | Self::Interrupted => exit::REFUSED,
+            Self::Bench(..) | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
         }
     }
@@ -88,16 +75,12 @@ impl ProfileError {
 /// Measures; returns the exit code.
 pub fn run(options: &Options) -> u8 {
     host::init_logging();
-    match measure(options) {
-        Ok(code) => code,
-        Err(error) => fail(&errors::chain(&error), error.code()),
-    }
+    measure(options).unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
 }
 
 fn measure(options: &Options) -> Result<u8, ProfileError> {
     if let Some(path) = &options.output {
-        output::may_be_written(path)
-            .map_err(|source| ProfileError::NoOutput { path: path.clone(), source })?;
+        output::may_be_written(path).map_err(|error| ProfileError::NoOutput(path.clone(), error))?;
     }
     let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
@@ -143,7 +126,7 @@ async fn unless_interrupted(
 }
 
 async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
-    let failed = |share| move |source| ProfileError::Bench { share, source };
+    let failed = |share| move |error| ProfileError::Bench(share, error);
     bench.prepare().await.map_err(failed(Percent::WHOLE))?;
     shares.sort_unstable();
     let mut columns = match bench.gpu.division() {
@@ -251,12 +234,10 @@ fn longest(one: Start, other: Start) -> Start {
     }
 }
 
-/// Writes the profile; returns the exit code.
 fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
     match &options.output {
         Some(path) => {
-            let failed = |source| ProfileError::Write { path: path.clone(), source };
-            std::fs::write(path, text).map_err(failed)?;
+            std::fs::write(path, text).map_err(|error| ProfileError::Write(path.clone(), error))?;
             Ok(0)
         }
         None => Ok(exit::print(text)),

@@ -19,7 +19,6 @@ pub(super) fn may_be_written(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The folder of a file.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -49,7 +49,7 @@ fn a_profile_that_could_not_be_written_is_not_measured() {
     let arguments = ["profile", "model.onnx", "--device", "emulated", "-o", "/nowhere/model.yaml"];
     let options = Command::parse_from(arguments).options;
     let fault = measure(&options).unwrap_err();
-    assert!(matches!(fault, ProfileError::NoOutput { .. }), "{fault:?}");
+    assert!(matches!(fault, ProfileError::NoOutput(..)), "{fault:?}");
     assert_eq!(fault.code(), exit::UNAVAILABLE);
     let why = errors::chain(&fault);
     assert!(why.contains("/nowhere/model.yaml; nothing is measured: make its folder"), "{why}");

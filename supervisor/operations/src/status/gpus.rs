@@ -8,7 +8,7 @@ use shadowslice_control::controller::WorkerReport;
 use shadowslice_control::nvml::{Memory, Reading, Watched};
 
 /// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// NVML's facts of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,13 +63,16 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
 }
 
 /// Why a model with these workers cannot have another worker, if there is no memory for it. The new
-/// worker takes as much memory as the serving worker has, else `need`, in bytes; the memory of the
+/// worker takes as much memory as the serving worker has beside weights, else `need`, in bytes; the memory of the
 /// standing worker would be given up for it.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
-    let needed = bytes("incumbent").or(need)?;
+    // It finds the weights that the incumbent has brought.
+    let brought =
+        of("incumbent").and_then(|worker| worker.memory).map_or(0, |memory| memory.brought_mib * MIB);
+    let needed = bytes("incumbent").map(|bytes| bytes.saturating_sub(brought)).or(need)?;
     let free = usage.memory.free.saturating_add(bytes("standby").unwrap_or(0));
     let lacks = needed > free;
     lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
@@ -114,6 +117,7 @@ fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
 mod tests {
     use super::*;
     use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+    use shadowslice_control::controller::WorkerMemory;
     use shadowslice_control::nvml::{GpuProcess, Identity, Power, Usage};
 
     fn reading(usage: Option<Usage>) -> Reading {
@@ -160,6 +164,7 @@ mod tests {
             restarts: 0,
             boot_ms: Default::default(),
             answer_error: Default::default(),
+            memory: None,
         }
     }
 
@@ -214,6 +219,9 @@ mod tests {
         let short = "needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
         assert_eq!(said(&[worker(7)], None, usage(4, None)).as_deref(), Some(short));
         assert_eq!(said(&[worker(7)], None, usage(9, None)), None);
+        let brought = WorkerMemory { weights_mib: 5 << 10, brought_mib: 5 << 10, scratch_mib: 0 };
+        let first = WorkerReport { memory: Some(brought), ..worker(7) };
+        assert_eq!(said(&[first], None, usage(4, None)), None, "the weights are there");
         assert_eq!(said(&[worker(7), standby], None, usage(4, Some(5))), None, "it would be given up");
         assert_eq!(
             said(&[worker(9)], Some(9 << 30), usage(4, None)).as_deref(),

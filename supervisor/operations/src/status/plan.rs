@@ -1,6 +1,6 @@
 //! The changes that the policy would make, as text.
 
-use super::aligned;
+use super::{Column, aligned};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 
 /// The last decision: a line a model, and why.
@@ -14,13 +14,7 @@ pub fn plan(report: &PlanReport) -> String {
     if models.is_empty() {
         return text;
     }
-    let heads = [
-        "MODEL", "SHARE", "SMS", "WANTED", "SMS", "VERDICT", "RATE", "P99 MS", "MET", "BUSY", "BATCH",
-        "WAIT MS", "REFUSES",
-    ];
-    let mut rows = vec![heads.map(str::to_owned)];
-    rows.extend(models.iter().map(row));
-    text.push_str(&aligned(&rows));
+    text.push_str(&aligned(&COLUMNS, models));
     for model in models {
         text.push_str(&format!("{}: {}", model.name, model.why));
         if let Some(obstacle) = &model.not_ordered {
@@ -51,21 +45,22 @@ fn place(model: &ModelPlan) -> String {
     text
 }
 
-fn row(model: &ModelPlan) -> [String; 13] {
-    let percent = |part: f64| format!("{:.0}%", part * 100.0);
-    [
-        model.name.clone(),
-        format!("{}%", model.share_percent),
-        model.sms.to_string(),
-        format!("{}%", model.wanted_percent),
-        model.wanted_sms.to_string(),
-        model.verdict.clone(),
-        format!("{:.1}/s", model.seen.arrival_rate),
-        format!("{:.1}", model.seen.p99_ms),
-        percent(model.seen.attainment),
-        percent(model.seen.busy),
-        model.door.max_batch.to_string(),
-        format!("{:.0}", model.door.max_delay_ms),
-        if model.door.refuse_late { "late" } else { "-" }.to_owned(),
-    ]
+const COLUMNS: [Column<ModelPlan>; 13] = [
+    ("MODEL", |model| model.name.clone()),
+    ("SHARE", |model| format!("{}%", model.share_percent)),
+    ("SMS", |model| model.sms.to_string()),
+    ("WANTED", |model| format!("{}%", model.wanted_percent)),
+    ("SMS", |model| model.wanted_sms.to_string()),
+    ("VERDICT", |model| model.verdict.clone()),
+    ("RATE", |model| format!("{:.1}/s", model.seen.arrival_rate)),
+    ("P99 MS", |model| format!("{:.1}", model.seen.p99_ms)),
+    ("MET", |model| percent(model.seen.attainment)),
+    ("BUSY", |model| percent(model.seen.busy)),
+    ("BATCH", |model| model.door.max_batch.to_string()),
+    ("WAIT MS", |model| format!("{:.0}", model.door.max_delay_ms)),
+    ("REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
+];
+
+fn percent(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
 }

@@ -169,14 +169,7 @@ impl Model<'_> {
     fn warmed(&self, worker: WorkerId) -> Warmed {
         let sms = self.machine.share_of(worker).map_or(Sms(0), |share| share.sms_of(self.gpu));
         let times = self.times(sms).into_iter().map(|(rows, took)| WarmTime { rows, took, error: 0.0 });
-        Warmed {
-            times: times.collect(),
-            warmup: Duration::ZERO,
-            proof: Duration::ZERO,
-            activations: 0,
-            partitions: None,
-            unshared: None,
-        }
+        Warmed { times: times.collect(), ..Warmed::default() }
     }
 
     fn seat_of(&self, worker: WorkerId) -> Option<usize> {

@@ -71,11 +71,9 @@ impl Rig {
             let (facts, _) = mpsc::channel(1);
             let settings = pipeline::Settings {
                 name: model.name.clone(),
-                slo: pipeline::Slo { latency: model.slo.latency, percentile: model.slo.percentile },
+                live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
                 max_requests: 1,
                 memory: 4096,
-                max_delay: Duration::ZERO,
-                reject_late: true,
                 profile: None,
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);

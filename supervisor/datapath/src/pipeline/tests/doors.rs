@@ -15,7 +15,7 @@ fn stage(slo: Duration) -> Stage {
     let execution = Execution::new(vec![Sms(60)], rows).unwrap();
     let profile = Profile { execution, ..slow_profile() };
     Stage::with(|settings| {
-        (settings.slo.latency, settings.reject_late, settings.profile) = (slo, true, Some(profile));
+        (settings.live.slo.latency, settings.live.reject_late, settings.profile) = (slo, true, Some(profile));
     })
 }
 
@@ -117,7 +117,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
 #[tokio::test]
 async fn where_late_requests_are_served_the_door_turns_no_request_away() {
     let stage = Stage::with(|settings| {
-        (settings.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
+        (settings.live.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
     let worker = enter(&stage, 1);
     stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
@@ -161,8 +161,8 @@ async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests(
 async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
     let execution = Execution::new(vec![Sms(60)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
     let stage = Stage::with(|settings| {
-        settings.slo.latency = Duration::from_micros(500);
-        settings.reject_late = true;
+        settings.live.slo.latency = Duration::from_micros(500);
+        settings.live.reject_late = true;
         settings.profile = Some(Profile { execution, ..slow_profile() });
     });
     let worker = enter(&stage, 1);

@@ -31,8 +31,8 @@ async fn a_death_and_the_retry_after_it_are_noted_with_the_worker() {
     let (died, answered) = (died.ran.as_ref().unwrap(), answered.ran.as_ref().unwrap());
     assert!(matches!(died.ending, Ending::Lost { why: Lost::Died, .. }), "{died:?}");
     assert!(matches!(answered.ending, Ending::Answered { .. }), "{answered:?}");
-    assert_eq!((died.batch.place.worker, answered.batch.place.worker), (1, 2));
-    assert_eq!((answered.batch.rows, answered.batch.requests, answered.batch.place.sms), (1, 1, Sms(10)));
+    assert_eq!((died.place.worker, answered.place.worker), (1, 2));
+    assert_eq!((answered.rows, answered.requests, answered.place.sms), (1, 1, Sms(10)));
     assert!(matches!(journey.handover, Some(Handover { from: None, to: 2, .. })), "{journey:?}");
 }
 

@@ -64,7 +64,7 @@ async fn lower_priorities_go_first_and_share_no_batch_with_others() {
 async fn within_a_priority_the_sooner_timeout_goes_first() {
     let stage = Stage::with(|settings| {
         settings.max_requests = 16;
-        settings.slo = Slo { latency: Duration::from_secs(60), ..settings.slo };
+        settings.live.slo = Slo { latency: Duration::from_secs(60), ..settings.live.slo };
     });
     let (worker, first) = busy(&stage).await;
     let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };
@@ -112,10 +112,10 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
     worker.answer_well(&worker.batch().await);
     assert_eq!(last.await.unwrap(), Ok(good()));
     let counts = stage.pipeline.report().counts;
-    let (totals, timings) = stage.pipeline.timings();
+    let totals = stage.pipeline.totals();
     assert_eq!((counts.accepted, counts.succeeded, counts.failed, counts.cancelled), (4, 2, 2, 0));
     assert_eq!(
-        (totals.durations.count, timings.fail.count, timings.rows, totals.batch_rows.count()),
+        (totals.durations.count, totals.fail.count, totals.rows, totals.batch_execution.count()),
         (2, 2, 2, 3)
     );
 }
@@ -144,7 +144,7 @@ async fn a_request_that_its_client_gives_up_is_counted_at_once_and_not_run() {
     assert_eq!(batch.requests.len(), 1, "the request that was given up is not in it");
     worker.answer_well(&batch);
     assert_eq!(stays.await.unwrap(), Ok(good()));
-    assert_eq!(stage.pipeline.totals().batch_rows.count(), 3);
+    assert_eq!(stage.pipeline.totals().batch_execution.count(), 3);
     assert_eq!(stage.pipeline.report().counts.succeeded, 3);
 }
 
@@ -182,14 +182,14 @@ async fn a_request_that_is_given_up_while_it_runs_is_no_success() {
     assert_eq!(stays.await.unwrap(), Ok(good()));
     let counts = stage.pipeline.report().counts;
     assert_eq!((counts.accepted, counts.succeeded, counts.failed, counts.cancelled), (2, 1, 0, 1));
-    let (totals, timings) = stage.pipeline.timings();
-    assert_eq!((totals.durations.count, timings.rows, totals.batch_rows.count()), (1, 1, 2));
+    let totals = stage.pipeline.totals();
+    assert_eq!((totals.durations.count, totals.rows, totals.batch_execution.count()), (1, 1, 2));
 }
 
 /// How much of the time counts that a request took to arrive, if it began to arrive half a minute
 /// ago.
 async fn counted_of_half_a_minute(terms: RequestOptions) -> Duration {
-    let stage = Stage::with(|settings| settings.slo.latency = Duration::from_secs(100));
+    let stage = Stage::with(|settings| settings.live.slo.latency = Duration::from_secs(100));
     let worker = stage.enter(1);
     let pipeline = Arc::clone(&stage.pipeline);
     let began = Instant::now().checked_sub(UPTIME).unwrap();

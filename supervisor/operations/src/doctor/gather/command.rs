@@ -1,34 +1,24 @@
 //! Asking other programs, for no longer than a moment.
 
+use std::ffi::OsStr;
 use std::io;
 use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
 
-/// How long a program may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a program said nothing.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Silent {
-    #[error("it cannot be run")]
-    Run(#[source] io::Error),
-    #[error("it did not end within {PATIENCE:?}")]
-    TooLate,
-}
-
-/// A program's output, on stdout and then on stderr, until it ends.
-pub(super) fn output(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Result<String, Silent> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Silent::Run)?;
+/// A program's output, on stdout and then on stderr, until it ends; or why there is none.
+pub(super) fn output(program: impl AsRef<OsStr>, arguments: &[&str]) -> Result<String, String> {
+    let failed = |error: io::Error| format!("it cannot be run: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    runtime.block_on(async {
-        let output = tokio::time::timeout(PATIENCE, command.output()).await.map_err(|_| Silent::TooLate)?;
-        let output = output.map_err(Silent::Run)?;
-        let said = [output.stdout, output.stderr].concat();
-        Ok(String::from_utf8_lossy(&said).into_owned())
-    })
+    let output = runtime.block_on(async { tokio::time::timeout(PATIENCE, command.output()).await });
+    let output = output.map_err(|_| format!("it did not end within {PATIENCE:?}"))?.map_err(failed)?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 #[cfg(test)]
@@ -38,6 +28,6 @@ mod tests {
     #[test]
     fn hears_both_streams_and_says_what_cannot_be_run() {
         assert_eq!(output("sh", &["-c", "echo out; echo err >&2"]).unwrap(), "out\nerr\n");
-        assert!(matches!(output("/nowhere/program", &[]), Err(Silent::Run(_))));
+        assert!(output("/nowhere/program", &[]).unwrap_err().starts_with("it cannot be run: "));
     }
 }

@@ -13,7 +13,6 @@ use shadowslice_control::nvml::{Host, Library};
 /// The library of the driver through which CUDA is spoken.
 const LIBCUDA: &str = "libcuda.so.1";
 
-/// Processes that belong on a GPU.
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
 pub(super) fn facts(linker: &Linker, processes: &Processes) -> Driver {

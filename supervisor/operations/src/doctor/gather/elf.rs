@@ -1,7 +1,6 @@
 //! Shared libraries, as far as the dynamic linker looks at them first.
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
 
 use object::Endianness;
@@ -11,34 +10,23 @@ use object::read::{ReadCache, StringTable};
 
 type Header = FileHeader64<Endianness>;
 
-/// A library's own description.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// The number of the processor's kind.
     pub(super) machine: u16,
-    /// The libraries that it needs.
     pub(super) needed: Vec<String>,
     /// The folders in which the needed libraries may lie, with `$ORIGIN` as it is written; from the
     /// RUNPATH, else the RPATH.
     pub(super) search: Vec<String>,
-    /// The names of its symbols' versions.
     pub(super) versions: Vec<String>,
-}
-
-/// Why a library cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ElfError {
-    #[error("it cannot be opened")]
-    Open(#[source] io::Error),
-    #[error("it is no shared library of a 64-bit host")]
-    Read(#[source] object::read::Error),
 }
 
 impl Elf {
     /// Reads the few parts of a file that say so; the rest may be as large as it likes.
-    pub(super) fn read(path: &Path) -> Result<Self, ElfError> {
-        let cache = ReadCache::new(File::open(path).map_err(ElfError::Open)?);
-        Self::of(&cache).map_err(ElfError::Read)
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let file = File::open(path).map_err(|error| format!("it cannot be opened: {error}"))?;
+        let elf = Self::of(&ReadCache::new(file));
+        elf.map_err(|error| format!("it is no shared library of a 64-bit host: {error}"))
     }
 
     fn of(data: &ReadCache<File>) -> object::read::Result<Self> {

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use super::command;
 use super::elf::Elf;
 use crate::doctor::facts::{Missing, Shared};
-use shadowslice_shared::errors;
 
 /// The most libraries that are read for one library.
 const MAX_LIBRARIES: usize = 512;
@@ -18,7 +17,6 @@ const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// Where `ldconfig` may lie; the PATH of many users does not have its folder.
 const LDCONFIG: [&str; 3] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"];
 
-/// Where libraries lie on this host.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Linker {
     /// `LD_LIBRARY_PATH`.
@@ -59,7 +57,6 @@ impl Linker {
         self.resolve(name, &search, elf.machine).map(|(path, _)| path)
     }
 
-    /// A library with all that it needs.
     pub(super) fn inspect(&self, path: &Path) -> (Shared, Elf) {
         let shared = Shared { path: path.to_owned(), ..Shared::default() };
         match Elf::read(path) {
@@ -67,7 +64,7 @@ impl Linker {
                 let missing = self.missing(path, &elf);
                 (Shared { needs: elf.needed.clone(), missing, ..shared }, elf)
             }
-            Err(error) => (Shared { unreadable: Some(errors::chain(&error)), ..shared }, Elf::default()),
+            Err(why) => (Shared { unreadable: Some(why), ..shared }, Elf::default()),
         }
     }
 

@@ -12,7 +12,6 @@ use super::command;
 use super::processes::{Processes, is_our_own, variable};
 use crate::doctor::facts::{Control, Mps, MpsKind, MpsProcess, PipeDirectory};
 use shadowslice_control::backend::control_program;
-use shadowslice_shared::errors;
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -39,7 +38,7 @@ fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
 }
 
 fn control(path: PathBuf) -> Control {
-    let said = command::output(&path, &["-v"]).map_err(|error| errors::chain(&error));
+    let said = command::output(&path, &["-v"]);
     let version = said.and_then(|said| version(&said).ok_or(said));
     Control { version, knows_partitions: mentions(&path, b"lspart"), path }
 }

@@ -12,16 +12,12 @@ pub(in crate::doctor) fn partitions(facts: &Facts, devices: Option<&[CudaDevice]
     let found = facts.driver.nvml.iter().flat_map(|host| host.gpus.iter().flatten());
     let all = || found.map(|gpu| CudaDevice::Index(gpu.identity.index)).collect();
     let devices = devices.map_or_else(all, <[CudaDevice]>::to_vec);
-    devices.into_iter().map(|device| of_gpu(facts, device)).collect()
-}
-
-fn of_gpu(facts: &Facts, device: CudaDevice) -> Partitions {
-    let name = device.to_string();
-    let groups = match &facts.system.worker {
-        Err(trouble) => Err(trouble.clone()),
-        Ok(worker) => measure(worker, device),
+    let worker = &facts.system.worker;
+    let of_gpu = |device: CudaDevice| Partitions {
+        device: device.to_string(),
+        groups: worker.clone().and_then(|worker| measure(&worker, device)),
     };
-    Partitions { device: name, groups }
+    devices.into_iter().map(of_gpu).collect()
 }
 
 fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>, Trouble> {

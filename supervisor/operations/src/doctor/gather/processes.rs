@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-/// The supervisor's name.
 const SUPERVISOR: &str = "shadowslice";
 
 /// How many ancestors of a process are looked at.
@@ -19,7 +18,6 @@ pub(super) struct Process {
 /// All of them, by number.
 pub(super) type Processes = BTreeMap<i32, Process>;
 
-/// The processes that there are.
 pub(super) fn all() -> Processes {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
     all.filter_map(|process| Some((process.pid, seen(&process)?))).collect()

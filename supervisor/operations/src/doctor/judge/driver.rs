@@ -1,13 +1,10 @@
 //! NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::Driver;
+use crate::doctor::facts::{Driver, MIB};
 use crate::doctor::need::Need;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
-
-/// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
 
 /// The least compute capability of which MPS limits the SMs: Volta's.
 const LEAST_CAPABILITY: (i32, i32) = (7, 0);

@@ -3,11 +3,8 @@
 use std::path::Path;
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{RunDir, System};
+use crate::doctor::facts::{MIB, RunDir, System};
 use crate::doctor::need::Need;
-
-/// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
 
 /// The size of `/dev/shm` that Docker gives a container by default, in bytes; hardly enough for
 /// CUDA's own use.
@@ -23,12 +20,10 @@ const MAX_PIPE_DIRECTORY: usize = 75;
 /// The longest way from the run directory to a pipe directory.
 const PIPES: &str = "private/mps63/pipe";
 
-/// Checks for real GPUs only.
 pub(super) fn of_gpus(system: &System) -> Vec<Check> {
     vec![environment(system), shared_memory(system), locked_memory(system)]
 }
 
-/// Checks for MPS only.
 pub(super) fn of_mps(system: &System) -> Vec<Check> {
     match &system.run_dir {
         RunDir::Usable(path) | RunDir::Taken(path) => vec![pipes(path)],
@@ -43,8 +38,8 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
         priority(system),
         open_files(system, need),
         run_dir(&system.run_dir),
-        temporary(system),
-        worker(system),
+        Check::found("temporary directory", &system.temporary),
+        Check::found("worker", &system.worker),
     ]
 }
 
@@ -164,20 +159,5 @@ fn run_dir(run_dir: &RunDir) -> Check {
             "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default",
             "say `run_dir: PATH` in the configuration",
         ),
-    }
-}
-
-fn temporary(system: &System) -> Check {
-    let name = "temporary directory";
-    match &system.temporary {
-        Ok(path) => Check::ok(name, path.display().to_string()),
-        Err(trouble) => Check::met(name, trouble),
-    }
-}
-
-fn worker(system: &System) -> Check {
-    match &system.worker {
-        Ok(path) => Check::ok("worker", path.display().to_string()),
-        Err(trouble) => Check::met("worker", trouble),
     }
 }
