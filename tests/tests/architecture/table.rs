@@ -153,6 +153,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",
     "worker/src/engine/onnxruntime/providers.rs",
+    "worker/src/engine/onnxruntime/scratch.rs",
     "worker/src/engine/onnxruntime/weights.rs",
     "worker/src/engine/onnxruntime/strings.rs",
 ];

@@ -304,3 +304,29 @@ async fn a_higher_priority_has_the_memory_that_a_lower_ones_standing_worker_took
     assert!(low.more["no_standby"].as_str().is_some_and(|why| why.contains("a higher priority")), "{low:?}");
     server.stop().await.unwrap();
 }
+
+/// The MiB of weights that a worker brought to its GPU, and all that it uses there.
+fn weights(worker: &Worker) -> (Option<u64>, Option<u64>) {
+    let memory = &worker.more["memory"];
+    (memory["brought_mib"].as_u64(), memory["weights_mib"].as_u64())
+}
+
+#[tokio::test]
+async fn weights_are_brought_once_and_outlive_all_workers() {
+    let server = one_echo("always", "100ms").await.unwrap();
+    let model = stands(&server, 0).await.unwrap();
+    let brought = [incumbent(&model), standing(&model)].map(|worker| weights(worker.unwrap()));
+    assert_eq!(brought, [(Some(10), Some(10)), (Some(0), Some(10))]);
+    let clients = Clients::start(&server);
+    let (first, second) = (incumbent(&model).unwrap().pid, standing(&model).unwrap().pid);
+    [first, second].into_iter().for_each(kill);
+    let fresh = |model: &Model| {
+        let all = [incumbent(model), standing(model)];
+        all.iter().all(|worker| worker.is_some_and(|worker| ![first, second].contains(&worker.pid)))
+    };
+    let model = server.wait_status("echo", "two other workers", fresh).await.unwrap();
+    let brought = [incumbent(&model), standing(&model)].map(|worker| weights(worker.unwrap()));
+    assert_eq!(brought, [(Some(0), Some(10)); 2], "the supervisor keeps them");
+    clients.end().await;
+    server.stop().await.unwrap();
+}

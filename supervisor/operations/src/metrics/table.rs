@@ -173,8 +173,8 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         gpu_memory,
     ),
     gauge(
-        "shadowslice_model_gpu_memory_bytes",
-        "GPU memory by kind: weights, once for all workers of the model, and scratch of all of them.",
+        "shadowslice_model_memory_bytes",
+        "GPU memory by kind, emulated too: weights, once for all workers, and scratch of all of them.",
         memory_by_kind,
     ),
 ];

@@ -230,7 +230,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
-    let name = "shadowslice_model_gpu_memory_bytes";
+    let name = "shadowslice_model_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",kind=\"weights\"}} {}", 400 << 20));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",kind=\"scratch\"}} {}", (1 + 2 + 219) << 20));
     assert!(!text.contains("shadow\""), "{text}");
