@@ -200,9 +200,9 @@ impl Controller {
     fn ordered(&mut self, order: Order) {
         match order {
             Order::Stop => self.tell(Fact::Stop),
-            Order::Resize { share, cause, hold, onset, reply } => {
+            Order::Resize { share, cause, hold, reply } => {
                 let number = Some(self.records.expect(reply));
-                let request = ResizeRequest { number, share, cause, onset, decided: self.now() };
+                let request = ResizeRequest { number, share, cause, decided: self.now() };
                 self.tell(Fact::Resize { request, hold });
             }
             Order::Configure { model } => {

@@ -37,7 +37,7 @@ pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
 
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::backend::GpuBackend;
@@ -81,8 +81,6 @@ pub enum Order {
         cause: Cause,
         /// Whether the share is held from then on, where a policy would change it again.
         hold: bool,
-        /// When the policy decided, if the order is its own.
-        onset: Option<Moment>,
         /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
     },

@@ -47,10 +47,9 @@ struct Effect {
     reported: bool,
 }
 
-/// The wait until the objective is kept again after the last change.
+/// The wait until the objective is kept again after a change by the policy.
 #[derive(Debug)]
 struct Settling {
-    cause: Cause,
     look: Moment,
     until: Moment,
 }
@@ -108,10 +107,10 @@ impl Records {
     pub(super) fn on_time(&mut self, pipeline: &Pipeline, now: Moment) {
         let Some(settling) = self.settling.as_mut().filter(|settling| settling.look <= now) else { return };
         settling.look = now + LOOK_EVERY;
-        let (cause, over) = (settling.cause, now >= settling.until);
+        let over = now >= settling.until;
         let took = pipeline.settled();
         if let Some(took) = took {
-            self.changes.of(cause).settle.record(took);
+            self.changes.of(Cause::Policy).settle.record(took);
             if let Some(last) = &mut self.handovers.last {
                 last.settle_ms = Some(ms(took));
             }
@@ -194,11 +193,11 @@ impl Controller {
         changes.of(request.cause).completed += 1;
         changes.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
         self.records.reported(report.clone());
-        if let Some(onset) = request.onset {
-            // If a change of the load was the reason: whether it is enough.
-            self.pipeline.begin_settling(onset);
-            let (cause, now) = (request.cause, self.now());
-            self.records.settling = Some(Settling { cause, look: now + LOOK_EVERY, until: now + LOOK_FOR });
+        if request.cause == Cause::Policy {
+            // Whether the change is enough.
+            self.pipeline.begin_settling(request.decided);
+            let now = self.now();
+            self.records.settling = Some(Settling { look: now + LOOK_EVERY, until: now + LOOK_FOR });
         }
         self.records.answer(&request, Ok(report));
     }

@@ -189,7 +189,7 @@ pub(super) async fn resize(
         // A policy may have changed the share meanwhile.
         let share = aim.from(standing.borrow_and_update().share);
         let (reply, outcome) = oneshot::channel();
-        give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, onset: None, reply }).await?;
+        give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, reply }).await?;
         match outcome.await {
             Ok(Ok(report)) => return report.why.map_or(Ok(()), Err),
             Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),

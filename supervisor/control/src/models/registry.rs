@@ -371,7 +371,7 @@ fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bo
     if by_hand && was.share != share {
         let (reply, _nobody) = oneshot::channel();
         let (share, hold) = (was.share, was.held);
-        let order = Order::Resize { share, cause: Cause::Hand, hold, onset: None, reply };
+        let order = Order::Resize { share, cause: Cause::Hand, hold, reply };
         next.orders.try_send(order).ok();
     }
 }

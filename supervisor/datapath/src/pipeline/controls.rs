@@ -170,12 +170,12 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    /// Begins to measure when the objective is kept again after the load changed at `onset`.
-    pub fn begin_settling(&self, onset: Moment) {
-        self.state.lock().stats.settle.begin(onset);
+    /// Begins to measure when the objective is kept again after a policy decided at `decided`.
+    pub fn begin_settling(&self, decided: Moment) {
+        self.state.lock().stats.settle.begin(decided);
     }
 
-    /// From the last onset to the beginning of the first second in which all was answered in time; nothing
+    /// From the last decision to the beginning of the first second in which all was answered in time; nothing
     /// before that is over.
     pub fn settled(&self) -> Option<Duration> {
         let now = self.clock.now();

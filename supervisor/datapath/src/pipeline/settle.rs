@@ -17,7 +17,7 @@ pub(crate) struct SettleMeter {
 
 #[derive(Debug)]
 struct Window {
-    onset: Moment,
+    decided: Moment,
     /// Since when nothing was missed.
     clean_from: Moment,
     settled: Option<Duration>,
@@ -26,7 +26,7 @@ struct Window {
 impl Window {
     fn judge(&mut self, now: Moment) {
         if self.settled.is_none() && now.since(self.clean_from) >= CLEAN {
-            self.settled = Some(self.clean_from.since(self.onset));
+            self.settled = Some(self.clean_from.since(self.decided));
         }
     }
 }
@@ -41,12 +41,12 @@ impl SettleMeter {
         }
     }
 
-    /// Begins a window with a load that changed at `onset`.
-    pub(crate) fn begin(&mut self, onset: Moment) {
-        self.window = Some(Window { onset, clean_from: onset.max(self.last_miss), settled: None });
+    /// Begins a window with a decision at `decided`.
+    pub(crate) fn begin(&mut self, decided: Moment) {
+        self.window = Some(Window { decided, clean_from: decided.max(self.last_miss), settled: None });
     }
 
-    /// From the onset to the beginning of the first second without a miss; `None` before that
+    /// From the decision to the beginning of the first second without a miss; `None` before that
     /// second is over.
     pub(crate) fn read(&mut self, now: Moment) -> Option<Duration> {
         let window = self.window.as_mut()?;

@@ -228,7 +228,7 @@ async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
 
 async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
-    let resize = |reply| Order::Resize { share, cause: Cause::Hand, hold: true, onset: None, reply };
+    let resize = |reply| Order::Resize { share, cause: Cause::Hand, hold: true, reply };
     let held = reach.controller.acts().is_some();
     match order(name, reach, resize).await? {
         Ok(report) => Ok(Reply::Handover { report, held }),

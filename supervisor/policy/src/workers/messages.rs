@@ -110,9 +110,6 @@ pub struct ResizeRequest {
     pub share: Percent,
     /// Why it is wanted.
     pub cause: Cause,
-    /// When the policy decided, if the request is its own: from then on it is measured when all
-    /// requests are in time again.
-    pub onset: Option<Moment>,
     /// When it was asked for.
     pub decided: Moment,
 }

@@ -323,7 +323,7 @@ impl Workers {
         if self.partition.is_err() && whole && self.share != Percent::WHOLE && self.change.is_none() {
             let share = std::mem::replace(&mut self.share, Percent::WHOLE);
             let (cause, decided) = (Cause::Worker, self.now);
-            self.begin_handover(ResizeRequest { number: None, share, cause, onset: None, decided }, None);
+            self.begin_handover(ResizeRequest { number: None, share, cause, decided }, None);
         }
     }
 

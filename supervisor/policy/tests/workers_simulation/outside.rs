@@ -89,8 +89,7 @@ impl World {
             }
             None => any.expect("1 to 100"),
         };
-        let request =
-            ResizeRequest { number: Some(self.number), share, cause, onset: None, decided: self.now };
+        let request = ResizeRequest { number: Some(self.number), share, cause, decided: self.now };
         let hold = cause == Cause::Hand && self.random.percent(15);
         self.tell(Fact::Resize { request, hold })
     }

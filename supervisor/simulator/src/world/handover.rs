@@ -64,7 +64,7 @@ impl Model<'_> {
     pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
-        let request = ResizeRequest { number: None, share, cause, onset: None, decided };
+        let request = ResizeRequest { number: None, share, cause, decided };
         self.tell(Fact::Resize { request, hold: false }, now, stage);
     }
 

@@ -9,6 +9,7 @@ mod gpus;
 mod handover;
 mod host;
 mod lossless;
+mod memory;
 mod models;
 mod mps;
 mod neighbours;

@@ -60,6 +60,15 @@ const SECTIONS: &[Section] = &[
         show: |figures| samples(figures, &[("stall", &["stall_us"])]),
     },
     Section {
+        title: "Memory",
+        stage: "memory",
+        figure: "memory",
+        means: "GPU memory of the whole card in MiB beyond its idle state, batches up to 32, one model at a time: with one worker, \
+                with two, before and after the deaths of all workers and of the MPS server under 50 requests/s, and after the end. \
+                `effect`: from the order to the first batch at the new share, in ms.",
+        show: crate::memory::show,
+    },
+    Section {
         title: "Hand-overs under load",
         stage: "lossless",
         figure: "handovers",
@@ -250,7 +259,7 @@ fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
 }
 
 /// A row a model, a column a part.
-fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
+pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     let mut table = Table::new(&[&["model"], parts].concat());
     for (model, of) in figures[figure].as_object().into_iter().flatten() {
         table.row(model, parts.iter().map(|part| cell(&of[*part])));

@@ -9,7 +9,8 @@ use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::tools::Setting;
 use crate::{
-    contention, gpus, handover, host, lossless, neighbours, pairs, partitions, policies, profiles, sms, sweep,
+    contention, gpus, handover, host, lossless, memory, neighbours, pairs, partitions, policies, profiles,
+    sms, sweep,
 };
 
 /// One part of the check.
@@ -21,6 +22,8 @@ pub(crate) enum Stage {
     Sms,
     /// Where the time of a hand-over goes, model by model.
     Handover,
+    /// GPU memory with one worker and with two, and after deaths of all.
+    Memory,
     /// Many hand-overs of all models under load, every answer checked.
     Lossless,
     /// Shares that change inside the workers, half precision included.
@@ -45,10 +48,11 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The most valuable first.
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Host,
         Self::Sms,
         Self::Handover,
+        Self::Memory,
         Self::Lossless,
         Self::Partitions,
         Self::Contention,
@@ -67,6 +71,7 @@ impl Stage {
             Self::Host => "host",
             Self::Sms => "sms",
             Self::Handover => "handover",
+            Self::Memory => "memory",
             Self::Lossless => "lossless",
             Self::Partitions => "partitions",
             Self::Contention => "contention",
@@ -85,7 +90,7 @@ impl Stage {
         let minutes = match self {
             Self::Host => 1,
             Self::Sms => 4,
-            Self::Handover => 7,
+            Self::Handover | Self::Memory => 7,
             Self::Lossless | Self::Partitions | Self::Sweep | Self::Profiles => 9,
             Self::Neighbours => 6,
             Self::Contention | Self::Pairs | Self::Gpus => 4,
@@ -148,6 +153,7 @@ async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instan
         Stage::Host => host::run(setting, figures).await,
         Stage::Sms => sms::run(setting, figures).await,
         Stage::Handover => handover::run(setting, figures).await,
+        Stage::Memory => memory::run(setting, figures).await,
         Stage::Lossless => lossless::run(setting, figures, end).await,
         Stage::Partitions => partitions::run(setting, figures, end).await,
         Stage::Contention => contention::run(setting, figures).await,

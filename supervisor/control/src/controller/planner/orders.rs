@@ -92,7 +92,7 @@ impl Orders {
             return Err("an order is under way".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
-        let order = Order::Resize { share, cause: Cause::Policy, hold: false, onset: Some(now), reply };
+        let order = Order::Resize { share, cause: Cause::Policy, hold: false, reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         Ok(())

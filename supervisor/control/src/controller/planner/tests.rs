@@ -103,8 +103,8 @@ impl Rig {
     /// The share that was ordered of a model since the last time, with where its answer goes.
     fn ordered(&mut self, model: usize) -> Option<(u32, super::super::outcome::Reply)> {
         match self.ordered[model].try_recv().ok()? {
-            Order::Resize { share, cause, onset, reply, .. } => {
-                assert_eq!((cause, onset.is_some()), (Cause::Policy, true));
+            Order::Resize { share, cause, reply, .. } => {
+                assert_eq!(cause, Cause::Policy);
                 Some((share.get(), reply))
             }
             other => panic!("{other:?}"),
