@@ -139,7 +139,7 @@ fn others_that_execute_slow_a_worker_down() {
     assert_eq!(worker.receive().execution_us, 10_000, "with each kernel it waits for one as long");
     worker.pool.occupy(9, None);
     worker.send(&batch);
-    assert_eq!(worker.receive().execution_us, 5_000, "nobody is in the way");
+    assert_eq!(worker.receive().execution_us, 5_000, "no other worker executes");
     assert!(worker.stop().success());
 }
 

@@ -100,7 +100,7 @@ fn a_model_is_kept_room_for_until_its_last_controller_ends() {
 #[test]
 fn standing_workers_are_called_in_until_there_is_enough() {
     let ledger = ledger(None);
-    assert!(!ledger.call_in("a", GIB), "nobody stands ready");
+    assert!(!ledger.call_in("a", GIB), "no worker stands ready");
     let mut calls = ledger.calls();
     ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(of(model), true, at(0)));
     let called = || ["a", "b", "c"].map(|model| ledger.is_called_in(of(model)));

@@ -14,7 +14,7 @@ pub(super) enum NotSimulated {
         "GPU {0} is a real one, of which only it knows how many SMs it has; give `device: emulated, sms: 132`, say"
     )]
     RealGpu(usize),
-    #[error("model {0} has no profile, so nobody knows what it costs; give it one")]
+    #[error("model {0} has no profile, so its costs are not known; give it one")]
     NoProfile(String),
     #[error("{}", Listing(.0))]
     BadFiles(Vec<Fault>),

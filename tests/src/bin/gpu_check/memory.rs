@@ -26,6 +26,9 @@ const SHARES: [u32; 2] = [100, 60];
 /// Times that all workers of a model are killed.
 const KILLS: usize = 10;
 
+/// Requests that are answered between two kills, at least.
+const BETWEEN_KILLS: u64 = 50;
+
 /// Times that the MPS server is killed.
 const SERVER_KILLS: usize = 1;
 
@@ -57,7 +60,7 @@ async fn of_model(setting: &Setting, figures: &mut Figures, model: &Model) -> Re
     let config = config(setting, service).replace("dwell: 200ms", "dwell: 5s");
     let serving = Serving::start_with(setting, &name, &config).await?;
     let subject = Subject::learn(&serving.server, &model.name).await?;
-    let kinds = serving.alone(&model.name).await?.more["memory"].clone();
+    let kinds = serving.alone(&model.name).await?.more.get("memory").cloned();
     let one = more().await?;
     let load = Load::begin(&subject, RATE, None);
     let handed = serving.hand_over(&model.name, SHARES[1]).await?;
@@ -101,7 +104,11 @@ async fn kill_all(serving: &Serving, model: &Model) -> Result<(), Error> {
         let other = status.workers.iter().any(|worker| !doomed.contains(&worker.pid));
         status.state == "ready" && other
     };
-    serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
+    let status = serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
+    // A request that is there at one death after another would be held to be the cause.
+    let enough = status.requests.succeeded + BETWEEN_KILLS;
+    let served = |status: &ModelStatus| status.requests.succeeded > enough;
+    serving.server.wait_status(&model.name, "answers after the kill", served).await?;
     Ok(())
 }
 

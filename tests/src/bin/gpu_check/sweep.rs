@@ -79,7 +79,9 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
                 times.extend(execution.or(median(&closed.latencies_ms)).map(|ms| (batch, rounded(ms))));
             }
             // The driver counts weights as those of the worker that brought them.
-            let kind = |kind: &str| worker.more["memory"][kind].as_f64().unwrap_or(0.0);
+            let kind = |kind: &str| {
+                worker.more.get("memory").and_then(|memory| memory[kind].as_f64()).unwrap_or(0.0)
+            };
             let found = kind("weights_mib") - kind("brought_mib");
             let memory_mib = memory_of(setting, worker.pid).await?.map(|used| used + found);
             columns.push(Column { share, worker, execution_ms: times, memory_mib });

@@ -114,7 +114,8 @@ impl OnGpu {
 
     /// What it has of the GPU's memory, by kind.
     pub fn memory(&self) -> DeviceMemory {
-        self.sessions.memory()
+        let (weights, brought) = self.sessions.weights();
+        DeviceMemory { weights, brought, scratch: scratch::bytes(&self.allocator).unwrap_or(0) }
     }
 
     /// The GPU.

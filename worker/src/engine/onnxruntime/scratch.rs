@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::ptr::null_mut;
 
 use ort::environment::Environment;
-use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::{AsPointer, ortsys};
 
 /// The arena grows by what is asked for: doubling would take memory that neighbours need.
@@ -25,13 +25,9 @@ pub(super) enum Scratch {
     Own,
 }
 
-fn on_gpu() -> ort::Result<MemoryInfo<'static>> {
-    MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)
-}
-
 /// Makes the arena of all sessions that want it, once a process.
 pub(super) fn share(environment: &Environment) -> ort::Result<()> {
-    let memory = on_gpu()?;
+    let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
     let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
     let mut arena = null_mut();
     // SAFETY: reads a key and a value, and writes a pointer to the configuration that it makes.
@@ -49,18 +45,13 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     registered
 }
 
-/// What the arena of all sessions has of the GPU's memory, in bytes; `None` if it does not say.
-pub(super) fn bytes(environment: &Environment) -> Option<u64> {
-    let memory = on_gpu().ok()?;
-    let (mut arena, mut stats) = (null_mut(), null_mut());
+/// What the arena behind a session's allocator has of the GPU's memory, in bytes; `None` if it does
+/// not say.
+pub(super) fn bytes(allocator: &Allocator) -> Option<u64> {
+    let mut stats = null_mut();
     let mut ask = || -> ort::Result<()> {
-        let environment = environment.ptr().cast_mut();
-        // SAFETY: writes a pointer to the allocator, which the environment keeps.
-        ortsys![unsafe GetSharedAllocator(environment, memory.ptr(), &mut arena)?];
-        if !arena.is_null() {
-            // SAFETY: writes a pointer to figures that are the caller's.
-            ortsys![unsafe AllocatorGetStats(arena, &mut stats)?];
-        }
+        // SAFETY: the allocator is alive; the call writes a pointer to figures that are the caller's.
+        ortsys![unsafe AllocatorGetStats(allocator.ptr(), &mut stats)?];
         Ok(())
     };
     ask().ok().filter(|()| !stats.is_null())?;

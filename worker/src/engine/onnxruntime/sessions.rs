@@ -2,11 +2,11 @@
 
 use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory};
+use shadowslice_shared::boot::BootRefusal;
 
 use super::bound::{BatchForm, Bound, How, SessionOf};
 use super::loader::{Fallback, Lengths, Loader, lengths};
-use super::scratch::{self, Scratch};
+use super::scratch::Scratch;
 use super::{OnnxRuntime, Signature, model_file};
 
 /// A model's sessions.
@@ -96,11 +96,9 @@ impl Sessions {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// What the model has of the GPU's memory, as far as it is known.
-    pub(super) fn memory(&self) -> DeviceMemory {
-        let (weights, brought) = self.loader.weights.bytes();
-        let scratch = scratch::bytes(&self.loader.environment).unwrap_or(0);
-        DeviceMemory { weights, brought, scratch }
+    /// Bytes of all weights on the GPU, and of those that were brought there from here.
+    pub(super) fn weights(&self) -> (u64, u64) {
+        self.loader.weights.bytes()
     }
 
     /// Whether the worker warms up.
