@@ -59,7 +59,7 @@ fn live(share: Sms, arrived: u64) -> Live {
         executed,
         ..Seen::default()
     };
-    Live { share, since: Moment::default(), coming: None, standing: None, held: false, seen }
+    Live { share, since: Moment::default(), coming: None, ready: None, held: false, seen }
 }
 
 /// The facts of this round: some models miss, so that the policy tries steps all the time.

@@ -257,7 +257,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -
             Some(metrics::ModelMetrics {
                 status: statuses.remove(&model.model.name)?,
                 totals: model.pipeline.totals(),
-                changes: model.standing.borrow().changes.clone(),
+                changes: model.report.borrow().changes.clone(),
             })
         };
         let models: Vec<_> = models.served.iter().filter_map(told).collect();
@@ -311,9 +311,9 @@ async fn finish(
 /// Waits until every model is ready; an error names the first that never will be.
 async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
-        let mut standing = model.standing.clone();
+        let mut report = model.report.clone();
         let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready(_));
-        let seen = standing.wait_for(|standing| settled(&standing.state)).await;
+        let seen = report.wait_for(|report| settled(&report.state)).await;
         if let Ok(seen) = seen
             && let ModelState::Unready(why) = &seen.state
         {

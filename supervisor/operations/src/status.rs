@@ -141,7 +141,7 @@ pub struct SloStatus {
 
 /// One GPU's status.
 pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
-    let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.standing();
+    let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.status();
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = gpu.division().map(sizes).map_err(str::to_owned);
@@ -154,17 +154,17 @@ pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatu
 pub fn of_model(
     model: &Model,
     pipeline: &Pipeline,
-    standing: &ModelReport,
+    report: &ModelReport,
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
     let PipelineReport { counts, batches, latencies, pending: (queue, in_flight), execution } =
         pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
-    let shadow = standing.mechanism == "shadow";
+    let shadow = report.mechanism == "shadow";
     let cannot_resize =
-        gpus::no_room(&standing.workers, standing.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
-    let (state, why) = match &standing.state {
+        gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
+    let (state, why) = match &report.state {
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
         ModelState::Restarting => ("restarting", None),
@@ -177,19 +177,19 @@ pub fn of_model(
         state: state.to_owned(),
         why,
         gpu: model.gpu,
-        share_percent: standing.share.get(),
-        sms: standing.sms,
-        mechanism: standing.mechanism.to_owned(),
-        no_partition: standing.no_partition.clone(),
-        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
-        held: standing.held,
+        share_percent: report.share.get(),
+        sms: report.sms,
+        mechanism: report.mechanism.to_owned(),
+        no_partition: report.no_partition.clone(),
+        groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
+        held: report.held,
         wanted_percent: plan.map(|plan| plan.wanted_percent),
         verdict: plan.map(|plan| plan.why.clone()),
         queue,
         in_flight,
-        workers: gpus::of_workers(&standing.workers, gpus.get(model.gpu)),
-        worker_deaths: standing.worker_deaths,
-        worker_restarts: standing.worker_restarts,
+        workers: gpus::of_workers(&report.workers, gpus.get(model.gpu)),
+        worker_deaths: report.worker_deaths,
+        worker_restarts: report.worker_restarts,
         requests: counts,
         batches,
         execution_ms: execution.into_iter().map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
@@ -201,8 +201,8 @@ pub fn of_model(
             slack: latencies.slo_percentile_ms.map(|ms| 1.0 - ms / slo_ms),
         },
         cannot_resize,
-        no_standby: standing.no_standby.clone(),
-        handovers: standing.handovers.clone(),
+        no_standby: report.no_standby.clone(),
+        handovers: report.handovers.clone(),
     }
 }
 

@@ -37,7 +37,7 @@ fn seat(lease: Lease) -> u32 {
 }
 
 impl GpuBackend for EmulatedGpu {
-    fn standing(&self) -> BackendStatus {
+    fn status(&self) -> BackendStatus {
         BackendStatus {
             device: "emulated".to_owned(),
             uuid: None,

@@ -126,7 +126,7 @@ pub struct BackendStatus {
 /// A GPU, and how it is shared out.
 pub trait GpuBackend: fmt::Debug + Send + Sync {
     /// Its state.
-    fn standing(&self) -> BackendStatus;
+    fn status(&self) -> BackendStatus;
 
     /// The SMs that a worker with this share gets.
     fn sms(&self, share: Percent) -> Sms;

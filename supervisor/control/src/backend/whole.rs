@@ -40,7 +40,7 @@ impl WholeGpu {
 }
 
 impl GpuBackend for WholeGpu {
-    fn standing(&self) -> BackendStatus {
+    fn status(&self) -> BackendStatus {
         BackendStatus {
             device: self.device.clone(),
             uuid: Some(self.uuid.clone()),

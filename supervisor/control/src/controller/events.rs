@@ -94,7 +94,7 @@ pub struct Controller {
     pub(super) entry: EntryId,
     pub(super) records: Records,
     pub(super) events: mpsc::Sender<WorkerEvent>,
-    pub(super) standing: watch::Sender<ModelReport>,
+    pub(super) report: watch::Sender<ModelReport>,
 }
 
 impl ControllerTask {
@@ -121,7 +121,7 @@ impl ControllerTask {
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
         let entry = ledger.enter(&model, workers.needs_shadows());
-        let (standing, seen) = watch::channel(ModelReport::of(&workers));
+        let (report, seen) = watch::channel(ModelReport::of(&workers));
         let (calls, moves) = (ledger.calls(), groups.moves());
         let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
         let controller = Controller {
@@ -139,7 +139,7 @@ impl ControllerTask {
             entry,
             records: Records::default(),
             events,
-            standing,
+            report,
         };
         (Self { controller, inbox, orders }, seen)
     }
@@ -346,7 +346,7 @@ fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings 
         standby: model.standby,
         timeouts: context.timeouts,
         policy_acts: context.policy_acts,
-        on_gpu: gpu.standing().uuid.is_some(),
+        on_gpu: gpu.status().uuid.is_some(),
         sms: Percent::all().map(|share| gpu.sms(share)).collect(),
     }
 }

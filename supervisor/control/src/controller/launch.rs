@@ -106,15 +106,15 @@ impl Controller {
     /// Puts a warm worker's lane on the data path.
     pub(super) fn attach(&mut self, worker: WorkerId, share: Percent, slice: Slice, sizes: Vec<u32>) {
         let Some(metadata) = self.pipeline.metadata() else { return };
-        let standing = self.gpu.standing();
+        let status = self.gpu.status();
         let Some(lane) = self.processes.get_mut(&worker).and_then(Worker::lane) else { return };
         let arrival = Arrival {
             worker,
             share,
             slice,
             sizes,
-            pads: standing.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
-            device: standing.uuid.unwrap_or(standing.device).into(),
+            pads: status.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
+            device: status.uuid.unwrap_or(status.device).into(),
             crowding: self.gpu.crowding(),
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);

@@ -63,7 +63,7 @@ pub struct Served {
     /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
     /// Its controller's report.
-    pub standing: watch::Receiver<ModelReport>,
+    pub report: watch::Receiver<ModelReport>,
     /// Its controller.
     pub orders: mpsc::Sender<Order>,
     /// The report of the workers that are being started to take its place.

@@ -38,13 +38,13 @@ impl Controller {
     pub(super) fn publish(&self) {
         let workers = &self.workers;
         let since = {
-            let seen = self.standing.borrow();
+            let seen = self.report.borrow();
             if seen.share == workers.share() { seen.since } else { self.now() }
         };
         let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
         let division = self.gpu.division().ok();
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
-        let standing = ModelReport {
+        let report = ModelReport {
             state: self.state(),
             partition,
             since,
@@ -52,24 +52,24 @@ impl Controller {
             ready: workers.ready_share(),
             memory_need: self.ledger.need(&self.model.name),
             no_standby: workers.standing_obstacle().map(str::to_owned),
-            workers: self.worker_standings(),
+            workers: self.worker_reports(),
             worker_deaths,
             worker_restarts,
             handovers: self.records.handovers.clone(),
             changes: self.records.changes.clone(),
             ..ModelReport::of(workers)
         };
-        self.log_changes(&standing);
-        self.standing.send_if_modified(|seen| {
-            let changed = *seen != standing;
-            *seen = standing;
+        self.log_changes(&report);
+        self.report.send_if_modified(|seen| {
+            let changed = *seen != report;
+            *seen = report;
             changed
         });
     }
 
     /// Says what an operator will want to find in the log.
     fn log_changes(&self, new: &ModelReport) {
-        let old = self.standing.borrow();
+        let old = self.report.borrow();
         let model = &self.model.name;
         if old.state != new.state {
             match &new.state {
@@ -113,13 +113,13 @@ impl Controller {
     }
 
     /// All workers, the one that serves first.
-    fn worker_standings(&self) -> Vec<WorkerReport> {
-        let mut all: Vec<_> = self.processes.values().map(|process| self.worker_standing(process)).collect();
+    fn worker_reports(&self) -> Vec<WorkerReport> {
+        let mut all: Vec<_> = self.processes.values().map(|process| self.worker_report(process)).collect();
         all.sort_by_key(|worker| worker.role != "incumbent");
         all
     }
 
-    fn worker_standing(&self, process: &Worker) -> WorkerReport {
+    fn worker_report(&self, process: &Worker) -> WorkerReport {
         let (role, phase) = self.workers.role_and_phase(process.id);
         WorkerReport {
             role: role.to_owned(),

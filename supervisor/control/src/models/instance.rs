@@ -79,14 +79,14 @@ impl ModelFactory {
         let pipeline = Arc::new(pipeline);
         let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
         let (context, of, through) = (self.context.clone(), Arc::clone(&model), Arc::clone(&pipeline));
-        let (hired, standing) = ControllerTask::new(context, of, share, held, through, reference, heard);
+        let (hired, report) = ControllerTask::new(context, of, share, held, through, reference, heard);
         let orders = hired.orders.clone();
         self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
         let (route, guests) = Route::to(Arc::clone(&pipeline));
         let watched = Arc::clone(&pipeline);
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
-        let served = Served { id, model, gpu, pipeline, standing, orders, successor: None };
+        let served = Served { id, model, gpu, pipeline, report, orders, successor: None };
         Ok(Instance { served, route, guests, watching })
     }
 
@@ -182,12 +182,12 @@ impl Aim {
 /// held.
 pub(super) async fn resize(
     orders: mpsc::Sender<Order>,
-    mut standing: watch::Receiver<ModelReport>,
+    mut report: watch::Receiver<ModelReport>,
     aim: Aim,
 ) -> Result<(), String> {
     loop {
         // A policy may have changed the share meanwhile.
-        let share = aim.from(standing.borrow_and_update().share);
+        let share = aim.from(report.borrow_and_update().share);
         let (reply, outcome) = oneshot::channel();
         give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, reply }).await?;
         match outcome.await {
@@ -195,11 +195,11 @@ pub(super) async fn resize(
             Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),
             // Asked again when something has changed.
             Ok(Err(ResizeRefused::Busy(_))) => {}
-            Ok(Err(ResizeRefused::NotServing { .. })) if is_coming(&standing.borrow().state) => {}
+            Ok(Err(ResizeRefused::NotServing { .. })) if is_coming(&report.borrow().state) => {}
             Ok(Err(refused)) => return Err(refused.to_string()),
             Err(_) => return Err(ResizeRefused::Stopping.to_string()),
         }
-        if standing.changed().await.is_err() {
+        if report.changed().await.is_err() {
             return Err(ResizeRefused::Stopping.to_string());
         }
     }
@@ -212,15 +212,15 @@ fn is_coming(state: &ModelState) -> bool {
 
 /// Waits until a model serves, for `patience` at most; else says why it does not.
 pub(super) async fn serving(
-    mut standing: watch::Receiver<ModelReport>,
+    mut report: watch::Receiver<ModelReport>,
     patience: Duration,
 ) -> Result<(), String> {
-    let settled = |standing: &ModelReport| {
-        matches!(standing.state, ModelState::Ready | ModelState::Unready(_) | ModelState::Stopping)
+    let settled = |report: &ModelReport| {
+        matches!(report.state, ModelState::Ready | ModelState::Unready(_) | ModelState::Stopping)
     };
-    let state = async { standing.wait_for(settled).await.map(|seen| seen.state.clone()) };
+    let state = async { report.wait_for(settled).await.map(|seen| seen.state.clone()) };
     let Ok(state) = tokio::time::timeout(patience, state).await else {
-        let waits = match &standing.borrow().state {
+        let waits = match &report.borrow().state {
             ModelState::Waiting(why) => format!(": {why}"),
             _ => String::new(),
         };

@@ -137,7 +137,7 @@ impl ModelSet {
     /// The models that clients can load and unload, in Triton's words.
     pub fn listed(&self) -> Vec<Listed> {
         let served = self.served.iter().map(|served| {
-            let (state, reason) = match &served.standing.borrow().state {
+            let (state, reason) = match &served.report.borrow().state {
                 ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
                 // Requests wait, if a worker has served before.
                 ModelState::Waiting(why) if served.pipeline.ready().is_ok() => ("READY", why.clone()),

@@ -145,7 +145,7 @@ impl Registry {
     pub(super) fn is_unready(&self, name: &str) -> bool {
         let entry = self.entries.iter().find(|entry| entry.model.name == name);
         entry.is_some_and(|entry| match &entry.state {
-            State::Loaded { now, .. } => matches!(now.served.standing.borrow().state, ModelState::Unready(_)),
+            State::Loaded { now, .. } => matches!(now.served.report.borrow().state, ModelState::Unready(_)),
             State::Unloaded { .. } => false,
         })
     }
@@ -160,7 +160,7 @@ impl Registry {
         for Entry { model, state } in &self.entries {
             match state {
                 State::Loaded { now, next, .. } => {
-                    let successor = next.as_ref().map(|next| next.instance.served.standing.clone());
+                    let successor = next.as_ref().map(|next| next.instance.served.report.clone());
                     models.served.push(Served { successor, ..now.served.clone() });
                     routes.insert(model.name.clone(), now.route.clone());
                 }
@@ -209,8 +209,8 @@ impl Registry {
         let made = self.factory.make(Arc::clone(&model), share, false).await;
         let (state, outcome) = match made {
             Ok(now) => {
-                let standing = now.served.standing.clone();
-                waits.spawn(async move { (row, serving(standing, patience).await) });
+                let report = now.served.report.clone();
+                waits.spawn(async move { (row, serving(report, patience).await) });
                 (State::Loaded { now: Box::new(now), next: None, before: None }, Ok(()))
             }
             Err(error) => {
@@ -252,9 +252,9 @@ impl Registry {
             *model = new;
             return (ChangeKind::Changed, Ok(()));
         };
-        let standing = now.served.standing.borrow().clone();
+        let report = now.served.report.borrow().clone();
         // A share that a hand-over will bring counts as in force.
-        let soon = standing.coming.unwrap_or(standing.share);
+        let soon = report.coming.unwrap_or(report.share);
         let aim = match acts {
             // Within the bounds, the policy or a holding operator chooses the share.
             true => Aim::Within(new.share.min, new.share.max),
@@ -262,9 +262,9 @@ impl Registry {
         };
         let wanted = aim.from(soon);
         // The new bounds also apply to the share in force, which stays if the change fails.
-        let fits = standing.share.clamp(new.share.min, new.share.max) == standing.share;
-        if !change.anew.is_empty() || matches!(standing.state, ModelState::Unready(_)) {
-            let from = Was { share: wanted, held: standing.held, beside: soon };
+        let fits = report.share.clamp(new.share.min, new.share.max) == report.share;
+        if !change.anew.is_empty() || matches!(report.state, ModelState::Unready(_)) {
+            let from = Was { share: wanted, held: report.held, beside: soon };
             return (ChangeKind::Replaced, self.replace(place, new, from, row, waits).await);
         }
         if let Err(why) = now.configure(Arc::clone(&new)).await {
@@ -273,9 +273,9 @@ impl Registry {
         let old = std::mem::replace(model, new);
         if wanted != soon || !fits {
             *before = Some(old);
-            let (orders, standing, patience) =
-                (now.served.orders.clone(), now.served.standing.clone(), self.factory.patience());
-            waits.spawn(async move { (row, resized(orders, standing, aim, patience).await) });
+            let (orders, report, patience) =
+                (now.served.orders.clone(), now.served.report.clone(), self.factory.patience());
+            waits.spawn(async move { (row, resized(orders, report, aim, patience).await) });
         }
         (ChangeKind::Changed, Ok(()))
     }
@@ -290,11 +290,11 @@ impl Registry {
         waits: &mut Waits,
     ) -> Result<(), String> {
         let made = self.factory.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
-        let (standing, patience) = (made.served.standing.clone(), self.factory.patience());
+        let (report, patience) = (made.served.report.clone(), self.factory.patience());
         if let State::Loaded { next, .. } = &mut self.entries[place].state {
             *next = Some(Successor { instance: Box::new(made), beside });
         }
-        waits.spawn(async move { (row, serving(standing, patience).await) });
+        waits.spawn(async move { (row, serving(report, patience).await) });
         Ok(())
     }
 
@@ -307,7 +307,7 @@ impl Registry {
         match outcome {
             Ok(()) => {
                 tracing::info!(model = name, "new workers take over");
-                keep_share(&now.served.standing.borrow(), &next.served, beside, acts);
+                keep_share(&now.served.report.borrow(), &next.served, beside, acts);
                 entry.model = Arc::clone(&next.served.model);
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
@@ -360,7 +360,7 @@ impl Registry {
 /// orders has room.
 fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
     let (held, share) = {
-        let is = next.standing.borrow();
+        let is = next.report.borrow();
         (is.held, is.share)
     };
     if was.held != held {
@@ -389,10 +389,10 @@ struct Was {
 /// Brings a share in force, for `patience` at most.
 async fn resized(
     orders: mpsc::Sender<Order>,
-    standing: watch::Receiver<ModelReport>,
+    report: watch::Receiver<ModelReport>,
     aim: Aim,
     patience: Duration,
 ) -> Result<(), String> {
-    let resized = tokio::time::timeout(patience, resize(orders, standing, aim)).await;
+    let resized = tokio::time::timeout(patience, resize(orders, report, aim)).await;
     resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
 }

@@ -11,9 +11,9 @@ use crate::rig::{LIMITS, Rig, UUID, wait, wanted};
 fn a_daemon_and_its_server_live_as_long_as_the_gpu_is_used() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let standing = gpu.standing();
-    assert_eq!((standing.backend, standing.sms, standing.why), ("mps", Sms(132), None));
-    assert_eq!(rig.ask("get_server_list").trim().parse().ok(), standing.mps_server_pid);
+    let status = gpu.status();
+    assert_eq!((status.backend, status.sms, status.why), ("mps", Sms(132), None));
+    assert_eq!(rig.ask("get_server_list").trim().parse().ok(), status.mps_server_pid);
     assert_eq!(rig.processes().len(), 2, "a daemon and a server");
     gpu.stop(false);
     assert_eq!(rig.processes(), Vec::<i32>::new());

@@ -90,9 +90,9 @@ fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
     let lease = gpu.enter().unwrap();
-    let (daemon, server) = (rig.daemon(), gpu.standing().mps_server_pid.unwrap());
+    let (daemon, server) = (rig.daemon(), gpu.status().mps_server_pid.unwrap());
     kill(daemon);
-    until("it is noticed", || gpu.standing().mps_server_pid != Some(server));
+    until("it is noticed", || gpu.status().mps_server_pid != Some(server));
     wait(gpu.lost(lease).unwrap());
     until("it is back", || takes_workers(&gpu));
     assert_ne!(rig.daemon(), daemon);
@@ -114,7 +114,7 @@ fn a_server_at_fault_takes_no_workers_until_all_have_gone() {
     wait(gpu.lost(lease).unwrap());
     client.kill();
     until("it recovers", || takes_workers(&gpu));
-    assert_eq!(gpu.standing().why, None);
+    assert_eq!(gpu.status().why, None);
     gpu.stop(false);
 }
 
@@ -138,14 +138,14 @@ fn a_server_that_stays_at_fault_is_replaced_with_its_daemon() {
 fn a_server_that_is_gone_is_replaced() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (lease, server) = (gpu.enter().unwrap(), gpu.standing().mps_server_pid.unwrap());
+    let (lease, server) = (gpu.enter().unwrap(), gpu.status().mps_server_pid.unwrap());
     let mut died = rig.client();
     kill(server);
     until("it is dead", || rig.ask("get_server_list").is_empty());
     died.kill();
     wait(gpu.departed(died.pid()).unwrap());
     wait(gpu.lost(lease).unwrap());
-    until("another one is there", || gpu.standing().mps_server_pid.is_some_and(|pid| pid != server));
+    until("another one is there", || gpu.status().mps_server_pid.is_some_and(|pid| pid != server));
     gpu.stop(false);
 }
 

@@ -230,7 +230,7 @@ impl State {
     /// may, tried again; the requests behind them are tried again without blame. Nothing more is
     /// sent to the worker.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Moment) {
-        let served = self.scheduler.stand(worker);
+        let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
         [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
         let mut back = self.blamed(executing, now);

@@ -85,14 +85,14 @@ impl Reach {
 
 /// A model's status on these GPUs, and the last decision about it.
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
-    let mut standing = served.standing.borrow().clone();
+    let mut report = served.report.borrow().clone();
     // The worker that is to take over is shown as a shadow, even if it has a queue of its own.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
-    standing.workers.extend(successor.map(|worker| match worker.role.as_str() {
+    report.workers.extend(successor.map(|worker| match worker.role.as_str() {
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
         _ => worker,
     }));
-    status::of_model(&served.model, &served.pipeline, &standing, gpus, plan)
+    status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
 }
 
 /// The control socket cannot be had.

@@ -227,14 +227,14 @@ fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {
         if let Some(mib) = worker.memory_mib {
-            *by_role.entry(worker.standing.role.as_str()).or_default() += mib * MIB;
+            *by_role.entry(worker.report.role.as_str()).or_default() += mib * MIB;
         }
     }
     by("role", &by_role.into_iter().collect::<Vec<_>>())
 }
 
 fn memory_by_kind(model: &ModelMetrics) -> Vec<Sample> {
-    let kinds = || model.status.workers.iter().filter_map(|worker| worker.standing.memory);
+    let kinds = || model.status.workers.iter().filter_map(|worker| worker.report.memory);
     let Some(weights) = kinds().map(|memory| memory.weights_mib).max() else { return Vec::new() };
     let scratch = kinds().map(|memory| memory.scratch_mib).sum::<u64>();
     by("kind", &[("weights", weights * MIB), ("scratch", scratch * MIB)])

@@ -206,7 +206,7 @@ fn a_models_name_cannot_break_out_of_its_quotes() {
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
-    let standing = WorkerReport {
+    let report = WorkerReport {
         role: role.to_owned(),
         pid: 7,
         share_percent: 29,
@@ -217,7 +217,7 @@ fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
         answer_error: Default::default(),
         memory: memory_mib.map(|mib| WorkerMemory { weights_mib: 400, brought_mib: 0, scratch_mib: mib / 2 }),
     };
-    WorkerStatus { standing, memory_mib }
+    WorkerStatus { report, memory_mib }
 }
 
 #[test]

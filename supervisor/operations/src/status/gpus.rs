@@ -47,7 +47,7 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     /// As its controller sees it.
     #[serde(flatten)]
-    pub standing: WorkerReport,
+    pub report: WorkerReport,
     /// The memory that it has on its GPU; `None` on an emulated GPU, and where NVML does not give
     /// it.
     pub memory_mib: Option<u64>,
@@ -58,7 +58,7 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
     let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
     let status =
-        |worker: &WorkerReport| WorkerStatus { standing: worker.clone(), memory_mib: memory(worker.pid) };
+        |worker: &WorkerReport| WorkerStatus { report: worker.clone(), memory_mib: memory(worker.pid) };
     workers.iter().map(status).collect()
 }
 

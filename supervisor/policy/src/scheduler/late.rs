@@ -29,37 +29,37 @@ enum QueueState {
 #[derive(Debug, Clone)]
 pub(super) struct Lateness {
     tolerated: Duration,
-    standing: QueueState,
+    queue: QueueState,
 }
 
 impl Lateness {
     /// Of an empty queue of a model with this latency objective.
     pub(super) fn new(slo: Duration) -> Self {
         let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
-        Self { tolerated, standing: QueueState::Empty }
+        Self { tolerated, queue: QueueState::Empty }
     }
 
     /// The lane took the last request out. Not called if the queue is empty because its clients
     /// left.
     pub(super) fn emptied(&mut self) {
-        self.standing = QueueState::Empty;
+        self.queue = QueueState::Empty;
     }
 
     /// Something is in the queue.
     pub(super) fn queued(&mut self, now: Moment) {
-        if let QueueState::Empty = self.standing {
-            self.standing = QueueState::Since(now);
+        if let QueueState::Empty = self.queue {
+            self.queue = QueueState::Since(now);
         }
     }
 
     /// No worker serves the queue for a while: its worker died or could not take over.
     pub(super) fn disturbed(&mut self) {
-        self.standing = QueueState::Disturbed;
+        self.queue = QueueState::Disturbed;
     }
 
     /// Whether a request with this deadline is refused, now that it is next.
     pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
-        match self.standing {
+        match self.queue {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,
             QueueState::Empty | QueueState::Disturbed => false,
         }

@@ -301,7 +301,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Nothing more goes to `worker`. Returns whether batches went to it.
-    pub fn stand(&mut self, worker: WorkerId) -> bool {
+    pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
         let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }

@@ -270,7 +270,7 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
     model.accept(request(2, 0), at(6)).unwrap();
     let Abandoned { executing, behind } = model.take_back(WORKER);
     assert_eq!((numbers(&executing), behind.len()), (vec![1], 0));
-    assert!(model.stand(WORKER) && !model.lane(WORKER).unwrap().is_empty());
+    assert!(model.stop_sending(WORKER) && !model.lane(WORKER).unwrap().is_empty());
     model.put_back(executing, at(6));
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
@@ -373,7 +373,7 @@ proptest! {
                 Event::Die(worker) => {
                     let Abandoned { mut executing, behind } = model.take_back(worker);
                     executing.extend(behind);
-                    if model.stand(worker) {
+                    if model.stop_sending(worker) {
                         model.disturbed();
                     }
                     model.put_back(executing, now);

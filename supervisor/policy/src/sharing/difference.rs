@@ -31,7 +31,7 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Dec
         let verdict = verdict(terms.within(target.sms), target.why, live);
         if verdict.changes() {
             let Verdict { from, to, .. } = verdict;
-            changes.push(Change { model, from, to, at_once: live.standing == Some(to) });
+            changes.push(Change { model, from, to, at_once: live.ready == Some(to) });
         }
         report.push(verdict);
     }

@@ -69,7 +69,7 @@ pub struct Live {
     /// The share that a hand-over under way will bring.
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
-    pub standing: Option<Sms>,
+    pub ready: Option<Sms>,
     /// Whether its share is held: by an operator, or because its answers are wrong with another
     /// share.
     pub held: bool,

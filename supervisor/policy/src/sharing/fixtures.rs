@@ -49,7 +49,7 @@ pub(super) fn live(share: Sms) -> Live {
         share,
         since: Moment::default(),
         coming: None,
-        standing: None,
+        ready: None,
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }

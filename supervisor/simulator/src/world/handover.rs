@@ -48,7 +48,7 @@ impl Model<'_> {
     }
 
     /// The share of the worker that stands ready.
-    pub(super) fn standing(&self) -> Option<Sms> {
+    pub(super) fn ready(&self) -> Option<Sms> {
         self.machine.ready_share().map(|share| share.sms_of(self.gpu))
     }
 

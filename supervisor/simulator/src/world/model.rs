@@ -199,7 +199,7 @@ impl<'a> Model<'a> {
             share: self.share(),
             since: moment(self.since),
             coming: self.coming(),
-            standing: self.standing(),
+            ready: self.ready(),
             held: false,
             seen: self.scheduler.observe(moment(now)),
         }

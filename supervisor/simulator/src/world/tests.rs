@@ -103,12 +103,12 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
     assert_eq!(script.at(2).coming, Some(Sms(40)));
-    assert_eq!((script.at(6).share, script.at(6).standing), (Sms(50), None));
+    assert_eq!((script.at(6).share, script.at(6).ready), (Sms(50), None));
     let after = script.at(8);
-    assert_eq!((after.share, after.coming, after.standing), (Sms(40), None, Some(Sms(50))));
+    assert_eq!((after.share, after.coming, after.ready), (Sms(40), None, Some(Sms(50))));
     assert_eq!(after.since, moment(3_500 * MS), "0.5 s and three seconds of start");
-    assert_eq!(script.at(17).standing, Some(Sms(50)));
-    assert_eq!(script.at(18).standing, None, "it drained at 3.52 s and stood for 5 s");
+    assert_eq!(script.at(17).ready, Some(Sms(50)));
+    assert_eq!(script.at(18).ready, None, "it drained at 3.52 s and stood for 5 s");
     let executed = |tick: usize| script.at(tick).seen.executed.iter().map(|e| e.count).sum::<u64>();
     assert_eq!((executed(7), executed(8)), (0, 3), "only those at the new share");
     let tally = &outcome.models[0].tally;
@@ -130,9 +130,9 @@ fn a_standing_worker_takes_over_at_once() {
     let outcome = script.run(&scenario, vec![at(0), at(9_000)]);
     assert_eq!(script.at(10).share, Sms(26));
     let back = script.at(11);
-    assert_eq!((back.share, back.since, back.standing), (Sms(50), moment(5_000 * MS), Some(Sms(26))));
+    assert_eq!((back.share, back.since, back.ready), (Sms(50), moment(5_000 * MS), Some(Sms(26))));
     assert_eq!(script.at(12).coming, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
-    assert_eq!(script.at(12).standing, None, "the parked one made room for it");
+    assert_eq!(script.at(12).ready, None, "the parked one made room for it");
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
 }
 
@@ -184,7 +184,7 @@ fn inside_a_worker_a_share_changes_with_the_next_batch() {
     // Of 100 SMs, 4 are left over; 26 SMs need four groups of 8.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
-    assert_eq!((script.at(1).share, script.at(1).standing), (Sms(56), None));
+    assert_eq!((script.at(1).share, script.at(1).ready), (Sms(56), None));
     let after = script.at(2);
     assert_eq!((after.share, after.since, after.coming), (Sms(32), moment(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);

@@ -90,18 +90,18 @@ impl Serving {
             let last = model.handovers.last.as_ref();
             last.is_some_and(|last| last.to_sms == handover.to_sms && last.effect_ms.is_some())
         };
-        let standing = self.server.wait_status(model, "a batch at the new share", seen).await?;
-        let worker = incumbent(&standing).cloned();
-        let last = standing.handovers.last.unwrap_or(handover);
+        let status = self.server.wait_status(model, "a batch at the new share", seen).await?;
+        let worker = incumbent(&status).cloned();
+        let last = status.handovers.last.unwrap_or(handover);
         Ok(HandedOver { handover: last, worker })
     }
 
     /// Waits until a model has a single worker, and returns it.
     pub(crate) async fn alone(&self, model: &str) -> Result<Worker, Error> {
         let alone = |model: &status::Model| model.workers.len() == 1 && incumbent(model).is_some();
-        let standing = self.server.wait_status(model, "the end of the old worker", alone).await?;
+        let status = self.server.wait_status(model, "the end of the old worker", alone).await?;
         let gone = || Error::Unusable(format!("{model} has no worker"));
-        incumbent(&standing).cloned().ok_or_else(gone)
+        incumbent(&status).cloned().ok_or_else(gone)
     }
 
     /// Stops it. Processes and files that it leaves behind are a figure, and no reason to discard

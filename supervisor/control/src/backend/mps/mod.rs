@@ -311,7 +311,7 @@ async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String>
 }
 
 impl GpuBackend for MpsGpu {
-    fn standing(&self) -> BackendStatus {
+    fn status(&self) -> BackendStatus {
         let server = self.server();
         BackendStatus {
             device: self.setup.device.clone(),

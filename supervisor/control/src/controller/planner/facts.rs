@@ -8,24 +8,24 @@ use super::orders::Orders;
 
 /// How a model stands, and what was seen of it since the last time.
 pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
-    let standing = sharer.standing.borrow();
-    let sms = |share| standing.sms_of(&*sharer.gpu, share);
+    let report = sharer.report.borrow();
+    let sms = |share| report.sms_of(&*sharer.gpu, share);
     Live {
         // Not the SMs of its groups: with the left-over group among them these differ from the
         // share's, and no order would change that.
-        share: sms(standing.share),
-        since: standing.since,
-        coming: standing.coming.or(orders.coming()).map(sms),
-        standing: standing.ready.map(sms),
-        held: standing.held || orders.are_vain(),
-        seen: of_one_that_serves(&standing, seen),
+        share: sms(report.share),
+        since: report.since,
+        coming: report.coming.or(orders.coming()).map(sms),
+        ready: report.ready.map(sms),
+        held: report.held || orders.are_vain(),
+        seen: of_one_that_serves(&report, seen),
     }
 }
 
 /// Requests to a model that does not serve are refused, and say nothing about the model's need.
 /// They count while a worker is being replaced, which is over soon, and the requests wait.
-fn of_one_that_serves(standing: &ModelReport, seen: Seen) -> Seen {
-    match standing.state {
+fn of_one_that_serves(report: &ModelReport, seen: Seen) -> Seen {
+    match report.state {
         ModelState::Ready | ModelState::Restarting | ModelState::Waiting(_) => seen,
         ModelState::Loading | ModelState::Unready(_) | ModelState::Stopping => {
             Seen { span: seen.span, ..Seen::default() }

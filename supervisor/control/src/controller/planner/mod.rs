@@ -74,7 +74,7 @@ impl Served {
 
     /// The SMs that a share comes to, by the means by which it is changed.
     fn sms(&self, share: Percent) -> Sms {
-        self.standing.borrow().sms_of(&*self.gpu, share)
+        self.report.borrow().sms_of(&*self.gpu, share)
     }
 }
 
@@ -194,7 +194,7 @@ impl Planner {
     /// How all models stand, and what was seen of them since the last time.
     fn facts(&mut self, now: Moment) -> Facts {
         for (sharer, orders) in &mut self.models {
-            orders.hear(&sharer.model.name, &sharer.standing.borrow(), now);
+            orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
         }
         let models = self.models.iter();
         let models = models.map(|(sharer, orders)| facts::live(sharer, orders, sharer.pipeline.observe()));
@@ -208,8 +208,8 @@ impl Planner {
             return Err("controller.act is false".to_owned());
         }
         let (serves, from) = {
-            let standing = sharer.standing.borrow();
-            (standing.state == ModelState::Ready, standing.share)
+            let report = sharer.report.borrow();
+            (report.state == ModelState::Ready, report.share)
         };
         if !serves {
             return Err("the model does not serve".to_owned());

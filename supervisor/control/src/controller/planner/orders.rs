@@ -45,10 +45,10 @@ impl Orders {
     }
 
     /// Takes note of what became of the last order.
-    pub(super) fn hear(&mut self, model: &str, standing: &ModelReport, now: Moment) {
+    pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Moment) {
         // Only the policy's own changes count: a failure of an operator's order is not the
         // policy's.
-        let rolled_back = standing.changes.by_policy.rolled_back;
+        let rolled_back = report.changes.by_policy.rolled_back;
         let taken_back = rolled_back > self.rolled_back;
         self.rolled_back = rolled_back;
         let said = self.under_way.as_mut().map(|(_, outcome)| outcome.try_recv());

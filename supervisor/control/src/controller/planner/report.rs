@@ -149,7 +149,7 @@ pub(super) fn models<'a>(
 
 /// The models that have groups in common with this one. A model on the whole GPU does not count.
 fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
-    let groups = |sharer: &Served| sharer.standing.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let groups = |sharer: &Served| sharer.report.borrow().partition.as_ref().map(|(_, groups)| *groups);
     let part = |sharer: &Served| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
     let Some(own) = part(sharer) else { return Vec::new() };
     let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
@@ -164,8 +164,8 @@ fn of_model(
     why: String,
     not_ordered: Option<String>,
 ) -> ModelPlan {
-    let standing = sharer.standing.borrow().clone();
-    let share = standing.share;
+    let report = sharer.report.borrow().clone();
+    let share = report.share;
     let wanted = sharer.share(verdict.to, share);
     let on_late = sharer.model.queue.on_late;
     ModelPlan {
@@ -175,9 +175,9 @@ fn of_model(
         sms: live.share.0,
         wanted_percent: wanted.get(),
         wanted_sms: sharer.sms(wanted).0,
-        mechanism: standing.mechanism.to_owned(),
-        no_partition: standing.no_partition.clone(),
-        groups: standing.partition.as_ref().map(|(_, groups)| groups.to_string()),
+        mechanism: report.mechanism.to_owned(),
+        no_partition: report.no_partition.clone(),
+        groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
         groups_shared_with: Vec::new(),
         held: live.held,
         verdict: name(verdict).to_owned(),

@@ -17,7 +17,7 @@ use shadowslice_datapath::pipeline::{self, Pipeline};
 struct Rig {
     planner: Planner,
     planned: watch::Receiver<Planned>,
-    standings: Vec<watch::Sender<ModelReport>>,
+    reports: Vec<watch::Sender<ModelReport>>,
     ordered: Vec<mpsc::Receiver<Order>>,
 }
 
@@ -39,7 +39,7 @@ fn config(controller: &str, more: &str) -> Config {
     config::load(&path, &|_| None, true).unwrap()
 }
 
-fn standing(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelReport {
+fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelReport {
     ModelReport {
         state,
         share,
@@ -66,7 +66,7 @@ impl Rig {
         let config = config(controller, "");
         let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let clock = Clock::start();
-        let (mut sharers, mut standings, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sharers, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
             let (facts, _) = mpsc::channel(1);
             let settings = pipeline::Settings {
@@ -77,22 +77,22 @@ impl Rig {
                 profile: None,
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
-            let (told, seen) = watch::channel(standing(ModelState::Ready, model.share.initial, &*gpu));
+            let (told, seen) = watch::channel(report(ModelState::Ready, model.share.initial, &*gpu));
             sharers.push(Served {
                 id: sharers.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
                 pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
-                standing: seen,
+                report: seen,
                 orders,
                 successor: None,
             });
-            standings.push(told);
+            reports.push(told);
             ordered.push(to_controller);
         }
         let (planner, planned) =
             Planner::new(&config.controller, clock, &[gpu], watch::channel(sharers).1).unwrap();
-        Self { planner, planned, standings, ordered }
+        Self { planner, planned, reports, ordered }
     }
 
     fn decide(&mut self) -> Vec<ModelPlan> {
@@ -174,7 +174,7 @@ fn a_hand_over_that_was_taken_back_rests_too() {
         stall_total_us: 0.0,
     };
     reply.send(Ok(report)).unwrap();
-    rig.standings[0].send_modify(|standing| standing.changes.by_policy.rolled_back = 1);
+    rig.reports[0].send_modify(|report| report.changes.by_policy.rolled_back = 1);
     let why = rig.decide().swap_remove(0).not_ordered.unwrap();
     assert!(why.contains("probation"), "{why}");
     assert!(rig.ordered(0).is_none());
@@ -183,9 +183,9 @@ fn a_hand_over_that_was_taken_back_rests_too() {
 #[test]
 fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
     let mut rig = Rig::new("policy: equal");
-    rig.standings[0].send_modify(|standing| {
-        standing.handovers.rolled_back = 1;
-        standing.changes.by_hand.rolled_back = 1;
+    rig.reports[0].send_modify(|report| {
+        report.handovers.rolled_back = 1;
+        report.changes.by_hand.rolled_back = 1;
     });
     assert_eq!(rig.decide().swap_remove(0).not_ordered, None);
     assert!(rig.ordered(0).is_some());
@@ -194,8 +194,8 @@ fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
 #[test]
 fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
     let mut rig = Rig::new("policy: equal");
-    rig.standings[0].send_modify(|standing| standing.held = true);
-    rig.standings[1].send_modify(|standing| standing.state = ModelState::Unready("broken".to_owned()));
+    rig.reports[0].send_modify(|report| report.held = true);
+    rig.reports[1].send_modify(|report| report.state = ModelState::Unready("broken".to_owned()));
     let rows = rig.decide();
     assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
     assert_eq!(rows[1].verdict, "grow");
@@ -320,7 +320,7 @@ fn a_share_is_in_force_though_its_groups_have_fewer_sms_than_others() {
     let mut rig = Rig::new("policy: equal");
     let division = Arc::clone(rig.planner.models[0].0.gpu.division().unwrap());
     let have = |rig: &Rig, share: Percent, groups: Groups| {
-        for told in &rig.standings {
+        for told in &rig.reports {
             told.send_modify(|report| {
                 (report.share, report.sms) = (share, division.sms(groups).0);
                 report.partition = Some((Arc::clone(&division), groups));
@@ -348,7 +348,7 @@ fn what_was_learnt_is_known_while_models_stay() {
     let (told, seen) = watch::channel(sharers.clone());
     rig.planner.sharers = seen;
     // Whatever they have, it stays.
-    rig.standings.iter().for_each(|told| told.send_modify(|standing| standing.held = true));
+    rig.reports.iter().for_each(|told| told.send_modify(|report| report.held = true));
     let span = Duration::from_millis(100);
     for interval in 1..=20 {
         let missed = Seen {

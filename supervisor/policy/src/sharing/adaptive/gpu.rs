@@ -228,7 +228,7 @@ impl Adaptive {
         let missed = self.models[model].recent.missed();
         self.gpus[gpu].harmful.retain(|(since, _)| facts.now.since(*since) < LONG_PATIENCE);
         let may = |changes: &Vec<Moved>| self.gpus[gpu].harmful.iter().all(|(_, harmful)| harmful != changes);
-        let Some(step) = next_step(model, missed, &self.stand(terms), terms, facts, may) else {
+        let Some(step) = next_step(model, missed, &self.states(terms), terms, facts, may) else {
             self.give_up(model, facts.now);
             self.gpus[gpu].trial = Trial::None;
             return false;

@@ -32,7 +32,7 @@ use super::difference::Target;
 use super::{Door, Facts, Missed, Terms, Why};
 use gpu::GpuHistory;
 use load::Load;
-use steps::{Stands, Step};
+use steps::{ShareState, Step};
 use window::Window;
 
 /// If two batches of a model, one after the other, take less than this part of its SLO, it misses
@@ -165,12 +165,12 @@ impl Adaptive {
     }
 
     /// How all models stand.
-    fn stand(&self, terms: &[Terms]) -> Vec<Stands> {
-        let stands = |model: usize| Stands {
+    fn states(&self, terms: &[Terms]) -> Vec<ShareState> {
+        let state = |model: usize| ShareState {
             share: self.models[model].share,
             makes_room: self.gpus[terms[model].gpu].makes_room(model),
             short: self.is_short(model, terms),
         };
-        (0..terms.len()).map(stands).collect()
+        (0..terms.len()).map(state).collect()
     }
 }

@@ -38,9 +38,9 @@ pub(super) struct Moved {
     pub(super) to: Sms,
 }
 
-/// How a model stands.
+/// A model's share, and what matters of it for the next step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Stands {
+pub(super) struct ShareState {
     pub(super) share: Sms,
     /// Whether it has that share for the sake of another model.
     pub(super) makes_room: bool,
@@ -60,29 +60,29 @@ fn below(share: Sms, rungs: usize, terms: &Terms, gpu: Sms) -> Sms {
 pub(super) fn next_step(
     sake: usize,
     missed: f64,
-    stand: &[Stands],
+    states: &[ShareState],
     terms: &[Terms],
     facts: &Facts,
     may: impl Fn(&Vec<Moved>) -> bool,
 ) -> Option<Step> {
-    let changes = twice_equal_parts(sake, stand, terms, facts)
+    let changes = parts_for_all(sake, states, terms, facts)
         .filter(&may)
-        .or_else(|| its_own(sake, stand, terms, facts))
-        .or_else(|| lower_priorities(sake, missed, stand, terms, facts).filter(&may))
-        .or_else(|| peer(sake, missed, stand, terms, facts).filter(&may))?;
+        .or_else(|| its_own(sake, states, terms, facts))
+        .or_else(|| lower_priorities(sake, missed, states, terms, facts).filter(&may))
+        .or_else(|| peer(sake, missed, states, terms, facts).filter(&may))?;
     Some(Step { sake, missed, changes })
 }
 
 /// Each of n models has 2/n of the GPU at most.
-fn twice_equal_parts(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+fn parts_for_all(sake: usize, states: &[ShareState], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
     let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == terms[sake].gpu).collect();
-    if here.iter().any(|&model| stand[model].share < terms[model].within(gpu)) {
+    if here.iter().any(|&model| states[model].share < terms[model].within(gpu)) {
         return None;
     }
     let half = Sms(gpu.0 * 2 / here.len() as u32);
     let lowered = |model: usize| {
-        let (from, to) = (stand[model].share, terms[model].within(half));
+        let (from, to) = (states[model].share, terms[model].within(half));
         (to < from && !facts.models[model].held).then_some(Moved { model, from, to })
     };
     let changes: Vec<Moved> = here.into_iter().filter_map(lowered).collect();
@@ -90,9 +90,9 @@ fn twice_equal_parts(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Fac
 }
 
 /// A model that has less than it may, and not for the sake of another one, gets all that it may: one
-/// that was started with less, or has its part since [`twice_equal_parts`].
-fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
-    let Stands { share: from, makes_room, .. } = stand[sake];
+/// that was started with less, or has its part since [`parts_for_all`].
+fn its_own(sake: usize, states: &[ShareState], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+    let ShareState { share: from, makes_room, .. } = states[sake];
     let to = terms[sake].within(facts.gpus[terms[sake].gpu]);
     let may = !makes_room && from < to && !facts.models[sake].held;
     may.then(|| vec![Moved { model: sake, from, to }])
@@ -102,7 +102,7 @@ fn its_own(sake: usize, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Opt
 fn lower_priorities(
     sake: usize,
     missed: f64,
-    stand: &[Stands],
+    states: &[ShareState],
     terms: &[Terms],
     facts: &Facts,
 ) -> Option<Vec<Moved>> {
@@ -115,23 +115,29 @@ fn lower_priorities(
         let of_it = lower.iter().copied().filter(|&other| terms[other].priority == priority);
         let busy: f64 = of_it.clone().map(|other| facts.models[other].seen.busy).sum();
         let changes: Vec<Moved> =
-            of_it.filter_map(|other| lowered(other, missed, stand, terms, facts)).collect();
+            of_it.filter_map(|other| lowered(other, missed, states, terms, facts)).collect();
         (busy >= MATTERS && !changes.is_empty()).then_some(changes)
     })
 }
 
 /// Of the peers that have slack, the one that keeps the model waiting most goes down.
-fn peer(sake: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
+fn peer(
+    sake: usize,
+    missed: f64,
+    states: &[ShareState],
+    terms: &[Terms],
+    facts: &Facts,
+) -> Option<Vec<Moved>> {
     let gpu = facts.gpus[terms[sake].gpu];
-    let weight = |other: usize| waiting(&facts.models[other].seen, stand[other].share, gpu);
+    let weight = |other: usize| waiting(&facts.models[other].seen, states[other].share, gpu);
     let total: f64 = neighbours(sake, terms).map(weight).sum();
     let peers = neighbours(sake, terms).filter(|&other| {
         terms[other].priority == terms[sake].priority
             && weight(other) >= MATTERS * total
-            && !stand[other].short
+            && !states[other].short
     });
     let able = peers.filter_map(|other| {
-        let change = lowered(other, missed, stand, terms, facts)?;
+        let change = lowered(other, missed, states, terms, facts)?;
         has_slack(&change, &facts.models[other].seen, &terms[other]).then_some((change, weight(other)))
     });
     let (change, _) = able.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
@@ -142,8 +148,14 @@ fn neighbours(sake: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
     (0..terms.len()).filter(move |&other| other != sake && terms[other].gpu == terms[sake].gpu)
 }
 
-fn lowered(model: usize, missed: f64, stand: &[Stands], terms: &[Terms], facts: &Facts) -> Option<Moved> {
-    let from = stand[model].share;
+fn lowered(
+    model: usize,
+    missed: f64,
+    states: &[ShareState],
+    terms: &[Terms],
+    facts: &Facts,
+) -> Option<Moved> {
+    let from = states[model].share;
     let rungs = if missed > URGENT { 2 } else { 1 };
     let to = below(from, rungs, &terms[model], facts.gpus[terms[model].gpu]);
     (to != from && !facts.models[model].held).then_some(Moved { model, from, to })
