@@ -31,7 +31,6 @@ pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, first_shares};
-pub(crate) use reports::ms;
 pub use reports::{HandoverReport, Handovers, ModelReport, ModelState, WorkerMemory, WorkerReport};
 pub use thread::{ControlThread, ControllerTask};
 

@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use super::changes::Changes;
 use super::events::Controller;
-use super::reports::{HandoverReport, Handovers, ms, us};
+use super::reports::{HandoverReport, Handovers, us};
+use crate::process::ms;
 use shadowslice_datapath::pipeline::Pipeline;
 
 /// Where the answer to an order goes.

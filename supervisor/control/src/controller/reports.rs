@@ -169,11 +169,6 @@ pub struct HandoverReport {
     pub stall_total_us: f64,
 }
 
-/// A span in ms.
-pub(crate) fn ms(span: Duration) -> f64 {
-    span.as_secs_f64() * 1e3
-}
-
 /// A span in µs.
 pub(super) fn us(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6

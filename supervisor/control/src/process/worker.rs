@@ -30,7 +30,6 @@ use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
 use crate::backend::{Grant, inherited_settings};
-use crate::controller::ms;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
@@ -152,6 +151,11 @@ pub struct Worker {
     kill: mpsc::Sender<()>,
     lowered: bool,
     spawned: Instant,
+}
+
+/// A span in ms.
+pub(crate) fn ms(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e3
 }
 
 /// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or

@@ -1,20 +1,17 @@
 //! GPU memory of a model with one worker and with two, and after deaths of all workers and of the
 //! MPS server under load.
 
-use std::time::Duration;
-
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use shadowslice_tests::process::Process;
 use shadowslice_tests::status::Model as ModelStatus;
-use tokio::process::Command;
 
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::models::Model;
 use crate::serving::{Service, Serving, config};
 use crate::stages::Stage;
-use crate::tools::{Device, Setting, output};
+use crate::tools::{Device, Setting, smi};
 use crate::traffic::{Load, Subject};
 
 /// The largest batch, in rows.
@@ -37,9 +34,6 @@ const RATE: f64 = 50.0;
 
 /// The most by which memory may have grown after the deaths, in MiB.
 const GROWTH: i64 = 16;
-
-/// How long nvidia-smi may take.
-const SMI_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
     for model in &setting.models {
@@ -128,10 +122,8 @@ async fn kill_server(serving: &Serving, model: &Model) -> Result<(), Error> {
 /// The GPU's memory in use, in MiB; 0 on an emulated one.
 async fn used_mib(setting: &Setting) -> Result<i64, Error> {
     let Device::Gpu(index) = &setting.device else { return Ok(0) };
-    let mut command = Command::new("nvidia-smi");
-    command.args(["-i", index, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]);
-    let said = output(command, SMI_WITHIN, &setting.log("memory")).await?;
-    said.trim().parse().map_err(|_| Error::Unusable(format!("nvidia-smi said {said:?}")))
+    let said = smi(setting, index, "memory.used").await?;
+    said.parse().map_err(|_| Error::Unusable(format!("nvidia-smi said {said:?}")))
 }
 
 /// The page's table.

@@ -13,7 +13,7 @@ use crate::error::{Error, chain};
 use crate::figures::Figures;
 use crate::mps::Daemon;
 use crate::numbers::{rounded, summary};
-use crate::tools::{Device, Setting, output};
+use crate::tools::{Device, Setting, output, smi};
 
 /// How long one probe may take.
 const PROBE_WITHIN: Duration = Duration::from_secs(30);
@@ -88,13 +88,6 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     figures.save()?;
     daemon.stop().await?;
     if faults.is_empty() { Ok(()) } else { Err(Error::Unusable(faults.join("; "))) }
-}
-
-/// One field of nvidia-smi's output for the GPU.
-async fn smi(setting: &Setting, index: &str, field: &str) -> Result<String, Error> {
-    let mut command = Command::new("nvidia-smi");
-    command.args(["-i", index, &format!("--query-gpu={field}"), "--format=csv,noheader,nounits"]);
-    Ok(output(command, PROBE_WITHIN, &setting.log("sms")).await?.trim().to_owned())
 }
 
 /// Asks the worker's binary, as a client of the daemon.

@@ -127,6 +127,16 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     }
 }
 
+/// How long nvidia-smi may take.
+const SMI_WITHIN: Duration = Duration::from_secs(10);
+
+/// One field of nvidia-smi's output for the GPU, without its unit.
+pub(crate) async fn smi(setting: &Setting, index: &str, field: &str) -> Result<String, Error> {
+    let mut command = Command::new("nvidia-smi");
+    command.args(["-i", index, &format!("--query-gpu={field}"), "--format=csv,noheader,nounits"]);
+    Ok(output(command, SMI_WITHIN, &setting.log("nvidia-smi")).await?.trim().to_owned())
+}
+
 /// A program and all processes that it started; they are killed if the program is given up.
 #[derive(Debug)]
 pub(crate) struct Family(Option<Process>);

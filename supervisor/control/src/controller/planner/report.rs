@@ -7,8 +7,8 @@ use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Ver
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
-use super::super::reports::ms;
 use super::{Served, Settings};
+use crate::process::ms;
 use shadowslice_config::OnLate;
 
 /// The last decision.
