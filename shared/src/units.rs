@@ -128,6 +128,11 @@ impl std::ops::Sub<Duration> for Moment {
     }
 }
 
+/// A span in ms.
+pub fn ms(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e3
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

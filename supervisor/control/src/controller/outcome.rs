@@ -7,13 +7,12 @@ use shadowslice_policy::workers::{
     Cause, ChangeReport, Failover, Means, Report, ResizeRefused, ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Moment, Percent, Sms, ms};
 use tokio::sync::oneshot;
 
 use super::changes::Changes;
 use super::events::Controller;
 use super::reports::{HandoverReport, Handovers, us};
-use crate::process::ms;
 use shadowslice_datapath::pipeline::Pipeline;
 
 /// Where the answer to an order goes.

@@ -18,5 +18,4 @@ pub(crate) use spawn::close_on_exec;
 #[cfg(test)]
 pub(crate) use spawn::forks;
 pub use weights::KeptWeights;
-pub(crate) use worker::ms;
 pub use worker::{BootMs, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

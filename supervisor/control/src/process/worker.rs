@@ -20,7 +20,7 @@ use shadowslice_shared::boot::{
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, ms};
 use tokio::sync::{mpsc, oneshot};
 
 use super::boot::{self, Boot};
@@ -151,11 +151,6 @@ pub struct Worker {
     kill: mpsc::Sender<()>,
     lowered: bool,
     spawned: Instant,
-}
-
-/// A span in ms.
-pub(crate) fn ms(span: Duration) -> f64 {
-    span.as_secs_f64() * 1e3
 }
 
 /// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or

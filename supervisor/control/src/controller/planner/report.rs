@@ -8,8 +8,8 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
 use super::{Served, Settings};
-use crate::process::ms;
 use shadowslice_config::OnLate;
+use shadowslice_shared::units::ms;
 
 /// The last decision.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
