@@ -1,7 +1,6 @@
 //! `shadowslice-worker`: one model's process, started by shadowslice's supervisor.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use shadowslice_shared::errors::chain;
@@ -18,12 +17,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
         Some((flag, [server])) if flag == "--boot" => serve(server.clone()),
-        Some((flag, rest)) if flag == "--probe" => {
-            match Probe::read(rest, std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from)) {
-                Some(probe) => find_out(probe),
-                None => misused(),
-            }
-        }
+        Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(misused, find_out),
         _ => misused(),
     }
 }

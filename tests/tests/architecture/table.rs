@@ -148,7 +148,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/partition.rs",
     "worker/src/device/cuda/pinned.rs",
     "worker/src/device/cuda/region.rs",
-    "worker/src/device/cuda/microbenchmarks.rs",
+    "worker/src/device/cuda/facts.rs",
     "worker/src/engine/onnxruntime/bound.rs",
     "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",

@@ -38,8 +38,7 @@ const SECTIONS: &[Section] = &[
         stage: "sms",
         figure: "context_ms",
         means: "What a process pays before it loads anything: initialising CUDA and making its context under MPS (ms; one figure \
-                where they are not told apart), a green context made within a process, work that goes from one to another (us), \
-                another process's memory opened (us).",
+                where they are not told apart).",
         show: contexts,
     },
     Section {
@@ -47,8 +46,7 @@ const SECTIONS: &[Section] = &[
         stage: "handover",
         figure: "handover_ms",
         means: "Medians in ms over hand-overs between 30 % and 60 % under light load, one model at a time, batches up to 8. `effect`: \
-                from the order to the first batch done at the new share; requests are served all along. `blank`: context, session \
-                and first run in a process that had loaded all libraries before.",
+                from the order to the first batch done at the new share; requests are served all along.",
         show: |figures| matrix(figures, "handover_ms", &HANDOVER_PARTS),
     },
     Section {
@@ -176,8 +174,7 @@ const SECTIONS: &[Section] = &[
     },
 ];
 
-const HANDOVER_PARTS: [&str; 8] =
-    ["spawn", "libraries", "context", "session", "warmup", "proof", "effect", "blank"];
+const HANDOVER_PARTS: [&str; 7] = ["spawn", "libraries", "context", "session", "warmup", "proof", "effect"];
 
 /// The page for these figures.
 pub(crate) fn page(figures: &Value) -> String {
@@ -237,14 +234,7 @@ fn sms(figures: &Value) -> String {
 fn contexts(figures: &Value) -> String {
     samples(
         figures,
-        &[
-            ("initialising CUDA, ms", &["context_ms", "init"]),
-            ("context, ms", &["context_ms", "context"]),
-            ("green context made, us", &["green_context_us", "create"]),
-            ("two pieces of work on two green contexts, us", &["green_context_us", "switch"]),
-            ("the same on one, us", &["green_context_us", "stay"]),
-            ("memory opened, us", &["ipc_open_us"]),
-        ],
+        &[("initialising CUDA, ms", &["context_ms", "init"]), ("context, ms", &["context_ms", "context"])],
     )
 }
 

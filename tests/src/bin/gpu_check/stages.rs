@@ -18,7 +18,7 @@ use crate::{
 pub(crate) enum Stage {
     /// Device, driver, MPS, the output of `shadowslice doctor`.
     Host,
-    /// From percent to SMs; contexts, green contexts, shared memory, blank workers.
+    /// From percent to SMs; what a context costs.
     Sms,
     /// Where the time of a hand-over goes, model by model.
     Handover,

@@ -7,13 +7,15 @@
 #![allow(unsafe_code)] // calls into CUDA's driver
 
 pub mod buffer;
+mod facts;
 pub mod graph;
 pub mod isolation;
-pub mod microbenchmarks;
 mod open;
 pub mod partition;
 pub mod pinned;
 pub mod region;
+
+pub use facts::{Facts, facts, initialise};
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
