@@ -137,8 +137,6 @@ pub struct Handover {
     pub cause: Option<String>,
     /// Whether a worker stood ready.
     pub at_once: Option<bool>,
-    /// From the decision until every answer is in time.
-    pub settle_ms: Option<f64>,
 }
 
 /// The outcome of a reload.

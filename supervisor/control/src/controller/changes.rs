@@ -16,8 +16,6 @@ pub struct Outcomes {
     pub refused: u64,
     /// From the decision to the first batch at the new share.
     pub effect: LatencyHistogram,
-    /// From the decision until the objective is kept again.
-    pub settle: LatencyHistogram,
 }
 
 /// A model's changes of share since the start.

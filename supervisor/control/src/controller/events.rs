@@ -162,8 +162,7 @@ impl Controller {
 
     /// Hears the next thing that happens. Every receiver is cancel-safe.
     async fn hear(&mut self, inbox: &mut Inbox) {
-        let due = [self.workers.due(), self.records.due()].into_iter().flatten().min();
-        let due = due.map(|due| self.context.clock.instant(due));
+        let due = self.workers.due().map(|due| self.context.clock.instant(due));
         let alarm = async {
             match due {
                 Some(due) => tokio::time::sleep_until(due).await,
@@ -179,10 +178,8 @@ impl Controller {
             Ok(()) = inbox.calls.changed() => self.called_in(),
             Ok(()) = inbox.moves.changed() => self.tell_groups(),
             () = alarm => {
-                let now = self.now();
-                let actions = self.workers.on_time(now);
+                let actions = self.workers.on_time(self.now());
                 self.perform_all(actions);
-                self.records.on_time(&self.pipeline, now);
             }
         }
     }

@@ -13,14 +13,9 @@ use tokio::sync::oneshot;
 use super::changes::Changes;
 use super::events::Controller;
 use super::reports::{HandoverReport, Handovers, us};
-use shadowslice_datapath::pipeline::Pipeline;
 
 /// Where the answer to an order goes.
 pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
-
-/// How often, and for how long after a change, to look whether a model keeps its SLO again.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const LOOK_FOR: Duration = Duration::from_secs(60);
 
 /// What is known of a model's changes.
 #[derive(Debug, Default)]
@@ -28,7 +23,6 @@ pub(super) struct Records {
     pub(super) handovers: Handovers,
     pub(super) changes: Changes,
     effect: Option<Effect>,
-    settling: Option<Settling>,
     /// Orders that are not answered yet, by their numbers.
     replies: BTreeMap<u64, Reply>,
     /// Orders so far.
@@ -45,13 +39,6 @@ struct Effect {
     took: Option<Duration>,
     /// Whether the last report is about it.
     reported: bool,
-}
-
-/// The wait until the objective is kept again after a change by the policy.
-#[derive(Debug)]
-struct Settling {
-    look: Moment,
-    until: Moment,
 }
 
 impl Records {
@@ -95,29 +82,7 @@ impl Records {
         if let Some(effect) = &mut self.effect {
             effect.reported = true;
         }
-        self.settling = None;
         self.handovers.last = Some(report);
-    }
-
-    /// When something is to be looked at.
-    pub(super) fn due(&self) -> Option<Moment> {
-        self.settling.as_ref().map(|settling| settling.look)
-    }
-
-    pub(super) fn on_time(&mut self, pipeline: &Pipeline, now: Moment) {
-        let Some(settling) = self.settling.as_mut().filter(|settling| settling.look <= now) else { return };
-        settling.look = now + LOOK_EVERY;
-        let over = now >= settling.until;
-        let took = pipeline.settled();
-        if let Some(took) = took {
-            self.changes.of(Cause::Policy).settle.record(took);
-            if let Some(last) = &mut self.handovers.last {
-                last.settle_ms = Some(ms(took));
-            }
-        }
-        if took.is_some() || over {
-            self.settling = None;
-        }
     }
 }
 
@@ -148,7 +113,6 @@ impl Controller {
                     why: Some(reason.to_string()),
                     ..self.change_report(&change)
                 };
-                self.records.settling = None;
                 self.records.handovers.last = Some(report.clone());
                 self.records.answer(&change.request, Ok(report));
             }
@@ -193,12 +157,6 @@ impl Controller {
         changes.of(request.cause).completed += 1;
         changes.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
         self.records.reported(report.clone());
-        if request.cause == Cause::Policy {
-            // Whether the change is enough.
-            self.pipeline.begin_settling(request.decided);
-            let now = self.now();
-            self.records.settling = Some(Settling { look: now + LOOK_EVERY, until: now + LOOK_FOR });
-        }
         self.records.answer(&request, Ok(report));
     }
 
@@ -244,7 +202,6 @@ impl Controller {
             to_percent: to.get(),
             from_sms: sms.0.0,
             to_sms: sms.1.0,
-            settle_ms: None,
             effect_ms: None,
             stall_us: us(stall.longest),
             stall_total_us: us(stall.total),

@@ -161,8 +161,6 @@ pub struct HandoverReport {
     /// From the decision to the first batch completed at the new share, in ms; none until a request
     /// has come.
     pub effect_ms: Option<f64>,
-    /// From the change of the load until every answer came in time for 1 s, in ms; none until then.
-    pub settle_ms: Option<f64>,
     /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.
     pub stall_us: f64,
     /// All such time together, in µs.

@@ -8,7 +8,7 @@ use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::Percent;
 
 use super::counts::Counts;
 use super::facts::LaneFact;
@@ -168,18 +168,6 @@ impl Pipeline {
     /// The stall since it began to be measured.
     pub fn stall(&self) -> Stall {
         self.state.lock().stall.read(self.clock.now())
-    }
-
-    /// Begins to measure when the objective is kept again after a policy decided at `decided`.
-    pub fn begin_settling(&self, decided: Moment) {
-        self.state.lock().stats.settle.begin(decided);
-    }
-
-    /// From the last decision to the beginning of the first second in which all was answered in time; nothing
-    /// before that is over.
-    pub fn settled(&self) -> Option<Duration> {
-        let now = self.clock.now();
-        self.state.lock().stats.settle.read(now)
     }
 
     /// Batches and lets requests in as `door` says from now on, within the configuration's limits.

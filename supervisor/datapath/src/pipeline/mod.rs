@@ -26,7 +26,6 @@ mod pending;
 mod pieces;
 mod reader;
 mod request;
-mod settle;
 mod shapes;
 mod socket;
 mod stall;

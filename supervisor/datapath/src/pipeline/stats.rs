@@ -8,7 +8,6 @@ use shadowslice_shared::units::Moment;
 
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
-use super::settle::SettleMeter;
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover one to two windows.
@@ -34,7 +33,6 @@ pub struct Latencies {
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
-    pub(crate) settle: SettleMeter,
     pub(crate) slo: Slo,
     began: Moment,
     current: Window,
@@ -67,7 +65,6 @@ impl Stats {
         Self {
             counts: Counts::default(),
             totals: Totals::default(),
-            settle: SettleMeter::default(),
             slo,
             began: now,
             current: Window::new(),
@@ -86,8 +83,6 @@ impl Stats {
         if in_time {
             self.current.within += 1;
             self.counts.within_slo += 1;
-        } else {
-            self.settle.missed(now);
         }
     }
 
@@ -95,7 +90,6 @@ impl Stats {
     pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
         self.totals.fail.add(waited);
-        self.settle.missed(now);
         self.window(now).offered += 1;
     }
 
@@ -103,7 +97,6 @@ impl Stats {
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
         self.totals.fail.add(waited);
-        self.settle.missed(now);
         self.window(now).offered += 1;
     }
 
@@ -113,7 +106,6 @@ impl Stats {
         self.counts.cancelled += 1;
         self.totals.fail.add(waited);
         if waited >= self.slo.latency {
-            self.settle.missed(now);
             self.window(now).offered += 1;
         }
     }

@@ -131,11 +131,6 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
         |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
     ),
-    histogram(
-        "shadowslice_handover_settle_seconds",
-        "From the decision to the first second in which all was answered in time again, by cause.",
-        |model| by_cause(&causes(model)[2..], |outcomes| &outcomes.settle),
-    ),
     histogram("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
         latencies(&model.changes.stall)
     }),

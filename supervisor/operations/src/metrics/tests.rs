@@ -104,7 +104,6 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     model.changes.by_hand.completed = 2;
     model.changes.by_policy.refused = 3;
     model.changes.by_hand.effect.record(Duration::from_millis(900));
-    model.changes.by_policy.settle.record(Duration::from_millis(40));
     let text = render(&[model], Some(&policy()), None, &[], NO_MACHINE);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
@@ -113,8 +112,6 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
     has(&text, &format!("{counted}{{{own},cause=\"policy\",outcome=\"refused\"}} 3"));
     has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},cause=\"hand\",le=\"1\"}} 1"));
-    has(&text, &format!("shadowslice_handover_settle_seconds_sum{{{own},cause=\"policy\"}} 0.04"));
-    assert!(!text.contains("settle_seconds_count{model=\"m\",gpu=\"1\",cause=\"hand"), "{text}");
     has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
     has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+doors\"} 1");
 }
@@ -158,7 +155,6 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
             cause: "hand".to_owned(),
             at_once: false,
             why: None,
-            settle_ms: None,
             from_percent: 20,
             to_percent: 29,
             from_sms: 26,

@@ -164,7 +164,6 @@ fn a_hand_over_that_was_taken_back_rests_too() {
         cause: "policy".to_owned(),
         at_once: false,
         why: None,
-        settle_ms: None,
         from_percent: 20,
         to_percent: 50,
         from_sms: 26,
