@@ -1,5 +1,5 @@
 //! The cost of a decision of the adaptive policy: a hundred models on ten GPUs, ten models on each.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
+#![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -12,7 +12,7 @@ pub mod server;
 pub mod status;
 
 /// The protocol's messages and its client.
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
+#[allow(unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("inference");
 }

@@ -17,7 +17,6 @@ mod shares;
 mod terms;
 mod tracing;
 mod types;
-mod uneven;
 mod units;
 mod yaml;
 

@@ -8,7 +8,7 @@ use shadowslice_shared::units::Sms;
 use super::faults::FaultLog;
 use super::reader::{Fields, Value};
 use super::settings::size_within;
-use super::{Context, uneven, units, usable, yaml};
+use super::{Context, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
 
@@ -32,17 +32,17 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
         }
     };
     let tree = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log));
-    let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log), context));
+    let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log)));
     let faults = log.into_sorted();
     let is_fine = faults.is_empty();
     context.file_faults.borrow_mut().extend(faults);
     profile.filter(|_| is_fine)
 }
 
-fn profile(root: &Value<'_>, context: &Context<'_>) -> Option<Profile> {
+fn profile(root: &Value<'_>) -> Option<Profile> {
     let fields = root.fields(KEYS);
     let source = source(&fields);
-    let execution = execution(&fields, context);
+    let execution = execution(&fields);
     let memory = fields.section("memory", &["context", "weights", "activations"]);
     let bytes = |key| memory.or(key, 0, |value| size_within(value, 0, MAX_MEMORY));
     let start = fields.section("start", &["process", "load", "warm"]);
@@ -75,7 +75,7 @@ fn source(profile: &Fields<'_>) -> Option<Source> {
     Some(Source::Illustrative)
 }
 
-fn execution(profile: &Fields<'_>, context: &Context<'_>) -> Option<Execution> {
+fn execution(profile: &Fields<'_>) -> Option<Execution> {
     let table =
         profile.required("execution_ms", "give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say")?;
     let mut sms = Some(Vec::new());
@@ -91,19 +91,7 @@ fn execution(profile: &Fields<'_>, context: &Context<'_>) -> Option<Execution> {
     let list = rows.iter().map(|(row, _)| row.clone()).collect();
     let execution =
         Execution::new(sms?, list).map_err(|bad| culprit(&bad, &table, &rows).fault(bad.to_string())).ok()?;
-    note_uneven(&execution, &rows, context);
     Some(execution)
-}
-
-/// Says so where a time is longer than it should be. It may have been measured so, and is no fault.
-fn note_uneven(execution: &Execution, rows: &[(Row, Value<'_>)], context: &Context<'_>) {
-    let Some((rise, count)) = uneven::steepest(execution) else { return };
-    let Some((_, value)) = rows.iter().find(|(row, _)| row.batch == rise.longer.batch) else { return };
-    let more = if count > 1 { format!(" (and {} more like that)", count - 1) } else { String::new() };
-    context.note(
-        value,
-        format!("{rise}{more}; more SMs or fewer rows should not take longer, and shares are chosen by these times: measure again, or correct them"),
-    );
 }
 
 fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {

@@ -19,7 +19,6 @@ use crate::nvml::{Driver, Library, NvmlFault};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
 
 /// What the host does not offer.
-#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(

@@ -62,7 +62,6 @@ const DRAIN: Duration = Duration::from_secs(30);
 
 /// The protocol's messages.
 #[allow(
-    missing_docs,
     unreachable_pub,
     unused_qualifications,
     clippy::all,

@@ -26,7 +26,7 @@ use shadowslice_datapath::pipeline::Crowding;
 
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
-pub use mps::{Control, Generation, Limits, MpsError, MpsGpu, MpsSetup, control_program};
+pub use mps::{Control, Limits, MpsError, MpsGpu, MpsSetup, control_program};
 pub(crate) use probe::ProbeError;
 pub use probe::{Isolation, Probed, isolation, probe};
 pub use whole::WholeGpu;

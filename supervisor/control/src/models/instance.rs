@@ -25,7 +25,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a model cannot be made.
-#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
     #[error("shared memory cannot be had")]

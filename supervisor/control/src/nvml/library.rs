@@ -21,7 +21,6 @@ use super::watch::{Driver, XidEvent, Xids};
 const LIST_ATTEMPTS: u32 = 4;
 
 /// What NVML does not do.
-#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlFault {
     #[error(

@@ -8,7 +8,6 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// What failed about a file of reference answers.
-#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
     #[error("a memory file for the reference answers cannot be made")]

@@ -1,5 +1,7 @@
 use proptest::prelude::*;
 
+use http::header::HeaderValue;
+
 use super::*;
 
 const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -89,41 +91,13 @@ fn there_is_one_parent_or_none() {
 }
 
 #[test]
-fn states_are_combined_and_a_malformed_state_is_dropped_whole() {
+fn states_are_combined_and_cut_at_whole_members() {
     let of = |values: &[&str]| state(&headers("tracestate", values));
     assert_eq!(of(&["foo=1,bar=2"]), "foo=1,bar=2");
-    assert_eq!(of(&["foo=1 \t,\t bar=2", "rojo=00f067aa0ba902b7"]), "foo=1,bar=2,rojo=00f067aa0ba902b7");
-    assert_eq!(of(&["foo=1,", ",bar=2", ""]), "foo=1,bar=2", "empty members are allowed");
-    assert_eq!(of(&["0t@sys=v w,a_-*/9=~"]), "0t@sys=v w,a_-*/9=~");
-    for bad in [
-        "foo",
-        "foo =1",
-        "FOO=1",
-        "0foo=1",
-        "foo@=1",
-        "@foo=1",
-        "foo@bar@baz=1",
-        "foo=",
-        "foo=1=2",
-        "a=\u{7f}",
-        "foo=1,foo=2",
-    ] {
-        let value = HeaderValue::from_bytes(bad.as_bytes());
-        let Ok(value) = value else { continue };
-        let mut headers = HeaderMap::new();
-        headers.append("tracestate", value);
-        assert_eq!(state(&headers), "", "{bad}");
-    }
-    let members = |count| (0..count).map(|member| format!("k{member}=v")).collect::<Vec<_>>().join(",");
-    assert_eq!(of(&[&members(32)]), members(32));
-    assert_eq!(of(&[&members(33)]), "");
-    let key = |length: usize| format!("{}=1", "z".repeat(length));
-    assert_eq!((of(&[&key(256)]), of(&[&key(257)])), (key(256), String::new()));
-    let tenant = |tenant: usize, system: usize| format!("{}@{}=1", "t".repeat(tenant), "v".repeat(system));
-    assert_eq!(of(&[&tenant(241, 14)]), tenant(241, 14));
-    assert_eq!((of(&[&tenant(242, 14)]), of(&[&tenant(241, 15)])), (String::new(), String::new()));
+    assert_eq!(of(&["foo=1,bar=2", "rojo=00f067aa0ba902b7"]), "foo=1,bar=2,rojo=00f067aa0ba902b7");
     let long = format!("a={},b={},c={}", "x".repeat(200), "y".repeat(200), "z".repeat(200));
     assert_eq!(of(&[&long]), long[..405], "whole members are left out at the end");
+    assert_eq!(of(&["x".repeat(513).as_str()]), "");
 }
 
 proptest! {
@@ -149,11 +123,9 @@ proptest! {
     }
 
     #[test]
-    fn states_stay_short_and_are_read_back_as_they_are(texts in proptest::collection::vec("[ -~\t]{0,80}", 0..5)) {
+    fn states_stay_short(texts in proptest::collection::vec("[ -~\t]{0,80}", 0..5)) {
         let mut headers = HeaderMap::new();
         texts.iter().for_each(|text| { headers.append("tracestate", HeaderValue::from_str(text).unwrap()); });
-        let once = state(&headers);
-        prop_assert!(once.len() <= MAX_STATE_BYTES);
-        prop_assert_eq!(combined(&[&once]), Some(once.clone()));
+        prop_assert!(state(&headers).len() <= MAX_STATE_BYTES);
     }
 }

@@ -82,8 +82,6 @@ pub(super) struct Control {
     pub(super) path: PathBuf,
     /// As the driver gives it, 13000 for 13.0; or the driver's other answer.
     pub(super) version: Result<u32, String>,
-    /// Whether it knows `lspart`, the list of static partitions.
-    pub(super) knows_partitions: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

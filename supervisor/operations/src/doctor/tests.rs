@@ -49,11 +49,7 @@ fn h200() -> Facts {
         cuda: CudaVersion { major: 13, minor: 0 },
         gpus: vec![Ok(gpu(0))],
     };
-    let control = Control {
-        path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"),
-        version: Ok(13000),
-        knows_partitions: false,
-    };
+    let control = Control { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
     Facts {
         driver: Driver {
             nvml: Ok(nvml),
@@ -229,20 +225,7 @@ fn a_driver_that_is_only_partly_there() {
 }
 
 #[test]
-fn generations_of_mps() {
-    let told = |version, knows_partitions| {
-        let mut facts = h200();
-        let control = facts.mps.control.as_mut().unwrap();
-        (control.version, control.knows_partitions) = (Ok(version), knows_partitions);
-        let check = check(&facts, "mps");
-        assert_eq!(check.level, Level::Ok);
-        [check.finding.contains("(-S)"), check.finding.contains("(-p 3)")]
-    };
-    assert_eq!(told(13000, false), [false, false]);
-    assert_eq!(told(13009, true), [false, false]);
-    assert_eq!(told(13010, false), [false, false]);
-    assert_eq!(told(13010, true), [true, false]);
-    assert_eq!(told(13040, true), [true, true]);
+fn mps_has_both_programs_and_a_version() {
     assert_eq!(wrong(|facts| facts.mps.control = None), ["fault mps"]);
     assert_eq!(wrong(|facts| facts.mps.server = false), ["fault mps"]);
     let mute = wrong(|facts| facts.mps.control.as_mut().unwrap().version = Err("usage: ...".to_owned()));

@@ -7,7 +7,6 @@
 mod answers;
 mod control;
 mod daemon;
-mod generation;
 mod keeper;
 mod limits;
 mod place;
@@ -31,7 +30,6 @@ use super::{
 };
 use control::ControlError;
 pub use control::{Control, control_program};
-pub use generation::Generation;
 use keeper::{Condition, Inbox, Keeper, Request};
 pub use limits::Limits;
 use place::Directories;
@@ -47,7 +45,6 @@ const ISOLATION_TRIES: u32 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Why a GPU cannot be had under MPS.
-#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     #[error(
@@ -220,18 +217,14 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
         );
     }
     clear(keeper).await;
-    keeper.control.version().await.map_err(|error| missing(program, error))?;
+    let version = keeper.control.version().await.map_err(|error| missing(program, error))?;
     let (daemon, server) = keeper.start().await?;
     let found = async {
-        let generation = Generation::of(&keeper.control).await.map_err(MpsError::Control)?;
-        if generation == Generation::Unknown {
-            tracing::warn!("the MPS control program does not say its version; it is driven as the second");
-        }
         let found = measure(keeper, setup).await?;
         tracing::info!(
             device = setup.device,
             uuid = setup.uuid,
-            %generation,
+            version = answers::version(&version),
             daemon = daemon.pid(),
             server,
             sms = found.total.0,

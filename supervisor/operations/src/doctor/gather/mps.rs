@@ -1,7 +1,6 @@
 //! CUDA MPS: its programs and the processes that run them.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
@@ -20,9 +19,6 @@ const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Where CUDA and the control program look for each other by default, in one version or another.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
-/// The most of a program's file that is searched, in bytes.
-const MAX_PROGRAM_BYTES: u64 = 64 * 1024 * 1024;
-
 pub(super) fn facts(processes: &Processes) -> Mps {
     let path = in_path(&control_program(), &std::env::var_os("PATH").unwrap_or_default());
     let server = path.as_ref().is_some_and(|path| path.with_file_name(SERVER).is_file());
@@ -40,7 +36,7 @@ fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
 fn control(path: PathBuf) -> Control {
     let said = command::output(&path, &["-v"]);
     let version = said.and_then(|said| version(&said).ok_or(said));
-    Control { version, knows_partitions: mentions(&path, b"lspart"), path }
+    Control { version, path }
 }
 
 /// The number in a line such as `... Binary version: 13000`.
@@ -49,14 +45,6 @@ fn version(said: &str) -> Option<u32> {
     let after = said.rsplit_once("ersion:").map_or(said, |(_, after)| after);
     let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
     numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
-}
-
-/// Whether a program's file holds this word. Only a daemon could otherwise say which commands a
-/// control program knows, and no daemon is started for that.
-fn mentions(path: &Path, word: &[u8]) -> bool {
-    let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    let bytes = if size <= MAX_PROGRAM_BYTES { fs::read(path).unwrap_or_default() } else { Vec::new() };
-    bytes.windows(word.len()).any(|window| window == word)
 }
 
 fn foreign(processes: &Processes) -> Vec<MpsProcess> {
@@ -94,6 +82,8 @@ fn is_heard(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -101,16 +91,6 @@ mod tests {
         assert_eq!(version("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n"), Some(13000));
         assert_eq!(version("Binary version: 12080 (r570, 64 bit)"), Some(12080));
         assert_eq!(version("no such option"), None);
-    }
-
-    #[test]
-    fn a_word_is_found_in_a_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("program");
-        fs::write(&path, b"\x7fELF\0ps\0lspart\0quit\0").unwrap();
-        assert!(mentions(&path, b"lspart"));
-        assert!(!mentions(&path, b"lspartition"));
-        assert!(!mentions(&folder.path().join("none"), b"lspart"));
     }
 
     #[test]

@@ -1,12 +1,8 @@
 //! CUDA MPS.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Control, Driver, Mps, MpsKind, MpsProcess, System};
+use crate::doctor::facts::{Driver, Mps, MpsKind, MpsProcess, System};
 use shadowslice_control::nvml::ComputeMode;
-
-/// From these versions of the control program on there are static partitions of SMs, and named servers.
-const STATIC_PARTITIONS: u32 = 13010;
-const NAMED_SERVERS: u32 = 13040;
 
 pub(super) fn checks(mps: &Mps, driver: &Driver, system: &System) -> Vec<Check> {
     let mut checks = vec![program(mps), daemons(mps, driver, system)];
@@ -39,25 +35,12 @@ fn program(mps: &Mps) -> Check {
         );
     }
     match &control.version {
-        Ok(version) => {
-            Check::ok(name, format!("version {version} at {path}; {}", generation(control, *version)))
-        }
+        Ok(version) => Check::ok(name, format!("version {version} at {path}")),
         Err(said) => Check::warning(
             name,
             format!("{path} -v does not say its version: {}", said.trim()),
             "run it by hand; it may not fit the driver",
         ),
-    }
-}
-
-/// The abilities of this version. Percentages, which every version knows, are used.
-fn generation(control: &Control, version: u32) -> &'static str {
-    if version >= NAMED_SERVERS {
-        "shares as percentages; knows static partitions (-S) and named servers (-p 3)"
-    } else if version >= STATIC_PARTITIONS && control.knows_partitions {
-        "shares as percentages; knows static partitions (-S)"
-    } else {
-        "shares as percentages"
     }
 }
 
