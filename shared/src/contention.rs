@@ -3,9 +3,8 @@
 //!
 //! A share is no reservation. If no other worker may use a worker's SMs, it is as fast as alone. On
 //! SMs that others may use, too, each of its kernels waits for one kernel of each other worker, as
-//! far as that kernel fills the GPU; a longer kernel waits more than once, but not in proportion.
-//! SMs that no other worker uses are always there, so a batch never takes longer than on those
-//! alone.
+//! far as that kernel fills the GPU; a longer kernel waits more than once, but not in proportion. A
+//! batch never takes longer than on the SMs alone that no other worker uses.
 //!
 //! How many kernels a batch has is not known, only that they are short for one row on the whole
 //! GPU, and about as short for all models. With `t(b, s)` the time of a batch of `b` rows on `s` of
@@ -19,7 +18,8 @@
 //!   each other as long as there is room, and then are everywhere: `p` is the part of its own SMs
 //!   that are not free, times the other worker's part of the GPU.
 //!
-//! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements.md, *Contention*.
+//! Measured on an H200 with four pairs of models, by the shares of both: docs/measurements.md,
+//! *Contention*.
 
 use std::time::Duration;
 
@@ -27,25 +27,23 @@ use crate::groups::{Division, Groups};
 use crate::profile::Execution;
 use crate::units::Sms;
 
-/// The exponent of a batch's own time in its wait for turns: ¼ in the formula above.
+/// The ¼ in the formula above.
 const LENGTH: f64 = 0.25;
 
-/// No batch waits for longer than this, in seconds.
+/// In seconds.
 const LONGEST_S: f64 = 1e6;
 
-/// A worker that executes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Occupant {
-    /// The number of SMs that it may use.
     pub sms: Sms,
-    /// Which SMs these are; none where they are only counted.
+    /// None where the SMs are only counted.
     pub groups: Groups,
-    /// How long it keeps others waiting, in kernels of one row on the whole GPU.
+    /// How long the worker keeps others waiting, in kernels of one row on the whole GPU.
     pub turn: f32,
 }
 
 impl Occupant {
-    /// A worker with so many SMs, wherever they are, that keeps no other waiting.
+    /// The worker keeps no other waiting.
     pub const fn anywhere(sms: Sms) -> Self {
         Self { sms, groups: Groups::NONE, turn: 0.0 }
     }
@@ -59,22 +57,20 @@ impl Occupant {
     }
 }
 
-/// A GPU as its workers share it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// All its SMs.
     pub sms: Sms,
-    /// How they divide into groups, if they do.
+    /// How the SMs divide into groups, if they do.
     pub division: Option<Division>,
 }
 
 impl Gpu {
-    /// A GPU of so many SMs that divides as CUDA would divide it.
+    /// A GPU that divides as CUDA would divide it.
     pub fn new(sms: Sms) -> Self {
         Self { sms, division: Division::of(sms) }
     }
 
-    /// A worker on a partition; if the GPU does not divide, on all SMs, wherever they are.
+    /// If the GPU does not divide, the partition is all SMs, wherever they are.
     pub fn occupant(&self, groups: Groups) -> Occupant {
         match &self.division {
             Some(division) => Occupant { sms: division.sms(groups), groups, turn: 0.0 },
@@ -86,7 +82,7 @@ impl Gpu {
         self.division.as_ref().map_or(0.0, |division| f64::from(division.sms(groups).0))
     }
 
-    /// The SMs of `own` that these others leave free. Others that are only counted go first where
+    /// The SMs of `own` that the others leave free. Others that are only counted go first where
     /// there is room.
     pub fn free(&self, own: Occupant, others: impl Iterator<Item = Occupant>) -> f64 {
         let (mut taken, mut counted) = (Groups::NONE, 0.0);
@@ -104,7 +100,7 @@ impl Gpu {
         (room - (counted - elsewhere).max(0.0)).max(0.0)
     }
 
-    /// How long a batch of so many rows takes on `own` SMs beside these others.
+    /// How long a batch takes on `own` SMs beside these others.
     pub fn time(
         &self,
         execution: &Execution,

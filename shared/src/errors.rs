@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::fmt::Write;
 
-/// An error and all its causes, joined by colons. A cause that an error quotes already is not repeated.
+/// An error and all its causes, joined by colons. A cause that an error already quotes is not
+/// repeated.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

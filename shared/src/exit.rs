@@ -2,38 +2,34 @@
 
 use std::io::{self, ErrorKind, Write};
 
-/// The command line was wrong.
 pub const USAGE: u8 = 64;
 /// Something that is needed is not there.
 pub const UNAVAILABLE: u8 = 69;
 /// A fault of this program.
 pub const SOFTWARE: u8 = 70;
-/// The configuration is wrong.
 pub const CONFIG: u8 = 78;
 /// A command was refused, or did not achieve what was asked.
 pub const REFUSED: u8 = 1;
 /// Ended at once, by a second signal.
 pub const FORCED: u8 = 143;
 
-/// Says what went wrong on stderr; returns the code.
 pub fn fail(why: &str, code: u8) -> u8 {
     say(&format!("error: {why}"));
     code
 }
 
-/// Writes a line to stderr. A failure is ignored, as there is no other place to report it.
+/// A failure is ignored, as there is no other place to report it.
 pub fn say(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-/// Writes to stdout, whole lines; returns the code.
+/// Writes whole lines to stdout; returns the code.
 pub fn print(lines: &str) -> u8 {
     let mut out = io::stdout().lock();
     printed(out.write_all(lines.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// The code after writing to stdout. A reader that went away, such as `head`, has read what it
-/// wanted.
+/// A reader that went away, such as `head`, has read what it wanted.
 pub fn printed(written: io::Result<()>) -> u8 {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

@@ -1,8 +1,7 @@
 //! Groups of SMs: what a partition inside a process is made of.
 //!
 //! A GPU's SMs are divided once, in the same way in every process, into groups of [`GROUP_SMS`];
-//! the SMs left over are a group of their own. A **partition** is a set of groups. Partitions that
-//! share no group share no SM.
+//! the SMs left over are a group of their own. Partitions that share no group share no SM.
 
 use std::fmt;
 
@@ -10,86 +9,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Percent, Sms};
 
-/// SMs of a group: CUDA divides a Hopper GPU into such groups, so that clusters of thread blocks
-/// still fit.
+/// CUDA divides a Hopper GPU into such groups, so that clusters of thread blocks still fit.
 pub const GROUP_SMS: u32 = 8;
 
-/// The most groups that a GPU may have. The largest GPUs have about twenty.
+/// The largest GPUs have about twenty.
 pub const MAX_GROUPS: usize = 64;
 
-/// The most partitions that a worker keeps ready at once, the whole GPU not counted.
+/// Per worker at once; the whole GPU is not counted.
 pub const READY_PARTITIONS: usize = 4;
 
-/// A set of a GPU's groups: a partition.
+/// A partition: a set of a GPU's groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Groups(u64);
 
 impl Groups {
-    /// No group.
     pub const NONE: Self = Self(0);
 
     /// All groups of any GPU: all SMs that a process has.
     pub const WHOLE: Self = Self(u64::MAX);
 
-    /// The first `count` groups.
     pub fn first(count: usize) -> Self {
         (0..count).collect()
     }
 
-    /// Whether the set has this group.
     pub fn contains(self, group: usize) -> bool {
         group < MAX_GROUPS && self.0 & (1 << group) != 0
     }
 
-    /// The same set with one more group.
     #[must_use]
     pub fn with(self, group: usize) -> Self {
         debug_assert!(group < MAX_GROUPS, "no GPU has so many groups");
         Self(self.0 | (1 << (group % MAX_GROUPS)))
     }
 
-    /// Whether the groups are neighbours. There are few such sets: n (n + 1) / 2 on a GPU of n
-    /// groups.
+    /// Whether the groups are neighbours. Such sets are few: n (n + 1) / 2 on a GPU of n groups.
     pub fn is_run(self) -> bool {
         let from_first = self.0.checked_shr(self.0.trailing_zeros()).unwrap_or(0);
         from_first != 0 && from_first & from_first.wrapping_add(1) == 0
     }
 
-    /// How many groups there are.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// The groups that are in both sets.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The groups that are in one set or the other.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The groups that are not in the other set.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The groups, ascending.
+    /// Ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_GROUPS).filter(move |&group| self.contains(group))
     }
 
-    /// The set as a number, one bit for each group.
+    /// One bit for each group.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The set that a number stands for.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -102,7 +90,7 @@ impl FromIterator<usize> for Groups {
 }
 
 impl fmt::Display for Groups {
-    /// As `0-3,7`; `all` for the whole.
+    /// As `0-3,7`; `all` for the whole, `none` for no group.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::WHOLE => return f.write_str("all"),
@@ -127,45 +115,37 @@ impl fmt::Display for Groups {
     }
 }
 
-/// How a GPU's SMs divide into groups: the size of each.
+/// The size of each of a GPU's groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Division(Vec<Sms>);
 
 impl Division {
-    /// A division into groups of these sizes; `None` if there are too many, or fewer than two,
-    /// which leave no choice.
+    /// `None` if there are too many groups, or fewer than two, which leave no choice.
     pub fn new(sizes: Vec<Sms>) -> Option<Self> {
         (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
     }
 
-    /// The division of a GPU of `total` SMs as CUDA makes it: groups of [`GROUP_SMS`], and the SMs
-    /// left over.
-    ///
-    /// On a real GPU more may be left over than a group: CUDA leaves out SMs that do not lie
-    /// together.
+    /// The division as CUDA makes it. On a real GPU more may be left over than a group: CUDA leaves
+    /// out SMs that do not lie together.
     pub fn of(total: Sms) -> Option<Self> {
         let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
         sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
         Self::new(sizes)
     }
 
-    /// The number of groups.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The SMs of each group.
     pub fn sizes(&self) -> &[Sms] {
         &self.0
     }
 
-    /// The SMs of all groups.
     pub fn total(&self) -> Sms {
         Sms(self.0.iter().map(|sms| sms.0).sum())
     }
 
-    /// The SMs of a partition; of the whole, all.
     pub fn sms(&self, groups: Groups) -> Sms {
         let sizes = self.0.iter().enumerate().filter(|(group, _)| groups.contains(*group));
         Sms(sizes.map(|(_, sms)| sms.0).sum())

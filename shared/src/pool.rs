@@ -1,9 +1,9 @@
-//! The emulated GPU's state, shared by all its workers: which of them execute now, and on which SMs.
+//! The emulated GPU's state, shared by all its workers: which execute now, and on which SMs.
 //!
-//! A worker sits at a *seat* that the supervisor gave it. It writes what it occupies there while it
-//! executes, and zeros otherwise, and then raises the generation, on which the other workers wait.
-//! When a worker is dead the supervisor clears its seat, so that its SMs are free again. How
-//! workers slow each other down is computed in [`contention`](crate::contention).
+//! A worker writes what it occupies to the *seat* that the supervisor gave it while it executes,
+//! and zeros otherwise, and then raises the generation, on which the other workers wait. When a
+//! worker is dead the supervisor clears its seat. How workers slow each other down is computed in
+//! [`contention`](crate::contention).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,39 +13,36 @@ use crate::groups::Groups;
 use crate::slab::{SharedWords, SlabError};
 use crate::units::Sms;
 
-/// Seats in a pool: workers on one emulated GPU at a time.
+/// Workers on one emulated GPU at a time.
 pub const SEATS: u32 = 1024;
 
-/// Words of a seat: its SMs, its groups, low half first, and its turn as the bits of a floating-point number.
+/// The SMs, the groups, low half first, and the turn as the bits of an `f32`.
 const SEAT_WORDS: u32 = 4;
 
 /// The generation, then the seats.
 const WORDS: u32 = 1 + SEATS * SEAT_WORDS;
 
-/// The shared state of an emulated GPU.
 #[derive(Debug)]
 pub struct Pool {
     words: SharedWords,
 }
 
 impl Pool {
-    /// A pool in which no worker executes.
     pub fn create() -> Result<Self, SlabError> {
         SharedWords::create("shadowslice-pool", WORDS).map(|words| Self { words })
     }
 
-    /// The pool that a worker inherited.
     pub fn adopt(file: OwnedFd) -> Result<Self, SlabError> {
         SharedWords::adopt(file, WORDS).map(|words| Self { words })
     }
 
-    /// The word that changes whenever a worker starts or stops executing.
+    /// Changes whenever a worker starts or stops executing.
     pub fn generation(&self) -> &AtomicU32 {
         &self.words.words()[0]
     }
 
-    /// Writes what a worker occupies to its seat; `None` when it stops. The caller then wakes the
-    /// workers that wait on the generation. A seat that does not exist changes nothing.
+    /// `None` when the worker stops. The caller then wakes the workers that wait on the generation.
+    /// A seat that does not exist changes nothing.
     pub fn occupy(&self, seat: u32, occupant: Option<Occupant>) {
         let Occupant { sms, groups, turn } = occupant.unwrap_or(Occupant::anywhere(Sms(0)));
         if let Some(words) = self.seats().nth(seat as usize) {
@@ -58,12 +55,11 @@ impl Pool {
         }
     }
 
-    /// The SMs of all workers that execute now, summed; more than the GPU has under contention.
+    /// Summed over all workers that execute now: more than the GPU has under contention.
     pub fn in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
-    /// All workers that execute now, except the one at that seat.
     pub fn others(&self, seat: u32) -> impl Iterator<Item = Occupant> + Clone {
         self.occupants().filter(move |(other, _)| *other != seat).map(|(_, occupant)| occupant)
     }

@@ -6,120 +6,89 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Sms;
 
-/// Where a profile comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// Made up, to show something.
     Illustrative,
-    /// Measured.
     Measured {
-        /// The device's name.
         device: String,
-        /// The driver's version.
         driver: String,
-        /// The day, ISO 8601.
+        /// ISO 8601.
         date: String,
     },
 }
 
-/// GPU memory of one process of the model, in bytes.
+/// Of one process of the model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Memory {
-    /// The CUDA context.
     pub context: u64,
-    /// The weights.
     pub weights: u64,
-    /// Activations and workspaces.
     pub activations: u64,
 }
 
-/// What starting a worker costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Start {
     /// From the spawn to the first word.
     pub process: Duration,
-    /// Loading the model.
     pub load: Duration,
-    /// Running every batch size.
+    /// Running every batch size once.
     pub warm: Duration,
 }
 
-/// One model on one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Where it comes from.
     pub source: Source,
-    /// GPU memory.
     pub memory: Memory,
-    /// Start-up times.
     pub start: Start,
-    /// Share of the memory bandwidth that it uses alone on the whole GPU, 0 to 1.
+    /// The part of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
     pub bandwidth: f64,
-    /// Execution times.
     pub execution: Execution,
 }
 
-/// Execution time over batch size and SMs. Always has at least one row and one column, all times
-/// positive and finite, batch sizes and SM counts ascending.
+/// Execution time over batch size and SMs. There is at least one row and one column, all times are
+/// positive and finite, and batch sizes and SM counts ascend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Execution {
     sms: Vec<Sms>,
     rows: Vec<Row>,
 }
 
-/// One batch size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The batch size.
     pub batch: u32,
-    /// Milliseconds per column.
+    /// Milliseconds, one for each SM count.
     pub ms: Vec<f64>,
 }
 
-/// What is wrong with a table of execution times.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BadTable {
-    /// No SM counts.
     #[error("no SM counts; give `sms: [14, 66, 132]`, say")]
     NoColumns,
-    /// No batch sizes.
     #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
     NoRows,
-    /// SM counts that do not ascend from above zero.
     #[error("SM counts must ascend from at least 1")]
     ColumnsOutOfOrder,
-    /// Batch sizes that do not ascend from above zero.
     #[error("batch sizes must differ and be at least 1")]
     RowsOutOfOrder,
-    /// A row with too few or too many times.
     #[error("batch size {batch} has {got} times for {want} SM counts")]
     Ragged {
-        /// The batch size.
         batch: u32,
-        /// Times in the row.
         got: usize,
-        /// SM counts.
         want: usize,
     },
-    /// A time that is no time.
     #[error("batch size {batch}: {ms} is not an execution time; give milliseconds above 0 and below 1000000")]
     NotATime {
-        /// The batch size.
         batch: u32,
-        /// What stood there.
         ms: f64,
     },
 }
 
-/// The longest execution time a table may hold, in milliseconds.
 const MAX_MS: f64 = 1e6;
 
-/// No batch takes longer, in milliseconds: some eleven days, which leaves room for sums and
-/// products in nanoseconds.
+/// Some eleven days, which leaves room for sums and products in nanoseconds.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
-    /// A table with these columns and rows; rows may come in any order.
+    /// Rows may come in any order.
     pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
         if sms.is_empty() {
             return Err(BadTable::NoColumns);
@@ -145,10 +114,10 @@ impl Execution {
         Ok(Self { sms, rows })
     }
 
-    /// The time that a batch of `batch` rows executes on `sms` SMs (which may be a fraction, under
-    /// contention). Linear between the table's points. With fewer SMs than the first column it
-    /// grows in inverse proportion, with more than the last it stays the same. Smaller batches take
-    /// as long as the first row, larger ones more in proportion, up to some eleven days.
+    /// Linear between the table's points; `sms` may be a fraction, under contention. With fewer SMs
+    /// than the first column the time grows in inverse proportion, with more than the last it stays
+    /// the same. Smaller batches take as long as the first row, larger ones more in proportion, up
+    /// to some eleven days.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
         Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
@@ -181,19 +150,16 @@ impl Execution {
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
-    /// The least that a batch of `batch` rows takes of the GPU, in SM·s: the smallest product of
-    /// SMs and time.
+    /// The least that a batch takes of the GPU, in SM·s: the smallest product of SMs and time.
     pub fn work(&self, batch: u32) -> f64 {
         let columns = self.sms.iter().map(|sms| f64::from(sms.0));
         columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)
     }
 
-    /// The table's SM counts, ascending.
     pub fn sms(&self) -> &[Sms] {
         &self.sms
     }
 
-    /// The table's rows, by ascending batch size.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }

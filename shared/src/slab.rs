@@ -1,9 +1,8 @@
 //! Memory that supervisor and worker share: memory files of a fixed size, sealed so that neither
 //! side can shrink a file that the other has mapped.
 //!
-//! Both mappings stay for the life of the value. Bytes are exchanged by protocol: a part of a slab
-//! belongs to one side at a time, and changes hands with a message. The supervisor never holds a
-//! reference into memory that a worker can write; it copies.
+//! By protocol, a part of a slab belongs to one side at a time, and changes hands with a message.
+//! The supervisor never holds a reference into memory that a worker can write; it copies.
 #![allow(unsafe_code)] // memory mappings
 
 use std::num::NonZeroUsize;
@@ -21,44 +20,31 @@ use nix::unistd::ftruncate;
 /// Tensors start at multiples of this many bytes, the widest vector registers' size.
 pub const ALIGNMENT: u64 = 64;
 
-/// What failed about a slab.
 #[derive(Debug, thiserror::Error)]
 pub enum SlabError {
-    /// The memory file cannot be made.
     #[error("a memory file of {bytes} bytes cannot be made")]
     Create {
-        /// Its size.
         bytes: u64,
-        /// The system's reason.
         #[source]
         source: Errno,
     },
-    /// The memory file cannot be sealed.
     #[error("a memory file cannot be sealed")]
     Seal(#[source] Errno),
-    /// The memory file cannot be mapped.
     #[error("{bytes} bytes of shared memory cannot be mapped; is the address space limited?")]
     Map {
-        /// Its size.
         bytes: u64,
-        /// The system's reason.
         #[source]
         source: Errno,
     },
-    /// The file of a descriptor does not tell its size.
     #[error("a shared memory file does not tell its size")]
     Inspect(#[source] Errno),
-    /// The file of a descriptor is smaller than agreed.
     #[error("a shared memory file has {got} bytes instead of {want}")]
     Size {
-        /// Its size.
         got: u64,
-        /// The agreed size.
         want: u64,
     },
 }
 
-/// A part of a slab that does not lie inside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {offset} lie outside of a slab of {bytes} bytes")]
 pub struct OutOfSlab {
@@ -67,7 +53,6 @@ pub struct OutOfSlab {
     bytes: u64,
 }
 
-/// A mapping of a whole memory file.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -91,7 +76,6 @@ impl Mapping {
         Ok(Self { start: start.cast(), bytes })
     }
 
-    /// The address of `len` bytes at `offset`, which lie inside.
     fn at(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.bytes);
         if !inside {
@@ -112,7 +96,6 @@ impl Drop for Mapping {
     }
 }
 
-/// A memory file; its descriptor can be handed to a worker.
 #[derive(Debug)]
 struct MemoryFile {
     fd: OwnedFd,
@@ -153,23 +136,21 @@ pub struct WritableSlab {
 }
 
 impl WritableSlab {
-    /// A slab of `bytes` bytes. Pages are taken as they are first written.
+    /// Pages are taken as they are first written.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        // After this no other writable mapping can be made, not even by a process that inherits the
+        // From here on no other writable mapping can be made, even by a process that inherits the
         // file.
         file.seal(fixed_size() | SealFlag::F_SEAL_FUTURE_WRITE)?;
         Ok(Self { file, mapping })
     }
 
-    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.file.bytes
     }
 
-    /// Copies `bytes` to `offset`. The caller owns that part of the slab: no other thread or
-    /// process reads or writes it now.
+    /// The caller owns that part of the slab: no other thread or process reads or writes it now.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
         // SAFETY: `start` has room for `bytes`, which cannot overlap the mapping as no reference
@@ -192,19 +173,18 @@ pub struct ReadableSlab {
 }
 
 impl ReadableSlab {
-    /// Maps the first `bytes` bytes of `file`.
+    /// Maps the first `bytes` bytes of `file`, which may be longer.
     pub fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, SlabError> {
         check_size(file, bytes)?;
         Ok(Self { mapping: Mapping::new(file, bytes, ProtFlags::PROT_READ)? })
     }
 
-    /// Where the mapping starts, and its size in bytes, for a device that reads there by itself.
+    /// For a device that reads there by itself: where the mapping starts, and its size in bytes.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// The bytes at a place that the supervisor's message named. They stay as they are until the
-    /// batch is answered.
+    /// The bytes stay as they are until the batch is answered.
     pub fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], OutOfSlab> {
         let start = self.mapping.at(offset, len)?;
         let len = usize::try_from(len).expect("it lies inside the mapping");
@@ -222,7 +202,7 @@ pub struct AnswerSlab {
 }
 
 impl AnswerSlab {
-    /// A slab of `bytes` bytes, which this process only reads.
+    /// This process only reads the slab.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         file.seal(fixed_size())?;
@@ -230,7 +210,6 @@ impl AnswerSlab {
         Ok(Self { file, mapping })
     }
 
-    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.file.bytes
     }
@@ -263,24 +242,24 @@ pub struct AnswerWriter {
 }
 
 impl AnswerWriter {
-    /// Maps the first `bytes` bytes of `file`.
+    /// Maps the first `bytes` bytes of `file`, which may be longer.
     pub fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, SlabError> {
         check_size(file, bytes)?;
         let mapping = Mapping::new(file, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         Ok(Self { mapping })
     }
 
-    /// Where the mapping starts, and its size in bytes, for a device that writes there by itself.
+    /// For a device that writes there by itself: where the mapping starts, and its size in bytes.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// The address of `len` bytes at `offset`, for such a device.
+    /// An address for such a device.
     pub fn place(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
         self.mapping.at(offset, len)
     }
 
-    /// Copies `bytes` to `offset`. Only for the slot that the current batch was given.
+    /// Only for the slot that the current batch was given.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
         // SAFETY: `start` has room for `bytes`; no reference into the mapping is ever given out.
@@ -305,7 +284,6 @@ impl SharedWords {
         Self::map(file.fd, bytes)
     }
 
-    /// The words of an inherited file.
     pub fn adopt(file: OwnedFd, count: u32) -> Result<Self, SlabError> {
         let bytes = u64::from(count) * 4;
         check_size(file.as_fd(), bytes)?;
@@ -317,7 +295,6 @@ impl SharedWords {
         Ok(Self { file, mapping })
     }
 
-    /// The words.
     pub fn words(&self) -> &[AtomicU32] {
         let count = usize::try_from(self.mapping.bytes / 4).expect("it was mapped");
         // SAFETY: the mapping is page-aligned, readable, writable and of this many words; every

@@ -5,42 +5,30 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// An element type, under the Open Inference Protocol's names.
+/// Named as in the Open Inference Protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Datatype {
     /// One byte, 0 or 1.
     Bool,
-    /// Unsigned, 8 bits.
     Uint8,
-    /// Unsigned, 16 bits.
     Uint16,
-    /// Unsigned, 32 bits.
     Uint32,
-    /// Unsigned, 64 bits.
     Uint64,
-    /// Signed, 8 bits.
     Int8,
-    /// Signed, 16 bits.
     Int16,
-    /// Signed, 32 bits.
     Int32,
-    /// Signed, 64 bits.
     Int64,
     /// IEEE 754 half precision.
     Fp16,
-    /// bfloat16.
     Bf16,
-    /// IEEE 754 single precision.
     Fp32,
-    /// IEEE 754 double precision.
     Fp64,
-    /// Byte strings: each element is its length as a little-endian `u32`, then its bytes.
+    /// Each element is its length as a little-endian `u32`, then its bytes.
     Bytes,
 }
 
 impl Datatype {
-    /// All of them.
     pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::Uint8,
@@ -58,7 +46,7 @@ impl Datatype {
         Self::Bytes,
     ];
 
-    /// Bytes per element; `None` for [`Datatype::Bytes`], which has elements of different lengths.
+    /// In bytes; `None` for [`Datatype::Bytes`], which has elements of different lengths.
     pub const fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -69,7 +57,6 @@ impl Datatype {
         }
     }
 
-    /// The protocol's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -96,7 +83,6 @@ impl fmt::Display for Datatype {
     }
 }
 
-/// A name that is no datatype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a datatype; use BOOL, UINT8..UINT64, INT8..INT64, FP16, BF16, FP32, FP64 or BYTES")]
 pub struct UnknownDatatype(pub String);
@@ -115,21 +101,18 @@ impl FromStr for Datatype {
 /// An input or output as the model declares it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
-    /// The model's name for it.
     pub name: String,
-    /// Its element type.
     pub datatype: Datatype,
-    /// Its whole shape, the batch axis included where there is one; -1 where any size is allowed.
+    /// The batch axis included where there is one; -1 where any size is allowed.
     pub shape: Vec<i64>,
 }
 
-/// The number of elements of a shape without unknown axes; `None` if an axis is negative or the
-/// product does not fit.
+/// `None` if an axis is negative or the product does not fit.
 pub fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?))
 }
 
-/// Splits a BYTES tensor into its elements; `None` where a length is wrong.
+/// The elements of a BYTES tensor; `None` where a length is wrong.
 pub fn byte_strings(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut strings = Vec::new();
     while !bytes.is_empty() {
@@ -142,7 +125,7 @@ pub fn byte_strings(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(strings)
 }
 
-/// Appends `string` to a BYTES tensor. Strings of 4 GiB or more do not occur: slabs are smaller.
+/// Strings of 4 GiB or more do not occur: slabs are smaller.
 pub fn push_byte_string(bytes: &mut Vec<u8>, string: &[u8]) {
     let length = u32::try_from(string.len()).expect("a request or answer is smaller than 4 GiB");
     bytes.extend_from_slice(&length.to_le_bytes());

@@ -5,21 +5,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A share of a GPU's SMs in whole percent, 1 to 100, as `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` takes it.
+/// A share of a GPU's SMs in whole percent, as `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Percent(u32);
 
-/// Why a number is no share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not a share; give a whole percentage from 1 to 100")]
 pub struct NotAShare(pub u32);
 
 impl Percent {
-    /// The whole GPU.
     pub const WHOLE: Self = Self(100);
 
-    /// A share of `percent` percent; an error outside 1 to 100.
     pub const fn new(percent: u32) -> Result<Self, NotAShare> {
         match percent {
             1..=100 => Ok(Self(percent)),
@@ -27,18 +24,16 @@ impl Percent {
         }
     }
 
-    /// All shares, from 1 % on.
     pub fn all() -> impl Iterator<Item = Self> {
         (1..=100).map(Self)
     }
 
-    /// The number of percent, 1 to 100.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The SMs that a process with this share gets on a GPU of `total` SMs: rounded down to a
-    /// multiple of [`Sms::STEP`], as the hardware does, and never below one step.
+    /// The SMs that a process with this share gets: rounded down to a multiple of [`Sms::STEP`], as
+    /// the hardware does, and never below one step.
     pub fn sms_of(self, total: Sms) -> Sms {
         let exact = u64::from(total.0) * u64::from(self.0) / 100;
         let stepped = exact - exact % u64::from(Sms::STEP);
@@ -46,7 +41,7 @@ impl Percent {
         Sms(sms.max(Sms::STEP).min(total.0))
     }
 
-    /// The smallest share that yields at least `wanted` of `total` SMs.
+    /// The smallest share that yields at least `wanted` SMs; the whole GPU where none does.
     pub fn yielding(wanted: Sms, total: Sms) -> Self {
         (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
     }
@@ -88,24 +83,21 @@ impl fmt::Display for Sms {
     }
 }
 
-/// A point in time: the time since an origin, which the giver of moments chooses and keeps.
-///
-/// Decisions take moments instead of reading a clock, so that a simulation can use its own time.
+/// The time since an origin, which the giver of moments chooses and keeps. Decisions take moments
+/// instead of reading a clock, so that a simulation can use its own time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The moment `since` after the origin.
     pub const fn after_origin(since: Duration) -> Self {
         Self(since)
     }
 
-    /// The time since the origin.
     pub const fn since_origin(self) -> Duration {
         self.0
     }
 
-    /// The time since `earlier`; zero if `earlier` lies ahead.
+    /// Zero if `earlier` lies ahead.
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -128,7 +120,6 @@ impl std::ops::Sub<Duration> for Moment {
     }
 }
 
-/// A span in ms.
 pub fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }

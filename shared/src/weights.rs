@@ -18,36 +18,31 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Regions that a worker is handed at most, and those that are taken from it.
+/// The most that a worker is handed, and the most that are taken from it.
 pub const MAX_REGIONS: usize = 16;
 
-/// Bytes of a message, without its descriptor.
+/// In bytes, without the descriptor.
 const MESSAGE: usize = 64;
 
-/// What a region holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Content {
-    /// Says which tensors lie in it, and in which order.
+    /// Of which tensors lie in the region, and in which order.
     pub fingerprint: [u8; 32],
-    /// Its size.
     pub bytes: u64,
 }
 
-/// A region of a GPU's memory.
 #[derive(Debug)]
 pub struct Region {
-    /// What it holds.
     pub content: Content,
-    /// Keeps it.
+    /// Keeps the memory.
     pub file: OwnedFd,
 }
 
-/// The two ends of a socket for regions.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Hands a region over, without waiting.
+/// Does not wait.
 pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::Result<()> {
     let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -58,7 +53,7 @@ pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::R
     Ok(())
 }
 
-/// The next region that was handed over; `None` if there is none. Does not wait.
+/// `None` if none was handed over. Does not wait.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
     let mut message = [0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

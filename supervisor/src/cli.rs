@@ -130,7 +130,6 @@ struct RunDir {
     run_dir: Option<PathBuf>,
 }
 
-/// Runs the command line, and says how it went.
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -167,7 +166,6 @@ fn share_percent(text: &str) -> Result<u32, String> {
     number.parse().map_err(|_| wrong())
 }
 
-/// Asks the running supervisor, and shows its answer; returns the exit code.
 fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {
     let Some(run_dir) = at.run_dir.or_else(config::default_run_dir) else {
         return fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE);
@@ -220,12 +218,11 @@ fn unchanged(why: &str) -> u8 {
     fail(&format!("the share was not changed: {why}"), exit::REFUSED)
 }
 
-/// What is said of a share that is held from now on.
 fn kept(held: bool) -> &'static str {
     if held { "; held until `shadowslice release`" } else { "" }
 }
 
-/// What became of a configuration: a line a model that it changes.
+/// A line for each model that changes.
 fn reloaded(report: &ReloadReport) -> String {
     let line = |model: &ModelChange| {
         let ModelChange { name, change, keys, why } = model;

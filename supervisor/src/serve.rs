@@ -31,18 +31,17 @@ use shadowslice_operations::otlp::Exporter;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
-/// Beyond the stop timeout, how long the controllers' end is waited for.
+/// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// After so many tasks a data-path thread takes one from the queue that all threads share, even if
-/// its own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
+/// A data-path thread takes from the queue that all threads share after so many tasks, even if its
+/// own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
 /// shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
 
-/// Why no thread can be started.
 const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
 
-/// Runs a supervisor; returns the exit code.
+/// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
     host::init_logging();
     let config = match config::load_here(path) {
@@ -58,13 +57,11 @@ pub(crate) fn run(path: &Path) -> u8 {
     }
 }
 
-/// Why a supervisor cannot run, and its exit code.
 struct Failed {
     why: String,
     code: u8,
 }
 
-/// Something that is needed is not there.
 fn unavailable(what: &str, cause: &dyn Error) -> Failed {
     Failed { why: format!("{what}: {}", errors::chain(cause)), code: exit::UNAVAILABLE }
 }
@@ -103,17 +100,16 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
     // The workers have ended by now, or the supervisor must end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
-    // Nothing that still runs is waited for: by now all was answered, or a second signal came.
+    // Nothing is waited for: by now all was answered, or a second signal came.
     runtime.shutdown_background();
     code
 }
 
-/// The groups of SMs that a GPU divides into; none where it does not.
+/// Zero where the GPU does not divide.
 fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
 }
 
-/// The models, the thread that runs their controllers, and the ways to both.
 struct Running {
     registry: Registry,
     control: ControlThread,
@@ -122,7 +118,7 @@ struct Running {
     planned: Option<watch::Receiver<Planned>>,
 }
 
-/// Makes the models; their workers begin to start.
+/// Returns once the models are made; their workers begin to start.
 async fn run_models(
     file: &Path,
     config: &Config,
@@ -141,13 +137,11 @@ async fn run_models(
     Ok(Running { registry, control, router, models: seen, planned })
 }
 
-/// The failure of the thread that runs the controllers.
 fn control_ended() -> Failed {
     let why = "the controllers have ended by a fault of this program; please report the log above";
     Failed { why: why.to_owned(), code: exit::SOFTWARE }
 }
 
-/// How clients list the models, and load and unload them.
 fn repository(
     config: &Config,
     models: &watch::Receiver<Arc<ModelSet>>,
@@ -229,14 +223,13 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
     code
 }
 
-/// Begins to trace requests, where the configuration says so.
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
     let started = Exporter::start(tracing, clock);
     started.map(Some).map_err(|error| unavailable("requests cannot be traced", &error))
 }
 
-/// Has the configuration read again at each SIGHUP, for ever.
+/// Asks for a reload at each SIGHUP, for ever.
 async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
     while hangup.recv().await.is_some() {
         // The log says how the reload went. A full queue is no loss: the last reload in it reads
@@ -246,7 +239,6 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
     std::future::pending().await
 }
 
-/// Writes the metrics of models, policy, GPUs and machine.
 fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -> Render {
     Arc::new(move || {
         let status = reach.status();
@@ -270,7 +262,7 @@ fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -
     })
 }
 
-/// Serves until a signal, and then until all is answered; `None` if a second signal cuts that short.
+/// `None` if a second signal cuts the answering short.
 async fn until_stopped(
     conversation: impl Future<Output = Result<(), Failed>>,
     signals: &mut Signals,
@@ -288,7 +280,6 @@ async fn until_stopped(
     }
 }
 
-/// Ends the workers, and says how all went.
 async fn finish(
     outcome: Option<Result<(), Failed>>,
     control: &mut ControlThread,
@@ -308,7 +299,7 @@ async fn finish(
     })
 }
 
-/// Waits until every model is ready; an error names the first that never will be.
+/// An error names the first model that never will be ready.
 async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
         let mut report = model.report.clone();
@@ -329,7 +320,6 @@ fn hear(kind: SignalKind) -> Result<Signal, Failed> {
     signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
 }
 
-/// SIGTERM and SIGINT.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -348,7 +338,6 @@ impl Signals {
     }
 }
 
-/// Kills all workers and ends at once.
 fn cut(control: &mut ControlThread) -> u8 {
     tracing::warn!("second signal: ending at once");
     control.cut();

@@ -9,11 +9,11 @@ use super::settings::{count, size_within};
 use super::types::{Batch, Limits, OnLate, Queue, batch_sizes};
 use super::units;
 
-/// The largest request slab, in bytes.
+/// In bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// Where the file says nothing of it, `max` of an emulated engine is the default: it has the batch
-/// axis that it is told to have.
+/// Where the file does not say, `max` of an emulated engine is the default: it has the batch axis
+/// that it is told to have.
 pub(super) fn batch(model: &Fields<'_>, is_emulated: bool) -> Batch {
     let fields = model.section("batch", &["max", "sizes", "max_delay"]);
     let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
@@ -52,7 +52,7 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     }
 }
 
-/// How a model's requests wait. At least one request of the largest size fits into its memory.
+/// At least one request of the largest size fits into the memory.
 pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);

@@ -1,5 +1,4 @@
-//! A model's configuration, changed by a client that may set some of its keys and writes them as
-//! JSON.
+//! A model's configuration, changed by a client as JSON; the client may set some of its keys.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -11,14 +10,14 @@ use super::types::{Config, Model, Share};
 use super::yaml::{self, Node};
 use super::{Context, EXAMPLE, document, render};
 
-/// The keys that can be set. No key among them decides which program or file is run.
+/// No key among them decides which program or file is run.
 const KEYS: [&str; 9] =
     ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
 
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The model of that name as `json`, a map of its keys, changes it; its files are looked at again.
-/// The rest is as in `config`, and the model is checked beside it. An error lists every fault.
+/// The model's files are looked at again, and the model is checked beside the rest of `config`. An
+/// error lists every fault.
 pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));

@@ -10,9 +10,9 @@ use super::load_here;
 use super::render::render;
 use super::types::Config;
 
-/// Checks a configuration, files of the models included, and returns the exit status. Faults go to
-/// `err`; an error of writing there is ignored. A summary, or the whole configuration if `print`
-/// says so, goes to `out`. If there are no faults, an error of writing to `out` is returned.
+/// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
+/// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
+/// writing to `out` is returned.
 pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
     match load_here(path) {
         Ok(config) => report(path, &config, print, out, err),

@@ -13,10 +13,8 @@ use super::{Context, absolute, usable};
 
 const MAX_AXES: usize = 32;
 
-/// The most tensors of an emulated engine.
 const MAX_TENSORS: usize = 64;
 
-/// The most threads of a worker within one operator.
 const MAX_THREADS: u32 = 1024;
 
 #[derive(Clone, Copy)]
@@ -25,7 +23,7 @@ enum EngineName {
     Emulated,
 }
 
-/// The engine that runs the model, on this GPU. Keys that only the other engine reads are faults.
+/// Keys that only the other engine reads are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&Gpu>,
@@ -44,7 +42,7 @@ pub(super) fn engine(
     }
 }
 
-/// The engine: the given engine, else the engine for the file's kind.
+/// As given, else the engine for the file's kind.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[("onnxruntime", EngineName::OnnxRuntime), ("emulated", EngineName::Emulated)]);
@@ -72,8 +70,7 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
     Engine::OnnxRuntime { path: path.unwrap_or_default(), threads, providers: providers(model, gpu) }
 }
 
-/// The providers that compute on a real GPU. An emulated GPU computes nothing: its models run on
-/// the CPU.
+/// An emulated GPU computes nothing: its models run on the CPU.
 fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     if let Some(Gpu::Emulated { .. }) = gpu {
         model.forbidden(
@@ -102,7 +99,7 @@ fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     })
 }
 
-/// The absolute path of the model's file; a file that cannot be used is a fault of the model.
+/// Absolute; a file that cannot be used is a fault of the model.
 fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf {
     if let Err(error) = usable(shown) {
         let message =
@@ -160,7 +157,7 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// A shape without the batch axis; -1 stands for any size where that is allowed.
+/// Without the batch axis; -1 stands for any size where that is allowed.
 fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
@@ -181,8 +178,8 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     Some(axis)
 }
 
-/// A row that is too large for a request is too large to warm up with, too: it would only take a
-/// worker's memory. A type that is not known has the smallest elements.
+/// A row that is too large for a request would only take a worker's memory. A type that is not
+/// known has the smallest elements.
 fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
     let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
@@ -195,8 +192,8 @@ fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limi
     }
 }
 
-/// Per input: the shape to warm up with. A shape that contradicts an emulated engine's inputs is a
-/// fault, and so is a shape that no request can have.
+/// Per input. A shape that contradicts an emulated engine's inputs is a fault, and so is a shape
+/// that no request can have.
 pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BTreeMap<String, Vec<i64>> {
     let mut warmup = BTreeMap::new();
     let Some(value) = model.get("warmup") else { return warmup };
@@ -215,7 +212,7 @@ pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BT
 }
 
 fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
-    // Without tensors there is a fault already.
+    // Then there is a fault already.
     if tensors.is_empty() {
         return;
     }

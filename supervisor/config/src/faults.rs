@@ -5,31 +5,28 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The most faults that are shown; further faults are counted.
+/// Further faults are counted.
 const MAX_SHOWN: usize = 50;
 
-/// A place in a file; both count from 1.
+/// Both count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The line.
     pub line: usize,
     /// The character in the line.
     pub column: usize,
 }
 
 impl Position {
-    /// The file's first character, for faults of the whole file.
+    /// For faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
-/// A fault, and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// The file, as the user named it.
+    /// As the user named it.
     pub file: PathBuf,
-    /// Where in the file.
     pub at: Position,
-    /// The path in the document, such as `models[0].slo`; empty for the whole document.
+    /// Such as `models[0].slo`; empty for the whole document.
     pub path: String,
     /// The fault and how to mend it.
     pub message: String,
@@ -46,23 +43,19 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file could not be read.
     #[error("cannot read {}; give the path of a YAML file", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         source: io::Error,
     },
-    /// The file has faults. Every fault is in the list, and every line of the text is a fault.
+    /// All faults; every line of the text is a fault.
     #[error("{}", Listing(.0))]
     Faults(Vec<Fault>),
 }
 
-/// Shows faults, one a line and not too many.
+/// One a line and not too many.
 #[derive(Debug)]
 pub struct Listing<'a>(pub &'a [Fault]);
 
@@ -79,7 +72,6 @@ impl fmt::Display for Listing<'_> {
     }
 }
 
-/// Collects the faults of one file.
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
@@ -91,7 +83,7 @@ impl FaultLog {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
 
-    /// A fault of this file, not yet in the log.
+    /// Not yet in the log.
     pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> Fault {
         Fault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }

@@ -7,12 +7,12 @@ use super::types::{CudaDevice, Gpu, Partitioning};
 
 const MAX_GPUS: usize = 64;
 
-/// SMs of an emulated GPU whose configuration gives no number: an H100's or H200's.
+/// An H100's or H200's.
 const DEFAULT_SMS: u32 = 132;
 
 const MAX_SMS: u32 = 1024;
 
-/// The GPUs; GPU 0 where the configuration gives none.
+/// GPU 0 where the configuration gives none.
 pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
     let Some(list) = root.get("gpus") else {
         return vec![Gpu::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];

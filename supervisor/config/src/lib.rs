@@ -38,27 +38,24 @@ use reader::Value;
 /// How variables of the environment are looked up.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The surroundings of a configuration that is read, and the notes that are found beside its
-/// faults.
+/// The surroundings of a configuration, and the notes that are found beside its faults.
 struct Context<'a> {
-    /// The file's folder, as the user named it.
+    /// As the user named it.
     dir: &'a Path,
     env: Environment<'a>,
     is_root: bool,
-    /// Faults of models' own files.
     file_faults: RefCell<Vec<Fault>>,
     /// Settings that have no effect, or cannot be right, and are no faults.
     notes: RefCell<Vec<Fault>>,
 }
 
 impl Context<'_> {
-    /// A path that is relative to the file, as it is shown.
+    /// Of a path that is relative to the file.
     fn shown(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }
 
-    /// Notes that a setting has no effect, or cannot be right. A note on a profile that two models
-    /// have is kept once.
+    /// A note on a profile that two models have is kept once.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
         let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
         if !notes.contains(&note) {
@@ -89,8 +86,7 @@ fn usable(path: &Path) -> Result<(), io::Error> {
     Ok(())
 }
 
-/// Reads and checks a configuration, in this environment. Faults of models' own files leave a
-/// configuration, and stand in [`Config::file_faults`].
+/// Faults of models' own files leave a configuration, and stand in [`Config::file_faults`].
 pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
@@ -109,15 +105,14 @@ pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, 
     Err(ConfigError::Faults(faults))
 }
 
-/// Reads and checks a configuration, in the environment of this process.
+/// In the environment of this process.
 pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
     load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
-/// The run directory of a configuration that names no run directory, in the environment of this
-/// process.
+/// In the environment of this process.
 pub fn default_run_dir() -> Option<PathBuf> {
     settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
@@ -136,7 +131,7 @@ const KEYS: &[&str] = &[
     "tracing",
 ];
 
-/// Reads the whole document. Where there are faults, defaults stand in.
+/// Where there are faults, defaults stand in.
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let fields = root.fields(KEYS);
     let run_dir = settings::run_dir(&fields, context);

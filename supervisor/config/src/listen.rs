@@ -7,22 +7,20 @@ use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
 use super::types::{Address, Listen, Listener};
 
-/// The longest path of a Unix socket in bytes: 108 with the closing NUL.
+/// In bytes: 108 with the closing NUL.
 pub(super) const MAX_SOCKET_PATH: usize = 107;
 
-/// The most listeners of one kind.
 const MAX_LISTENERS: usize = 64;
 
 /// A socket that is in use, and the setting that uses it.
 struct Taken<'a> {
     address: Address,
-    /// How messages call it.
     by: String,
-    /// Where it is written; `None` for a default.
+    /// `None` for a default.
     value: Option<Value<'a>>,
 }
 
-/// The sockets, of which no two may be the same.
+/// No two sockets may be the same.
 pub(super) fn listen(root: &Fields<'_>, run_dir: &Path) -> Listen {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
@@ -116,7 +114,7 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     if path.is_empty() || path.ends_with('/') {
         return Err("`unix:` needs the socket's path, such as `unix:http.sock`".to_owned());
     }
-    // Of equal paths written in different ways, such as with `./`, the components are equal.
+    // Equal paths may be written in different ways, such as with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
     // A run directory that is itself too long is its own fault.
     let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;

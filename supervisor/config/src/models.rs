@@ -12,7 +12,7 @@ use super::{Context, absolute, batch, engine, profile, shares, units};
 
 const MAX_MODELS: usize = 256;
 
-/// Cores that a process can be pinned to: the bits of the kernel's usual CPU set.
+/// The bits of the kernel's usual CPU set.
 const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
@@ -36,14 +36,13 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// The parts of the configuration that models are checked against.
+/// What models are checked against.
 pub(super) struct Beside<'a> {
     pub(super) gpus: &'a [Gpu],
     pub(super) limits: &'a Limits,
     pub(super) controller: &'a Controller,
 }
 
-/// The models, of which there is at least one.
 pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
     let gpus = beside.gpus;
     let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
@@ -70,7 +69,7 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
     models
 }
 
-/// Reads a model; its share is settled later, together with the other models' shares.
+/// The share is settled later, together with the other models' shares.
 fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
     let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
@@ -106,7 +105,6 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     }
 }
 
-/// The faults of this model's files, in one line.
 fn broken(context: &Context<'_>, first: usize) -> Option<String> {
     let faults = context.file_faults.borrow();
     let (fault, others) = faults[first..].split_first()?;
@@ -116,7 +114,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 
 const MAX_NAME: usize = 128;
 
-/// The model's name; empty if it is missing, which is a fault.
+/// Empty if the name is missing, which is a fault.
 fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -145,7 +143,7 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
-/// The largest index of a GPU that is understood at all.
+/// The largest index that is understood at all.
 const LAST_GPU: usize = 1023;
 
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
@@ -179,8 +177,7 @@ fn slo(fields: &Fields<'_>) -> Slo {
     }
 }
 
-/// Notes that even the whole GPU is too slow for the objective. The profile may be wrong, so it is
-/// no fault.
+/// Even the whole GPU is too slow for the objective. The profile may be wrong, so it is no fault.
 fn note_hopeless(
     fields: &Fields<'_>,
     slo: &Slo,

@@ -9,7 +9,6 @@ use strsim::levenshtein;
 use super::faults::{Fault, FaultLog, Position};
 use super::yaml::{Content, Entry, Node};
 
-/// A value, its path in the document, and where its faults go.
 #[derive(Debug, Clone)]
 pub(super) struct Value<'a> {
     node: &'a Node,
@@ -17,10 +16,9 @@ pub(super) struct Value<'a> {
     log: &'a FaultLog,
 }
 
-/// The keys of a map.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// Where the map stands. `None` if the value is no map: then no missing key is reported.
+    /// `None` if the value is no map: then no missing key is reported.
     at: Option<Position>,
     path: String,
     entries: &'a [Entry],
@@ -41,7 +39,6 @@ impl<'a> Value<'a> {
         self.log.add(self.node.at, &self.path, message);
     }
 
-    /// A fault of this value that is recorded elsewhere.
     pub(super) fn describe(&self, message: impl Into<String>) -> Fault {
         self.log.describe(self.node.at, &self.path, message)
     }
@@ -62,8 +59,7 @@ impl<'a> Value<'a> {
         matches!(self.node.content, Content::Scalar { .. })
     }
 
-    /// A map with these keys; other keys are faults. A value that is no map is a fault too, and has
-    /// no keys then.
+    /// Other keys are faults. A value that is no map is a fault too, and has no keys then.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
         let entries = self.entries(&format!("a map with keys such as {example}"));
@@ -74,7 +70,7 @@ impl<'a> Value<'a> {
         Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
-    /// A map with keys of any name. A value that is no map is a fault.
+    /// Keys may have any name. A value that is no map is a fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
@@ -93,13 +89,13 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value under `key`, if it is a map that has the key. No fault is recorded.
+    /// No fault is recorded.
     pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
         let node = self.node.get(key)?;
         Some(Value { node, path: join(&self.path, key), log: self.log })
     }
 
-    /// The items of a list. A value that is no list is a fault, and has no items.
+    /// A value that is no list is a fault, and has no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
             Content::List(items) => {
@@ -114,7 +110,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The items of a list; more than `most` are a fault.
+    /// More than `most` items are a fault.
     pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
         let items = self.items();
         if items.len() > most {
@@ -124,7 +120,7 @@ impl<'a> Value<'a> {
         Some(items)
     }
 
-    /// A text; faulty where it is empty or cannot be shown in a line.
+    /// A fault where the text is empty or cannot be shown in a line.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.word() {
             None => self.wrong("text"),
@@ -137,7 +133,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    /// The text, if the value is a text. No fault is recorded.
+    /// No fault is recorded.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
             Content::Scalar { text, .. } if !self.node.is_null() => Some(text),
@@ -162,7 +158,7 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// A number that passes `test`; `kind` says which do.
+    /// `kind` says which numbers pass `test`.
     pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
         let number =
             self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
@@ -219,7 +215,6 @@ impl<'a> Value<'a> {
         self.fault(format!("must be {wanted}, and is {got}"));
     }
 
-    /// Whether the text stood without quotes.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self.node.content, Content::Scalar { plain: true, .. })
     }
@@ -232,7 +227,6 @@ impl<'a> Fields<'a> {
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
     }
 
-    /// The value of a key that must be there: `why` says what to give.
     pub(super) fn required(&self, key: &'static str, why: &str) -> Option<Value<'a>> {
         let value = self.get(key);
         if value.is_none() {
@@ -241,14 +235,13 @@ impl<'a> Fields<'a> {
         value
     }
 
-    /// Records a fault of a key that must not be there.
     pub(super) fn forbidden(&self, key: &'static str, why: &str) {
         if let Some(value) = self.get(key) {
             value.fault(why);
         }
     }
 
-    /// The value of a key as `read` reads it; the default if the key is missing or faulty.
+    /// The default stands for a missing or faulty value.
     pub(super) fn or<T>(
         &self,
         key: &'static str,
@@ -258,7 +251,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// A map within this map; without any keys if it is missing.
+    /// Without any keys if the map is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),
@@ -266,7 +259,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Records a fault of a key, which may be missing.
+    /// The key may be missing.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
         match self.get(key) {
             Some(value) => value.fault(message),
@@ -284,10 +277,9 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }
 
-/// The most characters of the user's text that a message repeats.
+/// Characters of the user's text.
 const MAX_QUOTED: usize = 60;
 
-/// The beginning of a text, on one line.
 fn shortened(text: &str) -> String {
     let mut start: String =
         text.chars().take(MAX_QUOTED).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -301,8 +293,7 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "YAML's merge keys are not known here; write the keys out".to_owned();
     }
-    // The distance of a long key would take long to compute, and such a key is far from every known
-    // key.
+    // The distance would take long to compute, and a long key is far from every known key.
     let nearest =
         known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
     match nearest {

@@ -9,7 +9,7 @@ use super::types::{
 };
 use super::units::{show_duration, show_sample, show_size};
 
-/// The configuration as YAML. Paths are absolute, so that it may be read from anywhere.
+/// Paths are absolute, so that the text may be read from anywhere.
 pub fn render(config: &Config) -> String {
     Document(config).to_string()
 }
@@ -104,7 +104,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let Share { initial, given, min, max } = model.share;
-    // A written share is kept by the model; if no share is written, a policy may choose another.
+    // If no share is written, a policy may choose another.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
@@ -210,7 +210,7 @@ fn path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// Text as YAML reads it back. A text that YAML could take for another type is quoted.
+/// A text that YAML could take for another type is quoted.
 fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');

@@ -10,16 +10,16 @@ use shadowslice_policy::sharing::PolicyName;
 use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts};
 use super::{Context, Environment, absolute, units};
 
-/// The socket that `status` and `resize` talk to, in the run directory.
+/// For `status` and `resize`, in the run directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
 
-/// The folder in the run directory that other users may not open.
+/// In the run directory; other users may not open it.
 pub const PRIVATE: &str = "private";
 
-/// The most bytes of a request or an answer: protobuf's limit.
+/// In bytes: protobuf's limit for a request or an answer.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
-/// The run directory, absolute; a fault if its sockets would not have addresses.
+/// Absolute; a fault if its sockets would not have addresses.
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir").map(|value| value.text().map(|text| context.shown(text)));
     let run_dir = match written {
@@ -45,7 +45,6 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     run_dir
 }
 
-/// Where sockets go when nothing says so.
 pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
     let variable = |name| env(name).filter(|value| !value.is_empty());
     if let Some(directories) = variable("RUNTIME_DIRECTORY") {
@@ -89,7 +88,6 @@ pub(super) fn limits(root: &Fields<'_>) -> Limits {
     }
 }
 
-/// How long the phases of a worker's life may take.
 pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
     let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop"]);
     let least = Duration::from_millis(1);
@@ -128,7 +126,6 @@ pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u6
     Some(size)
 }
 
-/// A number of things, from 1 to `most`.
 pub(super) fn count(value: &Value<'_>, most: usize) -> Option<usize> {
     value.whole(1..=most)
 }

@@ -6,13 +6,12 @@ use super::reader::{Fields, Value};
 use super::types::{Gpu, Model, Share};
 use super::units;
 
-/// The SMs of a GPU that is not asked: an H100's or H200's.
+/// Of a GPU that is not asked: an H100's or H200's.
 const USUAL_SMS: u32 = 132;
 
-/// The most models that a message names.
 const MAX_NAMED: usize = 5;
 
-/// A model's share; if its initial share is not given, it is the whole until it is settled.
+/// An initial share that is not given is the whole until it is settled.
 pub(super) fn share(model: &Fields<'_>, gpu: Option<&Gpu>) -> Share {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
@@ -30,7 +29,7 @@ pub(super) fn share(model: &Fields<'_>, gpu: Option<&Gpu>) -> Share {
     Share { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
 }
 
-/// The smallest share that is worth one step of SMs.
+/// Worth one step of SMs.
 fn default_min(gpu: Option<&Gpu>) -> Percent {
     let total = match gpu {
         Some(Gpu::Emulated { sms }) => sms.0,
@@ -58,7 +57,8 @@ fn equal_part(models: &[Model], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Minimal shares that do not fit on a GPU together are a fault. `items` are where the models stand.
+/// Minimal shares that do not fit on a GPU together are a fault. `items` are where the models
+/// stand.
 pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
         let on_gpu: Vec<_> = models.iter().zip(items).filter(|(model, _)| model.gpu == gpu).collect();
@@ -81,7 +81,6 @@ pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
     }
 }
 
-/// Where a model's least share is written, or its share, or the model.
 fn where_written<'a>(item: &Value<'a>) -> Value<'a> {
     let share = item.entry("share");
     let min = share.as_ref().and_then(|share| share.entry("min"));

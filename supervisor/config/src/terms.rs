@@ -6,8 +6,8 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::types::{HandoverMode, Model};
 
 impl Model {
-    /// Its terms on a GPU on which shares come to so many SMs. A model whose share never changes
-    /// has no other share.
+    /// `sms` says to how many SMs a share comes. A model whose share never changes has no other
+    /// share.
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
@@ -29,7 +29,8 @@ impl Model {
         }
     }
 
-    /// The smallest share of this model that comes to `wanted` SMs or more, else the largest it may have.
+    /// The smallest share that comes to `wanted` SMs or more, else the largest that the model may
+    /// have.
     pub fn yielding(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }

@@ -6,10 +6,9 @@ use super::reader::Fields;
 use super::types::{Sample, Tracing};
 use super::units;
 
-/// The port of OTLP over gRPC.
 const PORT: u16 = 4317;
 
-/// Where traces go, and of which requests; `None` where the document does not have the key.
+/// `None` where the document does not have the key.
 pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
     root.get("tracing")?;
     let fields = root.section("tracing", &["otlp", "sample", "service"]);

@@ -8,7 +8,7 @@ use super::types::Sample;
 
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// The units of durations, in nanoseconds, longest first.
+/// In nanoseconds, longest first.
 const DURATIONS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
@@ -18,7 +18,7 @@ const DURATIONS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// The units of sizes, in bytes, largest first. The last is for a size without a unit.
+/// In bytes, largest first. The last is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -40,7 +40,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Writes a duration so that [`duration`] reads it back.
+/// [`duration`] reads it back.
 pub(super) fn show_duration(duration: Duration) -> String {
     let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     if nanoseconds == 0 {
@@ -57,7 +57,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     u64::try_from(exact).map_err(|_| bad())
 }
 
-/// Writes a size so that [`size`] reads it back.
+/// [`size`] reads it back.
 pub(super) fn show_size(bytes: u64) -> String {
     if bytes == 0 {
         return "0".to_owned();
@@ -75,7 +75,7 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
     })
 }
 
-/// The number of parts of [`Sample::ALL`] in one percent.
+/// Of [`Sample::ALL`], in one percent.
 const PARTS: u32 = Sample::ALL / 100;
 
 pub(super) fn sample(text: &str) -> Result<Sample, String> {
@@ -88,7 +88,7 @@ pub(super) fn sample(text: &str) -> Result<Sample, String> {
     })
 }
 
-/// Writes a part of the requests so that [`sample`] reads it back.
+/// [`sample`] reads it back.
 pub(super) fn show_sample(sample: Sample) -> String {
     let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
     format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
@@ -102,13 +102,12 @@ fn show(value: u64, units: &[(&str, u64)]) -> String {
     format!("{}{unit}", value / scale)
 }
 
-/// Splits a number from the unit behind it.
 fn split(text: &str) -> Option<(&str, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
 }
 
-/// `number` times `scale`, if the product is whole. `None` for a number of more than 18 digits.
+/// `None` if the product is not whole, or for a number of more than 18 digits.
 fn scaled(number: &str, scale: u64) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if whole.is_empty() || fraction.is_empty() || number.len() > 19 {

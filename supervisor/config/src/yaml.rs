@@ -17,26 +17,25 @@ const MAX_BYTES: u64 = 1024 * 1024;
 
 const MAX_DEPTH: usize = 32;
 
-/// The most values in a document, an alias counted as all that it stands for.
+/// An alias counts as all that it stands for.
 const MAX_VALUES: usize = 50_000;
 
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) at: Position,
     pub(super) content: Content,
-    /// The values that it stood for when it was read, itself included.
+    /// What the node stood for when it was read, itself included.
     values: usize,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Content {
-    /// Text; `plain` if it stood without quotes.
     Scalar {
         text: String,
         plain: bool,
     },
     List(Vec<Rc<Node>>),
-    /// A map, in the order of the document.
+    /// In the order of the document.
     Map(Vec<Entry>),
 }
 
@@ -48,7 +47,7 @@ pub(super) struct Entry {
 }
 
 impl Node {
-    /// Whether it is YAML's null, which is also the value of a key without a value.
+    /// YAML's null is also the value of a key without a value.
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
@@ -57,39 +56,33 @@ impl Node {
         matches!(self.content, Content::Scalar { .. })
     }
 
-    /// The value that a map has under `key`.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Content::Map(entries) = &self.content else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
-    /// The same, to be changed.
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let Content::Map(entries) = &mut self.content else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
     }
 
-    /// An item of a list, to be changed.
     pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
         let Content::List(items) = &mut self.content else { return None };
         items.get_mut(place).map(Rc::make_mut)
     }
 
-    /// Takes a key and its value out of a map.
     pub(super) fn remove(&mut self, key: &str) {
         if let Content::Map(entries) = &mut self.content {
             entries.retain(|entry| entry.key != key);
         }
     }
 
-    /// Puts a map with a single key around it.
     pub(super) fn wrap(&mut self, key: &str) {
         let entry = Entry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
         self.content = Content::Map(vec![entry]);
     }
 
-    /// Takes the values of `over`, and keeps those that `over` does not give: maps are merged,
-    /// everything else is replaced.
+    /// Maps are merged, everything else is replaced.
     pub(super) fn merge(&mut self, over: &Self) {
         let (Content::Map(entries), Content::Map(changes)) = (&mut self.content, &over.content) else {
             *self = over.clone();
@@ -104,8 +97,7 @@ impl Node {
     }
 }
 
-/// Reads the text of a configuration file. A file that is too large or not text is a fault, and
-/// gives `None`.
+/// A file that is too large or not text is a fault, and gives `None`.
 pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
@@ -131,15 +123,14 @@ pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// The place right behind `text`.
 fn end_of(text: &str) -> Position {
     let line = text.matches('\n').count() + 1;
     let last = text.rsplit('\n').next().unwrap_or_default();
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Parses a document. Faults go to the log; without a tree, there is at least one fault. For an
-/// empty file, the fault shows `example`.
+/// Faults go to the log; without a tree, there is at least one fault. For an empty file, the fault
+/// shows `example`.
 pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
@@ -151,14 +142,12 @@ pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node
     }
 }
 
-/// Where parsing ends early, and why.
 type Stop = (Position, String);
 
 fn position(marker: Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
 }
 
-/// A list or map that is not closed yet.
 struct Open {
     at: Position,
     anchor: usize,
@@ -171,7 +160,6 @@ enum OpenKind {
     Map { entries: Vec<Entry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
 }
 
-/// Makes a tree of the parser's events.
 struct Composer<'a> {
     parser: Parser<'a, StrInput<'a>>,
     log: &'a FaultLog,
@@ -199,7 +187,7 @@ impl<'a> Composer<'a> {
         root.filter(|root| !root.is_null()).ok_or_else(|| (Position::START, message()))
     }
 
-    /// Takes one event; returns the root when it closes.
+    /// Returns the root when it closes.
     fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
         match event {
             Event::Scalar(_, _, _, Some(_))
@@ -259,7 +247,7 @@ impl<'a> Composer<'a> {
         self.place(node, at)
     }
 
-    /// Puts a finished node, or an alias of one, where it belongs; returns it if that is the root.
+    /// `node` is finished, or an alias of a finished one. Returned if it is the root.
     fn place(&mut self, node: Rc<Node>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
         let Some(parent) = self.open.last_mut() else {
             return Ok(Some(node));
@@ -290,7 +278,6 @@ impl<'a> Composer<'a> {
         Ok(None)
     }
 
-    /// The path in the document of the value that is being read.
     fn path(&self) -> String {
         let mut path = String::new();
         for open in &self.open {

@@ -1,45 +1,38 @@
 //! Which groups of SMs each model gets, where its share is a partition inside the worker's process.
 //!
 //! Every model gets neighbouring groups, so that there are few different partitions: a worker makes
-//! the contexts of all of them before it serves. Models that fit beside each other share no group.
-//! Where they do not fit, they overlap where that harms least: with as few others as possible, and
-//! rather with a lower priority than with a higher one. Beyond that, as little moves as possible.
+//! the contexts of all of them before it serves. Where models do not fit beside each other, they
+//! overlap where that harms least: with as few others as possible, and rather with a lower priority
+//! than with a higher one. Beyond that, as little moves as possible.
 
 use shadowslice_shared::groups::Groups;
 
-/// A model that has a partition as its share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
-    /// The groups that it is to have. If these are all, it has the whole GPU, and no model makes
-    /// room for it.
+    /// If these are all, the model has the whole GPU, and no model makes room for it.
     pub count: usize,
-    /// Its priority; 1 is the highest.
+    /// 1 is the highest.
     pub priority: u32,
-    /// The groups that it has now.
     pub now: Groups,
-    /// Partitions that it cannot have.
     pub cannot: Vec<Groups>,
 }
 
-/// What it costs to give a model a run of groups; less is better, the first difference decides.
+/// The cost of giving a model a run of groups: the first difference decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// Groups that it would share, counted once for each model that has them already.
+    /// Counted once for each model that has them already.
     shared: usize,
-    /// How high the highest priority is that has to share; 0 where no model has to, and less for a
-    /// lower priority.
+    /// Grows with the highest priority that has to share; 0 where no model has to.
     harm: u32,
-    /// Groups that it does not have now.
     moved: usize,
-    /// How far it is from an end of the GPU, so that what is free lies together.
+    /// Distance from an end of the GPU, so that what is free lies together.
     inside: usize,
 }
 
-/// How often a placement is improved at most.
 const ROUNDS: usize = 8;
 
-/// The groups of each model on a GPU of `total` groups; all groups, where every run of the asked
-/// length is one that the model cannot have. If the same is asked for again, nothing moves.
+/// The groups of each model; all `total` groups where every run of the asked length is one that the
+/// model cannot have. If the same is asked for again, nothing moves.
 pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let stays = |tenant: &Tenant| match tenant.count < total {
         true => {
@@ -58,8 +51,7 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
         }
         placed = next;
     }
-    // The free groups may not lie together. Where all models fit, all are placed anew, in the order
-    // in which they lie.
+    // The free groups may not lie together: where all models fit, all are placed anew.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
     if !fit || overlaps(tenants, &placed).0 == 0 {
@@ -74,8 +66,7 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
 fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
-    // Of equal priorities those that have groups come first: they stay, and a new model takes what
-    // is free.
+    // Of equal priorities those that have groups stay, and a new model takes what is free.
     order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
     let mut before: Vec<(Groups, u32)> = Vec::new();
     for index in order {
@@ -99,7 +90,7 @@ fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     placed
 }
 
-/// All models beside each other from the first group on, in the order in which they lie now.
+/// In the order in which the models lie now, from the first group on.
 fn side_by_side(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();

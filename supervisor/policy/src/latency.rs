@@ -1,8 +1,8 @@
 //! How long a batch executes, predicted from the profile and from what was seen.
 //!
-//! Two things change: how long batches of one size take compared with another size, slowly if at
-//! all, and the pace of all sizes, as soon as neighbours begin or cease to execute. So the two are
-//! told apart, and a new pace is learnt within a few batches, whatever their sizes.
+//! How batch sizes compare changes slowly if at all; the pace of all sizes changes as soon as
+//! neighbours begin or cease to execute. So the two are told apart, and a new pace is learnt within
+//! a few batches, whatever their sizes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,82 +10,75 @@ use std::time::Duration;
 use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::Sms;
 
-/// Row counts remembered. Warmed batch sizes are about a dozen; when more occur, the further ones
-/// are predicted from their neighbours.
+/// Warmed batch sizes are about a dozen; when more occur, the further ones are predicted from their
+/// neighbours.
 const MAX_ROW_COUNTS: usize = 64;
 
-/// What a new observation weighs against all earlier ones of its row count.
+/// A new observation against all earlier ones of its row count.
 const OBSERVATION_WEIGHT: f64 = 0.125;
 
-/// What an observation weighs in the pace.
 const PACE_WEIGHT: f64 = 0.5;
 
-/// A batch that is slower than the pace by more than this factor counts as this factor, and so does
-/// a faster one, so that a single outlier is soon forgotten.
+/// A slower or faster batch counts as this factor on the pace, so that a single outlier is soon
+/// forgotten.
 const MAX_SURPRISE: f64 = 3.0;
 
 /// The pace stays between this and its inverse. What goes further, as when a worker reports zero
 /// times, becomes part of the times per row count.
 const MAX_PACE: f64 = 64.0;
 
-/// What an observation weighs in the mean error of predictions.
+/// Of an observation in the mean error of predictions.
 const ERROR_WEIGHT: f64 = 0.125;
 
 /// A cautious prediction adds so many times the mean error.
 const CAUTION: f64 = 1.5;
 
-/// What each observation weighs in the times of the other row counts: a hundred batches of any size
-/// correct them.
+/// Of each observation in the times of the other row counts: a hundred batches of any size correct
+/// them.
 const AGING: f64 = 0.01;
 
-/// An execution is a hang beyond this many times its prediction.
 const HANG_FACTOR: u32 = 20;
 
-/// No execution is a hang below this, since a busy host delays any batch by some of it.
+/// A busy host delays any batch by some of it.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
-/// The limit while there is no prediction: first executions may compile kernels.
+/// Without a prediction: first executions may compile kernels.
 const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// Execution times of one row count, in seconds.
+/// Times in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
-    /// The mean at a pace of 1; recent observations weigh more.
+    /// At a pace of 1; recent observations weigh more.
     mean: f64,
-    /// What the profile says.
     profiled: Option<f64>,
 }
 
-/// Predicts the execution times of one model at one share.
 #[derive(Debug, Clone)]
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
-    /// The sizes that batches are padded to, ascending; a batch beyond the last runs as it is.
+    /// Sizes that batches are padded to, ascending; a batch beyond the last runs as it is.
     sizes: Vec<u32>,
-    /// What was seen, by rows.
     observed: BTreeMap<u32, Observed>,
     /// The factor on the observed times now; never zero.
     pace: f64,
-    /// How far recent predictions have been off, on average, as a part of the prediction.
+    /// The recent predictions' mean error, as a part of the prediction.
     error: f64,
 }
 
 impl Predictor {
-    /// A predictor for a model that runs on so many SMs, with its profile if it has one.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
-    /// The same predictor on so many SMs, where nothing was seen yet.
+    /// The same predictor on other SMs, where nothing was seen yet.
     #[must_use]
     pub fn on(&self, sms: Sms) -> Self {
         let (profile, sizes) = (self.profile.clone(), self.sizes.clone());
         Self { profile, sms, sizes, observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
-    /// Batches execute as the next of these sizes.
     #[must_use]
     pub fn padded_to(mut self, mut sizes: Vec<u32>) -> Self {
         sizes.sort_unstable();
@@ -93,7 +86,7 @@ impl Predictor {
         self
     }
 
-    /// The largest smaller batch that needs no padding; nothing if this batch needs none itself.
+    /// The largest smaller batch that needs no padding; `None` if this batch needs none itself.
     pub(crate) fn unpadded_below(&self, rows: u32) -> Option<u32> {
         let above = self.sizes.partition_point(|&size| size < rows);
         if self.sizes.get(above)? == &rows {
@@ -102,13 +95,11 @@ impl Predictor {
         self.sizes[..above].last().copied()
     }
 
-    /// As how many rows a batch of so many executes.
     fn padded(&self, rows: u32) -> u32 {
         let above = self.sizes.partition_point(|&size| size < rows);
         self.sizes.get(above).copied().unwrap_or(rows)
     }
 
-    /// A batch of so many rows executed in that time.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let (rows, took) = (self.padded(rows), took.as_secs_f64());
         self.follow(rows, took);
@@ -122,8 +113,8 @@ impl Predictor {
         self.age(rows);
     }
 
-    /// Moves what is remembered of other row counts towards what this one implies. Otherwise a
-    /// wrong memory that keeps batches of a size from being tried would never be corrected.
+    /// Moves the other row counts towards what this one implies. Otherwise a wrong memory that
+    /// keeps batches of a size from being tried would never be corrected.
     fn age(&mut self, rows: u32) {
         let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
         for (&other, Observed { mean, profiled }) in &mut self.observed {
@@ -139,8 +130,8 @@ impl Predictor {
         }
     }
 
-    /// Moves the pace. Without a profile, a row count that was never seen says nothing of the pace:
-    /// its expected time is a guess.
+    /// Without a profile, a row count that was never seen says nothing of the pace: its expected
+    /// time is a guess.
     fn follow(&mut self, rows: u32, took: f64) {
         let known = self.profile.is_some() || self.observed.contains_key(&rows);
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
@@ -151,30 +142,26 @@ impl Predictor {
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
-    /// A warm-up of so many rows executed in that time. Without a profile that serves as a
-    /// prediction until batches are seen.
+    /// From a warm-up. Without a profile that serves as a prediction until batches are seen.
     pub fn expect(&mut self, rows: u32, took: Duration) {
         if self.profile.is_none() && !self.observed.contains_key(&rows) {
             self.observe(rows, took);
         }
     }
 
-    /// The row counts seen so far, ascending, and their execution times; recent executions weigh
-    /// more.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
         self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }
 
-    /// The time that a batch of so many rows should take; nothing while there is neither a profile
-    /// nor an observation. A row count that was not seen yet follows the profile, corrected as the
-    /// nearest row count that was seen; without a profile, more rows take longer in proportion, and
-    /// fewer rows take as long.
+    /// `None` while there is neither a profile nor an observation. A row count that was not seen
+    /// yet follows the profile, corrected as the nearest row count that was seen; without a
+    /// profile, more rows take longer in proportion, and fewer rows take as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
         self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
     }
 
-    /// The time that a batch of so many rows is not likely to exceed: longer than predicted where
-    /// predictions have been off, as beside neighbours that come and go.
+    /// A time that is not likely exceeded: longer than predicted where predictions have been off,
+    /// as beside neighbours that come and go.
     pub fn cautious(&self, rows: u32) -> Option<Duration> {
         Some(span(self.predict(rows)?.as_secs_f64() * (1.0 + CAUTION * self.error)))
     }
@@ -197,12 +184,11 @@ impl Predictor {
         }
     }
 
-    /// What the profile says, in seconds.
+    /// Times in seconds.
     fn profiled(&self, rows: u32) -> Option<f64> {
         Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64())
     }
 
-    /// The time after which a batch of so many rows counts as hung.
     pub fn hang_limit(&self, rows: u32) -> Duration {
         match self.predict(rows) {
             Some(predicted) => predicted.saturating_mul(HANG_FACTOR).max(MIN_HANG_LIMIT),

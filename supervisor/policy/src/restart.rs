@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// The first back-off: long enough that a worker that dies at once does not keep the host busy,
-/// short enough that a client hardly notices a single death beside the start itself.
+/// Long enough that a worker that dies at once does not keep the host busy, short enough that a
+/// client hardly notices a single death beside the start itself.
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Deaths in a row, with nothing served between them, after which the model is unready. By then
-/// (1.3 s of back-off and seven starts) an accident of the host is over, so the cause is the model
-/// or its configuration. The number bounds the back-off, too: 640 ms.
+/// In a row, with nothing served between them; then the model is unready. By then (1.3 s of
+/// back-off and seven starts) an accident of the host is over, so the cause is the model or its
+/// configuration. The number bounds the back-off, too: 640 ms.
 const MAX_DEATHS: u32 = 8;
 
 /// If so many requests in a row kill their workers, and none is answered between them, the cause is
@@ -18,19 +18,15 @@ const PROVEN_IN_A_ROW: u32 = 8;
 /// A worker that was ready for so long without work died neither of its start nor of its work.
 pub const STOOD: Duration = Duration::from_secs(10);
 
-/// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterDeath {
-    /// Start the worker again after this time.
     After(Duration),
-    /// Do not: the model is unready.
     GiveUp {
-        /// Deaths in a row.
         deaths: u32,
     },
 }
 
-/// The deaths of one model's workers since one of them served.
+/// Since one of the model's workers served.
 #[derive(Debug, Clone, Default)]
 pub struct Restarts {
     deaths: u32,
@@ -39,12 +35,10 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// No deaths so far.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A worker died.
     pub fn died(&mut self) -> AfterDeath {
         self.deaths = self.deaths.saturating_add(1);
         if self.deaths >= MAX_DEATHS {
@@ -53,32 +47,31 @@ impl Restarts {
         AfterDeath::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
     }
 
-    /// A worker without work is about to be counted as dead, after it had been ready for so long.
-    /// If that is long, what killed earlier workers is over: rare accidents must not add up because
-    /// no client asks the model.
+    /// A worker that was `ready` for so long without work is about to be counted as dead. If that
+    /// is long, what killed earlier workers is over: rare accidents must not add up because no
+    /// client asks the model.
     pub fn idled(&mut self, ready: Duration) {
         if ready >= STOOD {
             self.deaths = 0;
         }
     }
 
-    /// Deaths in a row.
     pub fn deaths(&self) -> u32 {
         self.deaths
     }
 
-    /// A worker answered a batch: what killed earlier ones is over.
+    /// A batch was answered: what killed earlier workers is over.
     pub fn served(&mut self) {
         self.reset();
     }
 
-    /// Counts anew, because an operator tries the model again or the model has another share.
+    /// An operator tries the model again, or the model has another share.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 
     /// A request was proved to kill its workers. Their deaths count against the request and not
-    /// against the model, unless there are so many such requests that the cause must be the model.
+    /// against the model, unless there are too many such requests.
     pub fn poisonous(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < PROVEN_IN_A_ROW {

@@ -1,10 +1,8 @@
 //! A world with a virtual clock, in which shadowslice's policies are judged.
 //!
 //! The code that decides here is the code that serves: the `policy` crate's queue, batcher and
-//! sharing policies. What this crate adds is what they decide about: arrivals, execution, hand-overs.
-//!
-//! [`loads`] says what comes, [`perturb`] how the world differs from what a policy is told,
-//! [`world`] what happens then, and [`results`] how good that was.
+//! sharing policies. What this crate adds is what they decide about: arrivals, execution,
+//! hand-overs.
 
 pub mod loads;
 pub mod perturb;

@@ -31,16 +31,12 @@ use crate::random::{Purpose, Random};
 use crate::scenario::Scenario;
 use crate::world::Sharing;
 
-/// The deviation that `noise` stands for.
 const NOISE: f64 = 0.1;
 
-/// How far `scale` goes, either way.
 const SCALE: f64 = 0.3;
 
-/// How far `starts` goes, either way, as a factor.
 const STARTS: f64 = 2.0;
 
-/// Ways in which something differs from the profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Difference {
     form: bool,
@@ -50,21 +46,16 @@ pub struct Difference {
     sharing: Sharing,
 }
 
-/// What a policy is told of the models' costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// The truth, whatever it is.
     Truth,
-    /// Nothing.
     Nothing,
     /// The profiles, with these differences.
     Profile(Difference),
 }
 
-/// Text that names no difference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadDifference {
-    /// An unknown word.
     #[error(
         "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, slices, joined by commas"
     )]
@@ -117,12 +108,11 @@ impl FromStr for Belief {
 }
 
 impl Difference {
-    /// The deviation of execution times from batch to batch, as a part of them.
+    /// A deviation from batch to batch, as a part of the time.
     pub fn noise(&self) -> f64 {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    /// How workers share the GPU.
     pub fn sharing(&self) -> Sharing {
         self.sharing
     }
@@ -150,8 +140,8 @@ impl Difference {
     }
 }
 
-/// A scenario with this truth and this belief, by a seed. In `scenario`, `terms.profile` of each
-/// model is what its configuration says; models without a profile keep their truth.
+/// In `scenario`, `terms.profile` of each model is what its configuration says; models without a
+/// profile keep their truth.
 pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
     let mut changed = scenario.clone();
     for (index, model) in changed.models.iter_mut().enumerate() {
@@ -169,8 +159,7 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     changed
 }
 
-/// Another table of the same batch sizes; `time` gives its times from the old row, its columns, and
-/// the SMs.
+/// `time` gives the new times from the old row, its columns, and the SMs.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &Row| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
@@ -199,7 +188,6 @@ fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     slow + parallel * (inverse(sms) - first)
 }
 
-/// The time of a column that the row has.
 fn at(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     row.ms[columns.iter().position(|&column| column == sms).unwrap_or(0)]
 }

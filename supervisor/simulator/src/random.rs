@@ -5,21 +5,15 @@ use rand::seq::SliceRandom;
 use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
 use rand_pcg::Pcg64;
 
-/// What random numbers are drawn for. Each purpose has a sequence of its own, so that drawing more for
-/// one changes nothing about another.
+/// Each purpose has a sequence of its own, so that drawing more for one changes nothing about
+/// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Gaps between arrivals.
     Gaps,
-    /// How a rate changes with time.
     Course,
-    /// Which models a load singles out.
     Choice,
-    /// How the truth differs from the profiles.
     Truth,
-    /// How the belief differs from the profiles.
     Belief,
-    /// Execution times from batch to batch.
     Noise,
 }
 
@@ -28,7 +22,6 @@ pub(crate) enum Purpose {
 pub(crate) struct Random(Pcg64);
 
 impl Random {
-    /// The sequence of a seed for one purpose of one model.
     pub(crate) fn new(seed: u64, purpose: Purpose, index: usize) -> Self {
         Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
@@ -38,24 +31,23 @@ impl Random {
         self.0.random()
     }
 
-    /// A random order of `count` indices.
     pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         order.shuffle(&mut self.0);
         order
     }
 
-    /// Exponential with mean 1.
+    /// With mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         Exp1.sample(&mut self.0)
     }
 
-    /// Normal with mean 0 and deviation 1.
+    /// With mean 0 and deviation 1.
     pub(crate) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
     }
 
-    /// Gamma of this shape, which is above 0, with mean 1.
+    /// Of this shape, which is above 0, with mean 1.
     pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
         Gamma::new(shape, 1.0 / shape).map_or(1.0, |gamma| gamma.sample(&mut self.0))
     }

@@ -8,77 +8,55 @@ use crate::scenario::Scenario;
 use crate::time::{ms, ns};
 use crate::world::{Counts, Outcome};
 
-/// One run of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// The policy that decided.
     pub policy: String,
-    /// The load.
     pub load: String,
-    /// The seed of all that was random.
     pub seed: u64,
-    /// Requests per second.
     pub offered_rps: f64,
-    /// Requests answered within their SLOs per second.
     pub goodput_rps: f64,
     /// Requests answered within their SLOs, of those offered; 1 when nothing was.
     pub attainment: f64,
-    /// 99th percentile of the answers' latency; 0 without any.
+    /// Of the answers; 0 without any.
     pub p99_ms: f64,
     /// Hand-overs that came to effect.
     pub repartitions: u64,
-    /// The models, by name.
     pub per_model: BTreeMap<String, ModelRun>,
 }
 
-/// One model's part of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
     /// 1 is the highest.
     pub priority: u32,
-    /// What it promises.
     pub slo_ms: f64,
-    /// Requests per second.
     pub offered_rps: f64,
-    /// Requests answered within the SLO per second.
     pub goodput_rps: f64,
-    /// Requests answered within the SLO, of those offered; 1 when nothing was.
     pub attainment: f64,
-    /// Mean latency of the answers; 0 without any.
+    /// Of the answers, as the latencies below; 0 without any.
     pub mean_ms: f64,
-    /// Its median,
     pub p50_ms: f64,
-    /// and its 99th percentile.
     pub p99_ms: f64,
-    /// Requests.
     pub offered: u64,
-    /// Requests answered, late or not.
+    /// Late or not.
     pub answered: u64,
-    /// Requests turned away.
     pub refused: u64,
     /// Requests that still waited at the end.
     pub pending: u64,
-    /// Hand-overs that came to effect.
     pub repartitions: u64,
-    /// When each of them did, in seconds.
     pub repartitioned_at_s: Vec<f64>,
     /// The share in force at the end.
     pub sms: u32,
 }
 
-/// What was simulated: the same for every policy that meets a load.
+/// The same for every policy that meets a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
-    /// What came.
     pub load: String,
-    /// What decided what was random.
     pub seed: u64,
-    /// How long it came.
     pub seconds: f64,
 }
 
 impl Run {
-    /// What became of a scenario under a policy.
     pub fn new(policy: &str, trial: &Trial, scenario: &Scenario, outcome: &Outcome) -> Self {
         let seconds = trial.seconds;
         let mut all = Counts::new();

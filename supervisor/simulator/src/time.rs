@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-/// A moment that never comes.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;

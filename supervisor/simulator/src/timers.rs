@@ -16,7 +16,7 @@ impl Timers {
         Self { tree: vec![NEVER; 2 * leaves], leaves }
     }
 
-    /// Sets a timer; [`NEVER`] stops it.
+    /// [`NEVER`] stops the timer.
     pub(crate) fn set(&mut self, timer: usize, at: u64) {
         let mut node = self.leaves + timer;
         self.tree[node] = at;
@@ -30,12 +30,11 @@ impl Timers {
         }
     }
 
-    /// When the earliest timer fires.
     pub(crate) fn due(&self) -> u64 {
         self.tree[1]
     }
 
-    /// Which timer is the earliest; of several the first.
+    /// Of several earliest timers the first.
     pub(crate) fn first(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {

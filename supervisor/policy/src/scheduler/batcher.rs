@@ -8,44 +8,38 @@ use super::punctual::{Pick, Punctual};
 use super::queue::{Entry, Queue, QueueKey};
 use crate::latency::Predictor;
 
-/// What bounds the batches of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of the largest batch. Zero: the model has no batch axis, every request runs by itself.
+    /// Zero: the model has no batch axis, every request runs by itself.
     pub max_rows: u32,
-    /// Requests in the largest batch.
     pub max_requests: usize,
     /// How long a batch that is not full waits for more, counted from its oldest arrival.
     pub max_delay: Duration,
 }
 
-/// What to do with a free slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<K, T> {
-    /// Run this batch.
     Run(Taken<K, T>),
     /// Every batch still waits for company; ask again then, or when something arrives.
     WaitUntil(Moment),
-    /// Nothing is there to run.
     Idle,
 }
 
-/// Requests that leave the queue; at least one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken<K, T> {
-    /// Requests that run together. None if all are too late.
+    /// None if all are too late.
     pub batch: Vec<Entry<K, T>>,
-    /// Requests that are refused, because they cannot be answered in time any more.
+    /// Refused, because they cannot be answered in time any more.
     pub late: Vec<Entry<K, T>>,
 }
 
 /// Decides what runs next, when the lane has a free slot.
 ///
-/// The batch starts with the head of the queue and is joined by others of its shape, in their order,
-/// up to the first that does not fit. When the head's batch may still wait for company, the first
-/// other one that is ready takes the slot: waiting exists to use an idle slot better, not to keep
-/// it idle. That costs the head at most the execution of one batch, because once its own wait is over
-/// it goes before everything else.
+/// The batch starts with the head of the queue and is joined by others of its shape, in their
+/// order, up to the first that does not fit. When the head's batch may still wait for company, the
+/// first other one that is ready takes the slot: waiting exists to use an idle slot better, not to
+/// keep it idle. That costs the head at most the execution of one batch: once its own wait is over
+/// it goes first.
 ///
 /// Late requests are refused only if there is a `punctual`, which knows the lane of the batch.
 pub fn next<K: Ord + Clone, T>(
@@ -73,9 +67,9 @@ pub fn next<K: Ord + Clone, T>(
     }
 }
 
-/// How many rows go first, where so many could go together. A batch that would be padded is parted
-/// where both parts, one after the other, take no longer than the whole: the first part is answered
-/// sooner, no request later, and requests that arrive meanwhile join the second part.
+/// How many rows go first. A batch that would be padded is parted where both parts, one after the
+/// other, take no longer than the whole: the first part is answered sooner, no request later, and
+/// requests that arrive meanwhile join the second part.
 pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
@@ -85,7 +79,7 @@ pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
-/// Until when the batch that starts there waits for company; nothing when the batch is ready.
+/// Until when the batch that starts there waits for company; `None` when it is ready.
 fn waits_until<K: Ord + Clone, T>(
     queue: &Queue<K, T>,
     start: QueueKey,
@@ -106,7 +100,6 @@ fn waits_until<K: Ord + Clone, T>(
     closes.min().filter(|&moment| moment > now)
 }
 
-/// Takes out the batch that starts there.
 fn take_batch<K: Ord + Clone, T>(
     queue: &mut Queue<K, T>,
     start: QueueKey,
@@ -135,7 +128,7 @@ fn take_batch<K: Ord + Clone, T>(
     Taken { batch: take(go), late }
 }
 
-/// How many of these requests, from the first, one batch holds; at least one.
+/// At least one.
 fn joining<'e, K: 'e, T: 'e>(waiting: impl Iterator<Item = &'e Entry<K, T>>, limits: &Limits) -> usize {
     let mut rows = 0_u32;
     let fits = |entry: &&Entry<K, T>| {

@@ -13,64 +13,54 @@ use super::punctual::Punctual;
 use super::queue::Entry;
 use crate::sharing::Door;
 
-/// After an outage no request is refused for being late for so many times as long as the outage
-/// lasted.
+/// For so many times as long as an outage lasted, no request is refused for being late.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
 
-/// But not for longer than this.
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
-/// A batch is sent this long before the one before it should end. That is several times what the
-/// way takes, and a small part of an execution. A batch that is sent early is closed early:
-/// requests that arrive while it waits there cannot join it.
+/// A batch is sent this long before the one before it should end: several times what the way takes,
+/// and a small part of an execution. A batch that is sent early is closed early: requests that
+/// arrive while it waits there cannot join it.
 const LEAD: Duration = Duration::from_micros(500);
 
-/// Keeps the door.
 #[derive(Debug)]
 pub(super) struct Doorkeeper {
     door: Door,
-    /// Whether all requests are let in, however late they will be: `on_late: serve`.
+    /// `on_late: serve`.
     serves_late: bool,
-    /// What the configuration and the model allow.
     most: Limits,
-    /// Since when no lane has served, or the lane that does has stalled.
+    /// Since when no lane has served, or the one that does has stalled.
     outage: Option<Moment>,
     /// Requests that came before this may be late without that being a sign of load.
     forgiven: Moment,
 }
 
 impl Doorkeeper {
-    /// An open door.
     pub(super) fn new(most: Limits, serves_late: bool) -> Self {
         let (door, forgiven) = (Door::open(u32::MAX), Moment::default());
         Self { door, serves_late, most, outage: None, forgiven }
     }
 
-    /// The policy opens or narrows the door.
     pub(super) fn set(&mut self, door: Door) {
         self.door = door;
     }
 
-    /// The configuration has changed.
     pub(super) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
         self.most.max_delay = max_delay;
         self.serves_late = serves_late;
     }
 
-    /// The model has been found to allow these batches.
     pub(super) fn found(&mut self, max_rows: u32, max_requests: usize) {
         self.most = Limits { max_rows, max_requests, ..self.most };
     }
 
-    /// What bounds batches now.
     pub(super) fn limits(&self) -> Limits {
         // Zero says that there is no batch axis; then there is nothing to cap.
         Limits { max_rows: self.most.max_rows.min(self.door.max_batch.max(1)), ..self.most }
     }
 
-    /// Whether a request that comes now is refused, because it cannot be answered in time behind so
-    /// many rows. `lane` is the lane that serves. While no lane serves, or it stalls, no request is
-    /// refused: the load is not to blame.
+    /// Whether a request that comes now cannot be answered in time. `lane` is the lane that serves.
+    /// While none serves, or it stalls, no request is refused: the load is not to blame.
     pub(super) fn refuses<K, T>(
         &self,
         request: &Entry<K, T>,
@@ -84,9 +74,9 @@ impl Doorkeeper {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// When a request that comes now should be answered, with so many rows before it: full batches
-    /// go first, then its own. Nothing if no rows are before it: then it is tried in any case, or
-    /// predictions would never be corrected.
+    /// When a request that comes now should be answered: full batches go first, then its own.
+    /// `None` if no rows are before it: then it is tried in any case, or predictions would never be
+    /// corrected.
     fn answered_at<K, T>(
         &self,
         request: &Entry<K, T>,
@@ -115,8 +105,7 @@ impl Doorkeeper {
         self.door.refuse_late && !self.serves_late
     }
 
-    /// What finds the requests in time among those that wait for this lane; nothing where none is
-    /// refused for being late.
+    /// `None` where no request is refused for being late.
     pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
         let refuses = self.refuses_late() && self.outage.is_none();
         refuses.then(|| Punctual {
@@ -127,7 +116,7 @@ impl Doorkeeper {
         })
     }
 
-    /// Until when the next batch for `lane` waits though a slot is free; nothing when it may go.
+    /// Until when the next batch waits though a slot is free; `None` when it may go.
     pub(super) fn holds_until<K, T>(&self, lane: &Lane<K, T>, now: Moment) -> Option<Moment> {
         if lane.executes_nothing() {
             return None;
@@ -135,7 +124,7 @@ impl Doorkeeper {
         Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)
     }
 
-    /// Says whether a lane serves, and does not stall.
+    /// `serves`: a lane does, and does not stall.
     pub(super) fn note_service(&mut self, serves: bool, now: Moment) {
         match (self.outage, serves) {
             (None, false) => self.outage = Some(now),
@@ -148,12 +137,12 @@ impl Doorkeeper {
         }
     }
 
-    /// The requests that wait now are delayed by those that ran without an answer and go first.
+    /// The requests that wait now are delayed by those that were put back and go first.
     pub(super) fn put_back(&mut self, now: Moment) {
         self.forgiven = self.forgiven.max(now);
     }
 
-    /// Nothing waits any more that could have been delayed.
+    /// No request waits any more that could have been delayed.
     pub(super) fn emptied(&mut self, now: Moment) {
         self.forgiven = self.forgiven.min(now);
     }

@@ -11,36 +11,26 @@ use super::queue::Entry;
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
-/// A batch that executes for longer than so many times its prediction is stalled, which is no sign
-/// of load.
+/// A batch that takes so many times its prediction is stalled, which is no sign of load.
 const STALLED_FACTOR: u32 = 5;
 
-/// Below this no batch counts as stalled.
 const MIN_STALLED: Duration = Duration::from_millis(100);
 
-/// What a lane is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// Nothing is sent to the worker, but batches could be at once.
     Idle,
-    /// Batches go to it.
     Serving,
     /// The worker finishes what it has; then the driver is told.
     Draining,
 }
 
-/// A batch that a worker has.
 #[derive(Debug)]
 pub struct InFlight<K, T> {
-    /// Its name, which no other batch of the model has.
+    /// Unique among the model's batches.
     pub id: u64,
-    /// The slot that it takes.
     pub slot: u8,
-    /// Its rows.
     pub rows: u32,
-    /// The partition on which it runs.
     pub groups: Groups,
-    /// When it was sent.
     pub sent: Moment,
     /// When it was sent, if nothing was before it then, or when it came to the front.
     pub executing_since: Option<Moment>,
@@ -48,34 +38,27 @@ pub struct InFlight<K, T> {
     pub requests: Vec<Entry<K, T>>,
 }
 
-/// The part of a GPU on which a lane's batches run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slice {
-    /// Its groups of SMs; the whole, where it is all that the worker's process has.
+    /// The whole, where it is all that the worker's process has.
     pub groups: Groups,
-    /// Its SMs.
     pub sms: Sms,
-    /// How long batches of so many rows took there when they were tried; empty where that is not
-    /// known.
+    /// From trials, by rows; empty where they are not known.
     pub times: Vec<(u32, Duration)>,
 }
 
-/// The way to one worker.
 #[derive(Debug)]
 pub struct Lane<K, T> {
-    /// That worker.
     pub worker: WorkerId,
     pub(super) duty: Duty,
-    /// Where its next batch runs.
     pub(super) groups: Groups,
     sms: Sms,
-    /// What the lane's batches should take there: every share has times of its own.
+    /// Of the present share: every share has times of its own.
     pub predictor: Predictor,
-    /// Predictors of partitions that the lane was on before, by their SMs.
+    /// Of partitions that the lane was on before, by their SMs.
     learnt: BTreeMap<Sms, Predictor>,
-    /// The predictor before anything was seen.
     blank: Predictor,
-    /// Whether the worker has answered a batch since batches were routed to it.
+    /// Since batches were routed to the worker.
     pub(super) answered: bool,
     pub(super) in_flight: VecDeque<InFlight<K, T>>,
     slots: u8,
@@ -83,8 +66,7 @@ pub struct Lane<K, T> {
 }
 
 impl<K, T> Lane<K, T> {
-    /// For a worker that takes `slots` batches at a time; `blank` predicts their times before
-    /// anything was seen.
+    /// The worker takes `slots` batches at a time.
     pub fn new(worker: WorkerId, slice: &Slice, blank: Predictor, slots: u8) -> Self {
         Self {
             worker,
@@ -101,8 +83,8 @@ impl<K, T> Lane<K, T> {
         }
     }
 
-    /// The next batch runs on this part of the GPU. What is known of one part holds for any part
-    /// with as many SMs.
+    /// For the next batch. What is known of one part of the GPU holds for any part with as many
+    /// SMs.
     pub(super) fn move_to(&mut self, slice: &Slice) {
         let expecting = || expecting(&self.blank, slice);
         if slice.sms != self.sms {
@@ -113,7 +95,6 @@ impl<K, T> Lane<K, T> {
         (self.groups, self.sms, self.answered) = (slice.groups, slice.sms, false);
     }
 
-    /// The slot that its next batch takes.
     pub(super) fn next_slot(&self) -> Option<u8> {
         self.free_slots.last().copied()
     }
@@ -126,22 +107,21 @@ impl<K, T> Lane<K, T> {
         self.free_slots.push(slot);
     }
 
-    /// Whether nothing is on the lane, answers that are still being copied included.
+    /// Answers that are still being copied count, too.
     pub fn is_empty(&self) -> bool {
         self.free_slots.len() == usize::from(self.slots)
     }
 
-    /// Whether its worker has nothing to execute; answers may still be being copied.
+    /// Answers may still be being copied.
     pub fn executes_nothing(&self) -> bool {
         self.in_flight.is_empty()
     }
 
-    /// The batches that its worker has, the one that executes first.
+    /// The batch that executes comes first.
     pub fn in_flight(&self) -> impl Iterator<Item = &InFlight<K, T>> {
         self.in_flight.iter()
     }
 
-    /// How long a batch of so many rows should take, as far as is known.
     pub(super) fn time(&self, rows: u32) -> Duration {
         self.predictor.predict(rows).unwrap_or(Duration::ZERO)
     }
@@ -170,8 +150,7 @@ impl<K, T> Lane<K, T> {
         batches.fold(ends.max(now), |free, batch| free + self.time(batch.rows))
     }
 
-    /// Whether its worker executes for so long that something is wrong with it, though it does not count
-    /// as hung yet.
+    /// Whether something is wrong with the worker, though it does not count as hung yet.
     pub(super) fn is_stalled(&self, now: Moment) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
         // A batch in front without a beginning was reported as hung.
@@ -180,7 +159,7 @@ impl<K, T> Lane<K, T> {
         spent > MIN_STALLED && spent > self.time(front.rows).saturating_mul(STALLED_FACTOR)
     }
 
-    /// Takes the batch of that id off the lane; its slot stays taken.
+    /// Takes a batch off the lane; its slot stays taken.
     pub(super) fn take(&mut self, id: u64, now: Moment) -> Option<InFlight<K, T>> {
         let index = self.in_flight.iter().position(|batch| batch.id == id)?;
         let batch = self.in_flight.remove(index)?;
@@ -190,8 +169,7 @@ impl<K, T> Lane<K, T> {
         Some(batch)
     }
 
-    /// Takes the requests away, those of the batch that executes apart from those behind it. The
-    /// batches stay, and their answers are ignored.
+    /// The batches stay, and their answers are ignored.
     pub(super) fn abandon(&mut self) -> Abandoned<K, T> {
         let mut batches = self.in_flight.iter_mut().map(|batch| std::mem::take(&mut batch.requests));
         let executing = batches.next().unwrap_or_default();
@@ -199,16 +177,12 @@ impl<K, T> Lane<K, T> {
     }
 }
 
-/// Requests that were taken away from a worker.
 #[derive(Debug)]
 pub struct Abandoned<K, T> {
-    /// The requests of the batch that it executed.
     pub executing: Vec<Entry<K, T>>,
-    /// The requests of the batches behind that one.
     pub behind: Vec<Entry<K, T>>,
 }
 
-/// Predicts a model's batches on a part of the GPU, from what was measured there, if it was.
 fn expecting(blank: &Predictor, slice: &Slice) -> Predictor {
     let mut predictor = blank.on(slice.sms);
     for &(rows, took) in &slice.times {

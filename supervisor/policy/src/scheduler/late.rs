@@ -1,11 +1,10 @@
 //! Whether a request is refused once its deadline has passed: `on_late: reject`.
 //!
 //! A late answer is mostly worth more than none, so a burst that the lane works off is served, late
-//! or not. But when the queue *stands*, that is, has not once been empty for a long time, there is more
-//! work than the lane can do; then serving late requests makes all requests late, so late ones are
-//! refused until the queue has been empty again. (CoDel tells good queues from bad ones in the same
-//! way.)
-//! A queue that grew while no worker served says nothing about load: it never refuses.
+//! or not. But when the queue *stands*, that is, has not once been empty for a long time, there is
+//! more work than the lane can do; then serving late requests makes all requests late, so late ones
+//! are refused until the queue has been empty again, much as CoDel does. A queue that grew while no
+//! worker served says nothing about load: it never refuses.
 
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ enum QueueState {
     Disturbed,
 }
 
-/// What one queue's past says about late requests in it.
 #[derive(Debug, Clone)]
 pub(super) struct Lateness {
     tolerated: Duration,
@@ -33,7 +31,6 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    /// Of an empty queue of a model with this latency objective.
     pub(super) fn new(slo: Duration) -> Self {
         let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
         Self { tolerated, queue: QueueState::Empty }
@@ -45,19 +42,17 @@ impl Lateness {
         self.queue = QueueState::Empty;
     }
 
-    /// Something is in the queue.
     pub(super) fn queued(&mut self, now: Moment) {
         if let QueueState::Empty = self.queue {
             self.queue = QueueState::Since(now);
         }
     }
 
-    /// No worker serves the queue for a while: its worker died or could not take over.
     pub(super) fn disturbed(&mut self) {
         self.queue = QueueState::Disturbed;
     }
 
-    /// Whether a request with this deadline is refused, now that it is next.
+    /// Asked of the request that is next.
     pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
         match self.queue {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,

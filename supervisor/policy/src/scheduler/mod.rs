@@ -41,27 +41,26 @@ use late::Lateness;
 use observe::Observer;
 use queues::Queues;
 
-/// Given-up requests are taken out of the queue once they may be one in so many of the requests in
-/// it: so for each, about as many requests are looked at.
+/// Given-up requests are taken out of the queue once they may be one in so many: so for each, about
+/// as many requests are looked at.
 const GIVEN_UP_ONE_IN: usize = 8;
 
-/// The scheduling of one model; `K` is the shape of a request.
+/// `K` is the shape of a request.
 #[derive(Debug)]
 pub struct Scheduler<K, T> {
     slo: Duration,
     door: Doorkeeper,
     queues: Queues<K, T>,
-    /// How many queued requests may have been given up by their clients; some of these may execute.
+    /// Queued requests that clients may have given up; some of these may execute.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
-    /// Whether late requests are refused under overload; `None`: they are served.
+    /// `None`: late requests are served.
     lateness: Option<Lateness>,
     seen: Observer,
     next_batch: u64,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    /// For a model that has no lane yet, and of which at most so many requests wait.
     pub fn new(rules: Rules, max_requests: usize, now: Moment) -> Self {
         let Rules { slo, max_delay, reject_late } = rules;
         let most = Limits { max_rows: 0, max_requests: 1, max_delay };
@@ -77,12 +76,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// What the model allows: rows and requests in a batch; no rows where it has no batch axis.
+    /// What the model allows; no rows where it has no batch axis.
     pub fn found(&mut self, max_rows: u32, max_requests: usize) {
         self.door.found(max_rows, max_requests);
     }
 
-    /// Other rules hold. Requests that wait keep their deadlines.
+    /// Requests that wait keep their deadlines.
     pub fn set_rules(&mut self, rules: Rules) {
         let Rules { slo, max_delay, reject_late } = rules;
         if self.slo != slo || self.lateness.is_some() != reject_late {
@@ -92,23 +91,19 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.door.configure(max_delay, !reject_late);
     }
 
-    /// The policy opens or narrows the door.
     pub fn set_door(&mut self, door: Door) {
         self.door.set(door);
     }
 
-    /// Whether requests that cannot be answered in time are refused, rather than those with their
-    /// time up.
     pub fn refuses_late(&self) -> bool {
         self.door.refuses_late()
     }
 
-    /// The latency that is promised.
     pub fn slo(&self) -> Duration {
         self.slo
     }
 
-    /// Takes a request in, if need be in the place of settled ones, or refuses it.
+    /// If need be, the request takes the place of settled ones.
     pub fn accept(&mut self, request: Entry<K, T>, now: Moment) -> Result<(), Refused<K, T>> {
         self.note_service(now);
         self.seen.arrived(request.rows);
@@ -128,23 +123,20 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Err(refused)
     }
 
-    /// A request of so many rows was turned away before it came here.
     pub fn turned_away(&mut self, rows: u32) {
         self.seen.arrived(rows);
         self.seen.refused();
     }
 
-    /// A request that was accepted missed its SLO without an answer.
+    /// An accepted request missed its SLO without an answer.
     pub fn missed(&mut self) {
         self.seen.refused();
     }
 
-    /// A request has its answer, so long after it came.
     pub fn answered(&mut self, latency: Duration) {
         self.seen.answered(latency, self.slo);
     }
 
-    /// What is to be done next.
     pub fn next(&mut self, now: Moment) -> Next<K, T> {
         self.note_service(now);
         let next = match self.serving() {
@@ -193,7 +185,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Sending { worker, id: self.next_batch, slot, groups, requests }
     }
 
-    /// Takes requests out of a batch that are settled, or that overload has made too late.
+    /// Settled requests, and those that overload has made too late.
     fn leave_out(&self, batch: &mut Vec<Entry<K, T>>, refused: &mut Vec<Refused<K, T>>, now: Moment) {
         batch.retain(|request| !request.item.is_settled());
         let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
@@ -201,7 +193,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused.extend(overdue.map(|request| Refused { request, why: Refusal::Overdue }));
     }
 
-    /// The batch is on its way. Returns whether it executes at once, because nothing was before it.
+    /// Returns whether the batch executes at once, because nothing was before it.
     pub fn sent(&mut self, sending: Sending<K, T>, now: Moment) -> bool {
         let Sending { worker, id, slot, groups, requests } = sending;
         let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
@@ -223,15 +215,13 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.note(now);
     }
 
-    /// A worker has answered: takes the batch off its lane; its slot stays taken. `None` if the
-    /// worker had no such batch.
+    /// A worker has answered. The batch's slot stays taken. `None` if the worker had no such batch.
     pub fn take(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight<K, T>> {
         let taken = self.lane_mut(worker)?.take(batch, now);
         self.note_busy(now);
         taken
     }
 
-    /// The answer to a batch, which executed for so long, was good.
     pub fn completed(&mut self, worker: WorkerId, batch: &InFlight<K, T>, execution: Duration) -> Completed {
         let Some(lane) = self.lane_mut(worker) else { return Completed { here: false, first: false } };
         // On another partition it says nothing of the SMs on which the lane is now.
@@ -246,8 +236,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Completed { here, first }
     }
 
-    /// The answer in `slot` is done with; the lane has room again. Returns whether a draining lane
-    /// is now empty.
+    /// The answer in `slot` is done with. Returns whether a draining lane is now empty.
     pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
@@ -258,17 +247,16 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         drained
     }
 
-    /// A worker is there, to which nothing is routed yet.
     pub fn attach(&mut self, lane: Lane<K, T>) {
         self.lanes.push(lane);
     }
 
-    /// A worker is gone. What it had must have been [taken back](Self::take_back).
+    /// What the worker had must have been [taken back](Self::take_back).
     pub fn detach(&mut self, worker: WorkerId) {
         self.lanes.retain(|lane| lane.worker != worker);
     }
 
-    /// Batches go to `worker`, or to none. The lane that they went to before finishes what it has.
+    /// The lane that batches went to before finishes what it has.
     pub fn route(&mut self, worker: Option<WorkerId>) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
@@ -283,7 +271,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// The next batch of `worker` runs on this part of the GPU.
     pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.move_to(slice);
@@ -300,20 +287,19 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.is_empty()
     }
 
-    /// Nothing more goes to `worker`. Returns whether batches went to it.
+    /// Returns whether batches went to `worker`.
     pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
         let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }
 
-    /// Takes back the requests that `worker` has. Its batches stay, and its answers to them are
-    /// ignored.
+    /// The worker's batches stay, and its answers to them are ignored.
     pub fn take_back(&mut self, worker: WorkerId) -> Abandoned<K, T> {
         let none = Abandoned { executing: Vec::new(), behind: Vec::new() };
         self.lane_mut(worker).map_or(none, Lane::abandon)
     }
 
-    /// Puts requests that ran without an answer back at the head of the queue.
+    /// For requests that ran without an answer: at the head of the queue.
     pub fn put_back(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
         if !requests.is_empty() {
             self.door.put_back(now);
@@ -329,16 +315,14 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Corrects since when `worker` executes its batch; `None` says that it was reported to hang,
-    /// so that the report comes once.
+    /// `None`: the batch was reported to hang, so that the report comes once.
     pub fn executes_since(&mut self, worker: WorkerId, since: Option<Moment>) {
         if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
             front.executing_since = since;
         }
     }
 
-    /// A client gave up a request that had no answer. That request must not keep others out for
-    /// long.
+    /// Of a request without an answer. It must not keep others out for long.
     pub fn give_up(&mut self) {
         self.given_up += 1;
         if self.given_up * GIVEN_UP_ONE_IN >= self.queues.len() {
@@ -346,9 +330,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Takes the requests that are settled out of the queue.
     pub fn forget_settled(&mut self) {
-        // Looking through the whole queue is worth it only if there may be such requests.
+        // Only then is looking through the whole queue worth it.
         if self.given_up == 0 {
             return;
         }
@@ -356,33 +339,28 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.take_if(Ticket::is_settled);
     }
 
-    /// Takes out all that waits.
     pub fn drain_queue(&mut self) -> Vec<Entry<K, T>> {
         self.queues.drain_all()
     }
 
-    /// Requests that wait.
     pub fn queued(&self) -> usize {
         self.queues.len()
     }
 
-    /// Requests that lanes have.
+    /// Requests, not batches.
     pub fn in_flight(&self) -> usize {
         let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
         batches.map(|batch| batch.requests.len()).sum()
     }
 
-    /// What was seen since the last time that this was asked.
     pub fn observe(&mut self, now: Moment) -> Seen {
         self.seen.take(self.queues.len(), now)
     }
 
-    /// The lane to a worker.
     pub fn lane(&self, worker: WorkerId) -> Option<&Lane<K, T>> {
         self.lanes.iter().find(|lane| lane.worker == worker)
     }
 
-    /// The lane that serves.
     pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
         self.serving().map(|lane| &self.lanes[lane])
     }
@@ -400,7 +378,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.door.note_service(serves, now);
     }
 
-    /// Notes what is left when all that could be sent was sent.
     fn note(&mut self, now: Moment) {
         if let Some(lateness) = &mut self.lateness {
             if self.queues.is_empty() { lateness.emptied() } else { lateness.queued(now) }

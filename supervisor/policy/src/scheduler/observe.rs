@@ -7,26 +7,24 @@ use shadowslice_shared::units::Moment;
 
 use crate::sharing::{Executed, Seen, leaves_time_for_the_way};
 
-/// How many batch sizes are told apart; further ones are left out.
+/// Further batch sizes are left out.
 const MAX_SIZES: usize = 256;
 
-/// The longest latency told apart, in microseconds: a minute.
+/// A minute.
 const LONGEST_US: u64 = 60_000_000;
 
-/// Counts since the last look.
 #[derive(Debug)]
 pub(super) struct Observer {
     since: Moment,
-    /// Its counts; the rest is worked out at the next look.
+    /// The counts; the rest is worked out at the next look.
     seen: Seen,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: Busy,
-    /// How many batches of a size executed, and for how long altogether; ascending by rows.
+    /// Rows, batches and their time altogether; ascending by rows.
     executed: Vec<(u32, u64, Duration)>,
 }
 
-/// How long the serving lane executed.
 #[derive(Debug, Default)]
 struct Busy {
     since: Option<Moment>,
@@ -46,7 +44,6 @@ impl Observer {
         }
     }
 
-    /// A request of so many rows came, to be refused or not.
     pub(super) fn arrived(&mut self, rows: u32) {
         self.seen.arrived += 1;
         self.seen.rows += u64::from(rows);
@@ -64,7 +61,6 @@ impl Observer {
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
     }
 
-    /// A batch executed at the share in force.
     pub(super) fn executed(&mut self, rows: u32, took: Duration) {
         match self.executed.binary_search_by_key(&rows, |size| size.0) {
             Ok(index) => {
@@ -77,12 +73,11 @@ impl Observer {
         }
     }
 
-    /// Another share is in force: earlier executions say nothing about it.
+    /// Earlier executions say nothing about the new share.
     pub(super) fn share_changed(&mut self) {
         self.executed.clear();
     }
 
-    /// Says whether the serving lane executes anything.
     pub(super) fn note_busy(&mut self, executes: bool, now: Moment) {
         match (self.busy.since, executes) {
             (None, true) => self.busy.since = Some(now),
@@ -94,7 +89,7 @@ impl Observer {
         }
     }
 
-    /// What was seen since the last look; counting starts again.
+    /// Counting starts again.
     pub(super) fn take(&mut self, queued: usize, now: Moment) -> Seen {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));

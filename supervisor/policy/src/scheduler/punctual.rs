@@ -14,32 +14,28 @@ use super::batcher::Limits;
 use super::queue::Entry;
 use crate::latency::Predictor;
 
-/// A batch is looked at together with the requests after it, up to this many full batches in all.
+/// Full batches that are looked at together.
 const BATCHES: u32 = 2;
 
-/// What is known of the lane that a batch is for.
 #[derive(Debug, Clone, Copy)]
 pub struct Punctual<'p> {
     /// When the lane should be through with what it has; not in the past.
     pub starts: Moment,
-    /// Whether the lane has nothing. Then a request goes in any case: to try it delays no other,
-    /// and predictions that refuse every request would never be corrected.
+    /// The lane has nothing. Then a request goes in any case: to try it delays no other, and
+    /// predictions that refuse every request would never be corrected.
     pub idle: bool,
     /// Requests that arrived before this are answered however late.
     pub forgiven: Moment,
-    /// How long batches take.
     pub predictor: &'p Predictor,
 }
 
-/// A request that waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Due {
-    /// When its answer is due; none if it is never too late.
+    /// `None` if it is never too late.
     by: Option<Moment>,
     rows: u32,
 }
 
-/// A choice among requests in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pick {
     /// So many requests are refused, from the first,
@@ -49,7 +45,7 @@ pub(crate) struct Pick {
 }
 
 impl Punctual<'_> {
-    /// The waiting requests that are to be looked at, in their order; all may share a batch.
+    /// Those of the waiting requests that are to be looked at; all may share a batch.
     pub(crate) fn dues<'e, K: 'e, T: 'e>(
         &self,
         waiting: impl Iterator<Item = &'e Entry<K, T>>,
@@ -64,13 +60,12 @@ impl Punctual<'_> {
         near.map(|entry| self.due(entry)).collect()
     }
 
-    /// When an answer to this one is due.
     pub(crate) fn due<K, T>(&self, entry: &Entry<K, T>) -> Due {
         Due { by: (entry.arrived >= self.forgiven).then_some(entry.deadline), rows: entry.rows }
     }
 
-    /// Which of these requests go. They should be by deadline; those that were put back may not be,
-    /// and then the choice is only less good.
+    /// The requests should be by deadline; those that were put back may not be, and then the choice
+    /// is only less good.
     pub(crate) fn pick(&self, waiting: &[Due], limits: &Limits) -> Pick {
         let queue = &Line::new(waiting, limits);
         let alone = |due: &Due| self.in_time(due, self.predictor.predict(due.rows));
@@ -89,7 +84,7 @@ impl Punctual<'_> {
         go.map_or_else(|| self.fastest(queue, first), |go| Pick { late: first, go })
     }
 
-    /// Whether all requests of a batch are in time. A single one was found to be.
+    /// A single request was found to be in time.
     fn makes_it(&self, queue: &Line<'_>, first: usize, go: usize) -> bool {
         go == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, go)))
     }
@@ -102,7 +97,7 @@ impl Punctual<'_> {
         self.in_time(&queue.waiting[next], Some(both))
     }
 
-    /// The batch that answers the most rows a second.
+    /// The most rows a second.
     fn fastest(&self, queue: &Line<'_>, first: usize) -> Pick {
         let mut best = Pick { late: first, go: 1 };
         let mut pace = self.pace(queue, best);
@@ -125,18 +120,16 @@ impl Punctual<'_> {
         f64::from(rows) / time.as_secs_f64().max(1e-9)
     }
 
-    /// Whether a batch that takes so long ends before an answer is due.
     fn in_time(&self, due: &Due, takes: Option<Duration>) -> bool {
         due.by.is_none_or(|by| self.starts + takes.unwrap_or_default() <= by)
     }
 }
 
-/// Requests that wait, and what bounds their batches.
 #[derive(Debug)]
 struct Line<'w> {
     waiting: &'w [Due],
     limits: &'w Limits,
-    /// The rows of the first none, one, two and so on of them.
+    /// The rows of the first none, one, two and so on of `waiting`.
     sums: Vec<u64>,
 }
 
@@ -151,7 +144,7 @@ impl<'w> Line<'w> {
         Self { waiting, limits, sums }
     }
 
-    /// How many requests one batch holds from there on; at least one.
+    /// Requests that one batch holds from there on; at least one.
     fn most(&self, first: usize) -> usize {
         let full = self.sums[first] + u64::from(self.limits.max_rows);
         let fit = self.sums[first + 1..].partition_point(|&sum| sum <= full);

@@ -1,7 +1,7 @@
 //! A queue of one model's requests, ordered by deadline.
 //!
 //! Entries that come back from a worker that died or was drained too slowly go before all others:
-//! they have waited once already. Among themselves they are ordered by deadline too.
+//! they have waited once already.
 //!
 //! Every operation on one request costs O(log n); only [`Queue::take_if`] looks at all of them.
 
@@ -9,22 +9,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Moment;
 
-/// A request that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<K, T> {
-    /// Decides which requests it may run with: those in a batch have equal shapes.
+    /// Requests in a batch have equal shapes.
     pub shape: K,
-    /// Rows that it adds to a batch, at least 1.
+    /// At least 1.
     pub rows: u32,
-    /// When it arrived.
     pub arrived: Moment,
-    /// When its answer is due.
     pub deadline: Moment,
-    /// Its priority; lower ones go first.
+    /// Lower ones go first.
     pub level: u64,
-    /// Whether it must run by itself.
     pub alone: bool,
-    /// The request.
     pub item: T,
 }
 
@@ -38,14 +33,13 @@ pub(crate) struct QueueKey {
     sequence: u64,
 }
 
-/// The entries of one shape that may share a batch. Never empty.
+/// Entries that may share a batch. Never empty.
 #[derive(Debug, Default)]
 struct Group {
     places: BTreeSet<QueueKey>,
     rows: u64,
 }
 
-/// The queue of one model.
 #[derive(Debug)]
 pub struct Queue<K, T> {
     sequence: u64,
@@ -66,28 +60,24 @@ impl<K, T> Default for Queue<K, T> {
 }
 
 impl<K: Ord + Clone, T> Queue<K, T> {
-    /// Accepts a request.
     pub fn push(&mut self, entry: Entry<K, T>) {
         self.insert(entry, true);
     }
 
-    /// Takes back an entry that ran without an answer. It goes before all that were pushed; those
-    /// that were put back go by deadline, equal ones as they came.
+    /// The entry goes before all that were pushed; those that were put back go by deadline, equal
+    /// ones as they came.
     pub fn put_back(&mut self, entry: Entry<K, T>) {
         self.insert(entry, false);
     }
 
-    /// Their rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Takes everything out, head first.
     pub fn drain_all(&mut self) -> Vec<Entry<K, T>> {
         self.groups.clear();
         self.alone.clear();
@@ -95,7 +85,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         std::mem::take(&mut self.entries).into_values().collect()
     }
 
-    /// Takes out the requests for which `gone` holds, head first. Looks at every request.
+    /// Head first. Looks at every request.
     pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
         let places: Vec<QueueKey> =
             self.entries.iter().filter(|(_, entry)| gone(&entry.item)).map(|(&place, _)| place).collect();
@@ -120,7 +110,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.entries.insert(place, entry);
     }
 
-    /// Takes out the entry at `place`, which must be taken.
+    /// `place` must be taken.
     pub(crate) fn take(&mut self, place: QueueKey) -> Entry<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
         self.rows -= u64::from(entry.rows);
@@ -137,33 +127,30 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         entry
     }
 
-    /// The entry at `place`, which must be taken.
+    /// `place` must be taken.
     pub(crate) fn at(&self, place: QueueKey) -> &Entry<K, T> {
         &self.entries[&place]
     }
 
-    /// The place of the head.
     pub(crate) fn head(&self) -> Option<QueueKey> {
         self.entries.keys().next().copied()
     }
 
-    /// Where batches can start: the first place of each shape, and the first that runs by itself.
+    /// The first place of each shape, and the first that runs by itself.
     pub(crate) fn starts(&self) -> impl Iterator<Item = QueueKey> {
         let grouped = self.groups.values().filter_map(|group| group.places.first());
         grouped.chain(self.alone.first()).copied()
     }
 
-    /// The first place of the entries with this shape that may run together.
     pub(crate) fn first_of(&self, shape: &K) -> Option<QueueKey> {
         self.groups.get(shape)?.places.first().copied()
     }
 
-    /// Rows and requests of this shape that may run together.
     pub(crate) fn size_of(&self, shape: &K) -> (u64, usize) {
         self.groups.get(shape).map_or((0, 0), |group| (group.rows, group.places.len()))
     }
 
-    /// The entries of this shape that may run together, in their order.
+    /// Entries that may run together, in their order.
     pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &Entry<K, T>> {
         let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
         places.map(|&place| self.at(place))

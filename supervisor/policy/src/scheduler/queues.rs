@@ -8,26 +8,24 @@ use super::batcher::{self, Limits, Next};
 use super::punctual::Punctual;
 use super::queue::{Entry, Queue};
 
-/// So many priorities keep their queues when these are empty, because more requests of them will
-/// come.
+/// So many priorities keep their queues when these are empty: more requests of them will come.
 const KEPT: usize = 8;
 
-/// All that waits for one model. A batch holds requests of one priority.
+/// A batch holds requests of one priority.
 #[derive(Debug)]
 pub(super) struct Queues<K, T> {
     most: usize,
     waiting: usize,
-    /// Few of the queues are empty, so that there are not many more of them than requests.
+    /// Few of the queues are empty, so there are not many more of them than requests.
     levels: BTreeMap<u64, Queue<K, T>>,
 }
 
 impl<K: Ord + Clone, T> Queues<K, T> {
-    /// For at most `most` requests.
     pub(super) fn new(most: usize) -> Self {
         Self { most, waiting: 0, levels: BTreeMap::new() }
     }
 
-    /// Accepts a request, or gives it back when no more may wait.
+    /// Gives the request back when no more may wait.
     pub(super) fn push(&mut self, request: Entry<K, T>) -> Result<(), Entry<K, T>> {
         if self.waiting >= self.most {
             return Err(request);
@@ -37,8 +35,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         Ok(())
     }
 
-    /// Takes back requests that ran without an answer, past the bound if need be. They go before
-    /// all others of their priority.
+    /// Past the bound if need be.
     pub(super) fn put_back(&mut self, requests: Vec<Entry<K, T>>) {
         for request in requests {
             self.waiting += 1;
@@ -50,7 +47,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         self.levels.entry(level).or_default()
     }
 
-    /// What runs next: from the first priority that has something ready.
+    /// From the first priority that has something ready.
     pub(super) fn next(
         &mut self,
         limits: &Limits,
@@ -71,14 +68,13 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         soonest.map_or(Next::Idle, Next::WaitUntil)
     }
 
-    /// Takes out the requests for which `gone` holds. Looks at every request.
+    /// Looks at every request.
     pub(super) fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) {
         let of_level = self.levels.values_mut().map(|queue| queue.take_if(&mut gone).len());
         let taken = of_level.sum();
         self.taken(taken);
     }
 
-    /// Takes everything out, head first.
     pub(super) fn drain_all(&mut self) -> Vec<Entry<K, T>> {
         self.waiting = 0;
         let levels = std::mem::take(&mut self.levels);
@@ -92,18 +88,15 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         }
     }
 
-    /// The number of requests.
     pub(super) fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// Rows of all requests of this priority or a higher one; at most these go before a new
-    /// request.
+    /// At most these rows go before a new request.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

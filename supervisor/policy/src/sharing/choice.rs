@@ -5,25 +5,21 @@ use std::str::FromStr;
 
 use super::{PolicyName, UnknownPolicy};
 
-/// Behind a policy's name: requests that cannot be answered in time are turned away.
 const WITH_DOORS: &str = "+doors";
 
-/// A policy as operators write it: `gslice`, `half+doors`.
+/// As operators write it: `gslice`, `half+doors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
-    /// Which policy.
     pub kind: PolicyName,
-    /// Whether requests that cannot be answered in time are turned away.
+    /// `+doors`: requests that cannot be answered in time are turned away.
     pub refuses_late: bool,
 }
 
 impl Choice {
-    /// This policy without `+doors`.
     pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
     }
 
-    /// Whether the policy tells priorities apart.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive
     }

@@ -4,26 +4,20 @@ use shadowslice_shared::units::Sms;
 
 use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting, Why};
 
-/// What a policy wants of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Target {
-    /// The share that it should have.
     pub(super) sms: Sms,
-    /// Its door.
     pub(super) door: Door,
-    /// Why.
     pub(super) why: Why,
 }
 
 impl Target {
-    /// As the policy divides the GPU.
     pub(super) fn divided(sms: Sms, max_batch: u32) -> Self {
         Self { sms, door: Door::open(max_batch), why: Why::Divided }
     }
 }
 
-/// The decision that leads straight to the targets: no share changes while it is held or is already
-/// changing, and changes that make room go first.
+/// No share changes while it is held or is already changing, and changes that make room go first.
 pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();

@@ -7,7 +7,6 @@ use shadowslice_shared::units::{Moment, Sms};
 
 use super::{Live, Seen, Terms};
 
-/// A model with an SLO and no profile.
 pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
     Terms {
         name: name.to_owned(),
@@ -23,7 +22,7 @@ pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
     }
 }
 
-/// A profile of a model that takes `fixed` ms plus `work` ms·SM a row, and gains from SMs up to `knee`.
+/// A model that takes `fixed` ms plus `work` ms·SM a row, and gains from SMs up to `knee`.
 pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
     let row = |batch: u32| {
@@ -43,7 +42,6 @@ pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     }
 }
 
-/// A model of which nothing was seen.
 pub(super) fn live(share: Sms) -> Live {
     Live {
         share,

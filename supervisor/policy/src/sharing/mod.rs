@@ -1,12 +1,8 @@
 //! Sharing: how many SMs each model gets.
 //!
-//! ```text
-//! facts (what was seen since the last time) ─▶ Policy::decide ─▶ Decision {changes, doors, report}
-//! ```
-//!
-//! A policy is asked once an interval. It sees what any executor can tell it, the supervisor or a
-//! simulated world, and nothing else; it answers with all that is to change and with a reason for
-//! each model. It has no clock and changes nothing itself.
+//! Once an interval a policy gets facts, what was seen since the last time, and answers with all
+//! that is to change and a reason for each model. It sees what any executor can tell it, the
+//! supervisor or a simulated world, and nothing else; it has no clock and changes nothing itself.
 
 mod adaptive;
 mod baselines;

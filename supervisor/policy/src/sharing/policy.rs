@@ -9,7 +9,6 @@ use super::baselines::{Fixed, Gpulet, Gslice};
 use super::difference::{Target, towards};
 use super::{Choice, Decision, Facts, Terms};
 
-/// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
     /// This project's own: nothing until a model misses, then the least that helps.
@@ -22,14 +21,12 @@ pub enum PolicyName {
     Equal,
     /// Twice the equal share, as NVIDIA advises.
     Half,
-    /// GSLICE's self-tuning.
     Gslice,
-    /// gpulet's epochs.
     Gpulet,
 }
 
 impl PolicyName {
-    /// All of them; the policy under test comes first.
+    /// The policy under test comes first.
     pub const ALL: [Self; 7] = [
         Self::Adaptive,
         Self::Unpartitioned,
@@ -59,7 +56,6 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// Why a word names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, gslice or gpulet")]
 pub struct UnknownPolicy(pub String);
@@ -73,7 +69,6 @@ impl FromStr for PolicyName {
     }
 }
 
-/// A policy and what it remembers.
 #[derive(Debug, Clone)]
 pub struct Policy {
     choice: Choice,
@@ -91,8 +86,6 @@ enum Rule {
 }
 
 impl Policy {
-    /// This policy for these models on these GPUs.
-    ///
     /// # Panics
     ///
     /// If a model's GPU is not among `gpus`.
@@ -133,7 +126,7 @@ impl Policy {
         self
     }
 
-    /// The shares to start the models' first workers with, in the models' order.
+    /// For the models' first workers, in the models' order.
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
@@ -143,7 +136,7 @@ impl Policy {
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
     }
 
-    /// What should change, and why. Call it once an interval.
+    /// Called once an interval.
     pub fn decide(&mut self, facts: &Facts) -> Decision {
         let mut targets: Vec<Target> = match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.decide(&self.terms, facts),

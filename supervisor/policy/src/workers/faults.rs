@@ -8,7 +8,6 @@ use super::messages::Action;
 use super::slot::{Aim, Drained, Leaver, Phase, Role};
 
 impl Workers {
-    /// A phase of this worker has lasted as long as it may.
     pub(super) fn time_is_up(&mut self, worker: WorkerId) {
         let Some(role) = self.role(worker).cloned() else { return };
         match role {
@@ -61,7 +60,6 @@ impl Workers {
         }
     }
 
-    /// The worker's process is gone.
     pub(super) fn exited(&mut self, worker: WorkerId, status: String, idle: bool) {
         let Some(slot) = self.slots.remove(&worker) else { return };
         match slot.role {
@@ -98,8 +96,8 @@ impl Workers {
         }
     }
 
-    /// The lane of a worker ended. Another worker that can serve in its place does so without a wait
-    /// for its exit. A worker that stood ready no longer counts as ready.
+    /// Another worker that can serve in its place does so without a wait for the exit. A worker
+    /// that stood ready no longer counts as ready.
     pub(super) fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
         match self.role(worker).cloned() {
             Some(Role::Serving { since }) => {
@@ -139,8 +137,8 @@ impl Workers {
         }
     }
 
-    /// A worker hangs or sends nonsense. It is killed; if another worker can serve in its place, that
-    /// begins before it is dead.
+    /// The worker is killed; if another worker can serve in its place, that begins before it is
+    /// dead.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         let primary = |since| Leaver::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {

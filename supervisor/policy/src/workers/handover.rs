@@ -22,11 +22,11 @@ use super::change::{Change, ChangeReport, Means, Outcome, Reason, Retry};
 use super::messages::{Action, Report, ResizeRequest, StartFailure};
 use super::slot::{Aim, Drained, Leaver, Role};
 
-/// How long a shadow waits before it is tried again, while memory is made free for it.
+/// Until a shadow is tried again, while memory is made free for it.
 const MEMORY_PAUSE: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// Begins a hand-over, to this worker if it runs already. The caller gives that worker its role.
+    /// A shadow that runs already gets its role from the caller.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
         let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standing { .. })));
         self.act(Action::MeasureStall { outage: false });
@@ -80,12 +80,11 @@ impl Workers {
         }
     }
 
-    /// A shadow that has not served is given up: the hand-over is over when it is gone.
+    /// The shadow has not served. The hand-over is over when it is gone.
     pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: Reason, why: &str) {
         self.kill(shadow, Leaver::Handover(Outcome::Aborted(reason)), why);
     }
 
-    /// The shadow is warm and gets the traffic.
     pub(super) fn cut_over(&mut self, shadow: WorkerId) {
         let share = self.share;
         if let Some(Change::Handover { from, .. }) = &mut self.change {
@@ -113,7 +112,6 @@ impl Workers {
         }
     }
 
-    /// Sends the incumbent away, as the shadow serves and needs no way back.
     pub(super) fn retire(&mut self, incumbent: WorkerId) {
         self.dismiss(incumbent, Leaver::Handover(Outcome::Kept));
     }
@@ -124,12 +122,12 @@ impl Workers {
         self.retire(incumbent);
     }
 
-    /// The incumbent of a shadow that serves, as long as it can take the traffic back.
+    /// The incumbent, as long as it can take the traffic back.
     pub(super) fn way_back(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: Drained::Park, .. }))
     }
 
-    /// Whether the share was in force, and the shadow that failed is not gone yet.
+    /// The share was in force, and the shadow that failed is not gone yet.
     pub(super) fn is_rolling_back(&self) -> bool {
         let leaves = |role: &Role| {
             matches!(role, Role::Leaving { leaver: Leaver::Handover(Outcome::RolledBack(_)), .. })
@@ -141,15 +139,15 @@ impl Workers {
         self.find(|role| matches!(role, Role::Parked { .. }))
     }
 
-    /// A newer request needs what is left of this hand-over's incumbent, its memory: it leaves.
+    /// A newer request needs the parked incumbent's memory.
     pub(super) fn reclaim(&mut self) {
         if let Some(parked) = self.parked() {
             self.retire(parked);
         }
     }
 
-    /// A newer request can begin at once, with a worker that is there already: the probation is over,
-    /// and so is the wait for the incumbent's end.
+    /// A newer request can begin at once, with a worker that is there already: the probation is
+    /// over, and so is the wait for the incumbent's end.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
         if let Some(parked) = self.parked() {
             let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
@@ -172,14 +170,12 @@ impl Workers {
         }
     }
 
-    /// The share is in force.
     pub(super) fn complete(&mut self) {
         let Some(report) = self.handover_report() else { return };
         self.set_share(report.request.share);
         self.act(Action::Report(Report::Completed(report)));
     }
 
-    /// The hand-over is over.
     pub(super) fn finish(&mut self, outcome: Outcome) {
         let Some(change) = self.handover_report() else { return };
         self.change = None;

@@ -56,41 +56,37 @@ pub use messages::{
 };
 pub use view::{HandoverPhase, State};
 
-/// The workers of one model.
 #[derive(Debug)]
 pub struct Workers {
     settings: Settings,
     now: Moment,
     slots: BTreeMap<WorkerId, Slot>,
-    /// Workers started so far, which is the last one's name.
+    /// The last one's name.
     started: u64,
     primary: Primary,
-    /// The share in force, and the one that a restart gets.
+    /// The share in force; a restart gets it, too.
     share: Percent,
-    /// Where the share is a partition inside the worker; else why it is not.
+    /// An error says why the share is no partition inside the worker.
     partition: Result<Partition, String>,
     change: Option<Change>,
-    /// The request that came while the last hand-over was in its probation, or its incumbent left.
+    /// Came while the last hand-over was in its probation, or its incumbent left.
     next: Option<ResizeRequest>,
     standing: Standing,
     restarts: Restarts,
-    /// The worker that writes the reference answers: on the host's processor, or else on the
-    /// device. `None` once they are written.
+    /// `None` once the reference answers are written.
     reference: Option<Purpose>,
     /// How often workers with so many SMs answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
-    /// Whether an operator holds the share.
     held: bool,
     stopping: bool,
-    /// Deaths of workers that served or were to serve, and starts in their place.
+    /// Of workers that served or were to serve; `restarted` counts the starts in their place.
     deaths: u64,
     restarted: u64,
     actions: Vec<Action>,
 }
 
 impl Workers {
-    /// A model without workers. `division` is how its GPU divides, where its share may be a
-    /// partition inside the worker; else why not.
+    /// `division`: how the GPU divides, or why the share may not be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
         Self {
             partition: division.map(|division| Partition::new(division, share)),
@@ -114,7 +110,7 @@ impl Workers {
         }
     }
 
-    /// Starts the model's first worker; with a fault in its configuration, the model stays down.
+    /// With a fault in its configuration, the model stays down.
     pub fn begin(&mut self, fault: Option<String>, now: Moment) -> Vec<Action> {
         self.now = now;
         match fault {
@@ -124,7 +120,6 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// Something happened.
     pub fn on(&mut self, fact: Fact, now: Moment) -> Vec<Action> {
         self.now = now;
         match fact {
@@ -151,7 +146,7 @@ impl Workers {
         workers.chain(others.into_iter().flatten()).min()
     }
 
-    /// A timer fired. Before [`Workers::due`] it is an old timer and changes nothing.
+    /// Before [`Workers::due`] a timer is an old one and changes nothing.
     pub fn on_time(&mut self, now: Moment) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
@@ -169,12 +164,12 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether all workers have ended, as they were told to.
+    /// As the workers were told to.
     pub fn have_ended(&self) -> bool {
         self.stopping && self.slots.is_empty()
     }
 
-    /// Whether an operator holds the share from now on; true if that is news.
+    /// For an operator; true if that is news.
     pub fn hold(&mut self, held: bool) -> bool {
         std::mem::replace(&mut self.held, held) != held
     }
@@ -205,9 +200,9 @@ impl Workers {
         }
     }
 
-    /// What is wanted and does not follow from one fact alone: the request behind a change that has
-    /// ended, the service of a standing worker that is awaited, a worker at the share in force, another
-    /// one that stands there, and batches on the groups that the model has.
+    /// What does not follow from one fact alone: the request behind a change that has ended, the
+    /// service of a standing worker that is awaited, a worker at the share in force, another one
+    /// that stands there, and batches on the groups that the model has.
     fn settle(&mut self) {
         if self.stopping {
             return;
@@ -219,7 +214,6 @@ impl Workers {
         self.tend_partition();
     }
 
-    /// Starts a worker.
     fn start(&mut self, aim: Aim, share: Percent, until: Moment) -> WorkerId {
         self.started += 1;
         let worker = WorkerId(self.started);
@@ -247,20 +241,18 @@ impl Workers {
         }
     }
 
-    /// Gives a worker another role.
     fn becomes(&mut self, worker: WorkerId, role: Role) {
         if let Some(slot) = self.slots.get_mut(&worker) {
             slot.role = role;
         }
     }
 
-    /// Tells a worker to end.
     fn dismiss(&mut self, worker: WorkerId, leaver: Leaver) {
         self.ends(worker, leaver);
         self.act(Action::Stop(worker));
     }
 
-    /// A worker ends by itself, or has been told to; it is killed if it does not.
+    /// The worker ends by itself, or has been told to; it is killed if it does not.
     fn ends(&mut self, worker: WorkerId, leaver: Leaver) {
         let until = self.stop_by();
         self.becomes(worker, Role::Leaving { leaver, killed: false, until });
@@ -294,24 +286,20 @@ impl Workers {
         self.slots.get(&worker).map(|slot| &slot.role)
     }
 
-    /// The worker of which this is true.
     fn find(&self, is: impl Fn(&Role) -> bool) -> Option<WorkerId> {
         self.slots.iter().find(|(_, slot)| is(&slot.role)).map(|(worker, _)| *worker)
     }
 
-    /// The worker that serves.
     fn serving(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Serving { .. }))
     }
 
-    /// The SMs that a share comes to, by the means by which it is changed.
     fn sms(&self, share: Percent) -> Sms {
         self.partition
             .as_ref()
             .map_or_else(|_| self.settings.sms_of(share), |partition| partition.sms_of(share))
     }
 
-    /// Whether a worker can serve with this share.
     fn fits(&self, worker: WorkerId, share: Percent) -> bool {
         let Some(slot) = self.slots.get(&worker) else { return false };
         match (slot.partition, &self.partition) {
@@ -324,7 +312,6 @@ impl Workers {
         }
     }
 
-    /// Sets the share in force.
     fn set_share(&mut self, share: Percent) {
         self.share = share;
         self.ask_groups(share);

@@ -24,32 +24,28 @@ use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
 use super::primary::Primary;
 use crate::scheduler::Slice;
 
-/// How long a worker may take to make a partition ready, before it counts as hung.
+/// A worker that takes longer to make a partition ready counts as hung.
 const PREPARE_WITHIN: Duration = Duration::from_secs(10);
 
-/// The partition of a model, and what is known of others.
 #[derive(Debug)]
 pub(super) struct Partition {
     division: Division,
-    /// How many groups were asked for last, and requests for groups that are not answered yet.
+    /// The groups asked for last, and the requests for groups that are not answered yet.
     asked: usize,
     unanswered: u32,
-    /// The groups that the model is to have.
     target: Groups,
-    /// What was proven of each number of groups; empty until the first worker is warm.
+    /// By number of groups; empty until the first worker is warm.
     proven: Vec<PartitionProof>,
-    /// The groups on which batches run.
     current: Groups,
-    /// Partitions that the worker that serves has ready; the last one was used last.
+    /// Of the worker that serves; the partition at the end was used last.
     ready: Vec<Groups>,
-    /// The partition that is being made ready, and until when it must be.
+    /// What is being made ready, and until when it must be.
     moving: Option<(Groups, Moment)>,
     /// The last partition that the model could not have, and why.
     refused: Option<(Groups, String)>,
 }
 
 impl Partition {
-    /// For a model that was promised the groups of this share.
     pub(super) fn new(division: Division, share: Percent) -> Self {
         Self {
             asked: division.groups_of(share),
@@ -64,7 +60,7 @@ impl Partition {
         }
     }
 
-    /// The number of groups of a share: the largest proven one that fits, else the smallest proven.
+    /// The largest proven number of groups that fits, else the smallest proven.
     fn count_of(&self, share: Percent) -> usize {
         let fitting = self.division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -98,7 +94,6 @@ impl Partition {
         spare.filter(|_| full).map(|spare| self.ready.remove(spare))
     }
 
-    /// What a lane is told of a partition.
     fn slice(&self, groups: Groups) -> Slice {
         let count = if groups == Groups::WHOLE { self.division.count() } else { groups.count() };
         let proof = self.proven.iter().find(|proof| proof.groups == count);
@@ -107,13 +102,11 @@ impl Partition {
     }
 }
 
-/// How long batches of so many rows took as a worker warmed up.
 fn times_of(warmed: &[WarmTime]) -> Vec<(u32, Duration)> {
     warmed.iter().map(|time| (time.rows, time.took)).collect()
 }
 
 impl Workers {
-    /// Puts a warm worker's lane on the data path, with how long its batches took to warm up.
     pub(super) fn attach(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
         let ready = warmed.partitions.as_ref().map(|proven| proven.ready);
         if let Some((asked, proven)) = asked.zip(warmed.partitions.as_ref()) {
@@ -138,7 +131,7 @@ impl Workers {
         self.act(Action::Attach { worker, share, slice, sizes });
     }
 
-    /// Takes note of the partitions that a warm worker has proven; it was to begin with `asked`.
+    /// The worker was to begin with `asked`.
     fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
         let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
@@ -147,7 +140,7 @@ impl Workers {
         self.ask(share, cannot);
     }
 
-    /// Asks for the groups of a share, unless it was asked for so many already.
+    /// Unless so many groups were asked for already.
     pub(super) fn ask_groups(&mut self, share: Percent) {
         if self.partition.as_ref().is_ok_and(|partition| partition.asked != partition.count_of(share)) {
             self.ask(share, None);
@@ -162,8 +155,7 @@ impl Workers {
         self.act(Action::AskGroups { count, cannot });
     }
 
-    /// These are the model's groups: all of the GPU for less than that means that the model can have
-    /// no partition of that size.
+    /// All of the GPU for less than that means that the model can have no partition of that size.
     pub(super) fn groups_are(&mut self, groups: Groups) {
         let Ok(partition) = &mut self.partition else { return };
         partition.target = groups;
@@ -181,7 +173,6 @@ impl Workers {
         self.repartition_failed(&ResizeRefused::NoPartition { model, why });
     }
 
-    /// The change inside the worker that is under way, and the share before.
     fn inside(&self) -> Option<(ResizeRequest, Percent)> {
         match self.change {
             Some(Change::Inside { request, from }) => Some((request, from)),
@@ -195,7 +186,7 @@ impl Workers {
         self.inside().map_or(self.share, |(request, _)| request.share)
     }
 
-    /// From now on this worker serves, on the partition that it began with.
+    /// On the partition that the worker began with.
     pub(super) fn serves_on(&mut self, worker: WorkerId) {
         let groups = self.slots.get(&worker).and_then(|slot| slot.partition);
         if let (Ok(partition), Some(groups)) = (&mut self.partition, groups) {
@@ -204,7 +195,6 @@ impl Workers {
         }
     }
 
-    /// Changes the share inside the worker.
     pub(super) fn repartition(&mut self, request: ResizeRequest) {
         self.act(Action::MeasureStall { outage: false });
         self.change = Some(Change::Inside { request, from: self.share });
@@ -240,7 +230,6 @@ impl Workers {
         self.repartitioned(worker, moves);
     }
 
-    /// Batches run on these groups from now on, which are ready.
     fn move_to(&mut self, worker: WorkerId, groups: Groups) {
         let inside = self.inside();
         let share = inside.map_or(self.share, |(request, _)| request.share);
@@ -261,8 +250,7 @@ impl Workers {
         }
     }
 
-    /// The request that is under way, if there is one, is carried out; `moved` is false where the
-    /// groups of the new share are those of the old one.
+    /// `moved` is false where the groups of the new share are those of the old one.
     fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
         let Some((request, from)) = self.inside() else { return };
         if !moved {
@@ -273,7 +261,6 @@ impl Workers {
         self.report_completed(request, from, Means::InProcess);
     }
 
-    /// A worker has made a partition ready, or has failed to.
     pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
         if self.serving() != Some(worker) {
             return;
@@ -315,8 +302,8 @@ impl Workers {
         self.tend_share();
     }
 
-    /// Where a worker serves that was started to have a partition, and has the whole GPU as the model
-    /// can have none any more: says so, and has a shadow bring the share back.
+    /// A worker that was started for a partition has the whole GPU where the model can have none
+    /// any more: a shadow brings the share back.
     pub(super) fn tend_share(&mut self) {
         let slot = self.serving().and_then(|worker| self.slots.get(&worker));
         let whole = slot.is_some_and(|slot| slot.partition == Some(Groups::WHOLE));
@@ -327,15 +314,14 @@ impl Workers {
         }
     }
 
-    /// Batches of this worker run on all SMs from now on, whatever the partition was on which they
-    /// began.
+    /// Whatever the partition was on which the worker's batches began.
     fn has_whole_gpu(&mut self, worker: WorkerId) {
         if let Some(slot) = self.slots.get_mut(&worker) {
             slot.partition = Some(Groups::WHOLE);
         }
     }
 
-    /// Ends a change inside the worker: the share is what it was.
+    /// The share is what it was.
     pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
         let Some((request, from)) = self.inside() else { return };
         self.change = None;

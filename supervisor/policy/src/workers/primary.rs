@@ -13,23 +13,21 @@ use super::messages::{Action, Report, StartFailure};
 use super::slot::{Aim, Drained, Leaver, Role};
 use crate::restart::AfterDeath;
 
-/// The pause before a model asks again for a place on a GPU that took no worker.
+/// Before a model asks again for a place on a GPU that took no worker.
 const GPU_PAUSE: Duration = Duration::from_millis(200);
 
-/// How many wrong answers at one share count as no accident.
+/// So many wrong answers at one share are no accident.
 const WRONG_TWICE: u32 = 2;
 
-/// What serves, or what there is instead of it.
 #[derive(Debug)]
 pub(super) enum Primary {
-    /// A worker: its role says whether it serves already, or still.
+    /// Its role says whether the worker serves already, or still.
     Worker(WorkerId),
-    /// The worker died; the next one is started at `until`.
     BackingOff { until: Moment },
-    /// The worker died, and the standing one, which still starts, will serve. If that start fails,
-    /// the next worker is started, at `back_off` at the earliest.
+    /// The standing worker still starts, and will serve. If that start fails, the next worker is
+    /// started, at `back_off` at the earliest.
     AwaitingStanding { back_off: Moment, why: String },
-    /// The GPU takes no worker, and is asked again at `until`.
+    /// The GPU takes no worker, and is asked again.
     Waiting { until: Moment, why: String },
     /// No worker will be started until an operator or a client acts.
     Down { why: String },
@@ -49,7 +47,7 @@ impl Primary {
 }
 
 impl Workers {
-    /// Starts the next worker: one that serves, or first the one that writes the reference answers.
+    /// A worker that serves, or first the one that writes the reference answers.
     pub(super) fn boot(&mut self) {
         let aim = if self.reference.is_some() { Aim::Reference } else { Aim::Serve };
         let worker = self.start(aim, self.share, self.now + self.settings.timeouts.spawn);
@@ -111,7 +109,6 @@ impl Workers {
         }
     }
 
-    /// From now on this worker, which is warm, has the traffic.
     pub(super) fn serve_with(&mut self, worker: WorkerId) {
         self.becomes(worker, Role::Serving { since: self.now });
         self.primary = Primary::Worker(worker);
@@ -119,8 +116,8 @@ impl Workers {
         self.act(Action::Route(worker));
     }
 
-    /// A fault that a reference worker finds in the model is final. Later a refusal may be temporary
-    /// (memory was short, say), so it counts as a death.
+    /// A fault that a reference worker finds in the model is final. Later a refusal may be
+    /// temporary (memory was short, say), so it counts as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
         let Some(Role::Starting { aim, .. }) = self.role(worker).cloned() else { return };
         let why = refusal.to_string();
@@ -169,8 +166,8 @@ impl Workers {
         }
     }
 
-    /// Counts a wrong answer at this share; true from the `WRONG_TWICE`th on. With the whole GPU
-    /// the share is not the cause, so nothing is counted.
+    /// True from the `WRONG_TWICE`th wrong answer on. With the whole GPU the share is not the
+    /// cause, so nothing is counted.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.partition.is_ok() {
             return false;
@@ -180,7 +177,6 @@ impl Workers {
         *times >= WRONG_TWICE
     }
 
-    /// Whether workers with this share answer wrongly, as far as that is known.
     pub(super) fn is_wrong_at(&self, share: Percent) -> bool {
         self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= WRONG_TWICE)
     }
@@ -192,7 +188,7 @@ impl Workers {
         }
     }
 
-    /// The worker that served since then is dead, or as good as dead.
+    /// The worker that served is dead, or as good as dead.
     pub(super) fn lost(&mut self, since: Moment, idle: bool, why: String) {
         if self.way_back().is_some() {
             let outcome = self.take_back(Reason::Died);
@@ -202,14 +198,13 @@ impl Workers {
         self.died(why);
     }
 
-    /// Whether traffic could move if the worker that serves died: back to the incumbent, or to the
-    /// standing worker, at once or when it is warm.
+    /// Whether traffic could move if the worker that serves died, at once or when another one is
+    /// warm.
     pub(super) fn has_relief(&self) -> bool {
         self.way_back().is_some() || self.ready().is_some() || self.starting_to_stand().is_some()
     }
 
-    /// The model's worker is dead: the standing worker serves, or another one after a pause, unless
-    /// too many have died.
+    /// The standing worker serves, or another one after a pause, unless too many have died.
     pub(super) fn died(&mut self, why: String) {
         self.deaths += 1;
         match self.restarts.died() {
@@ -225,14 +220,12 @@ impl Workers {
         }
     }
 
-    /// Starts another worker in the place of the dead one, at `until`.
     fn restart_at(&mut self, until: Moment) {
         self.restarted += 1;
         self.primary = Primary::BackingOff { until };
     }
 
-    /// The standing worker serves in the place of the dead one, at whatever share. False if none
-    /// stands ready.
+    /// At whatever share. False if none stands ready.
     fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standing() else { return false };
         let from = self.share;
@@ -250,8 +243,7 @@ impl Workers {
         true
     }
 
-    /// Waits for a standing worker that still starts, at whatever share: that is sooner than a new
-    /// one. False if none starts.
+    /// At whatever share: that is sooner than a new worker. False if none starts.
     fn await_standing(&mut self, back_off: Moment, why: &str) -> bool {
         let Some(worker) = self.starting_to_stand() else { return false };
         // It is no spare any more, and is not called in for its memory.
@@ -261,8 +253,8 @@ impl Workers {
         true
     }
 
-    /// Has the awaited standing worker serve once it is ready. It may have become the shadow of a
-    /// hand-over, which then makes it serve.
+    /// The awaited standing worker may have become the shadow of a hand-over, which then makes it
+    /// serve.
     pub(super) fn tend_awaited(&mut self) {
         let Primary::AwaitingStanding { back_off, why } = &self.primary else { return };
         let (back_off, why) = (*back_off, why.clone());
@@ -313,7 +305,7 @@ impl Workers {
         }
     }
 
-    /// The worker that made room is gone: the next one gets the share that was asked for.
+    /// The next worker gets the share that was asked for.
     pub(super) fn replace(&mut self) {
         if let Some(change) = &self.change {
             self.share = change.request().share;
@@ -336,7 +328,6 @@ impl Workers {
         true
     }
 
-    /// No worker at the new share will serve.
     fn restart_failed(&mut self, why: &str) {
         if let Some(&Change::Restart { request, .. }) = self.change.as_ref() {
             self.change = None;
@@ -345,8 +336,7 @@ impl Workers {
         }
     }
 
-    /// The outcome of a hand-over whose shadow served and failed: the incumbent has the traffic
-    /// again.
+    /// The shadow served and failed: the incumbent has the traffic again.
     pub(super) fn take_back(&mut self, reason: Reason) -> Outcome {
         let Some(incumbent) = self.way_back() else { return Outcome::Aborted(reason) };
         let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));

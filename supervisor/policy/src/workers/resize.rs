@@ -20,7 +20,7 @@ impl Workers {
         }
     }
 
-    /// After a change has ended: carries out the request that came meanwhile.
+    /// Carries out the request that came while a change was under way.
     pub(super) fn resize_next(&mut self) {
         if self.change.is_some() {
             return;
@@ -40,7 +40,6 @@ impl Workers {
         !settled || otherwise || self.next.is_some()
     }
 
-    /// Why this share cannot be had now, if it cannot.
     fn refusal(&self, request: &ResizeRequest) -> Option<ResizeRefused> {
         let share = request.share;
         let model = || self.settings.model.clone();
@@ -117,7 +116,6 @@ impl Workers {
         }
     }
 
-    /// A model that was given up is tried again, at the share asked for.
     fn revive(&mut self, request: ResizeRequest) {
         self.restarts.reset();
         let from = self.share;
@@ -127,7 +125,6 @@ impl Workers {
         self.boot();
     }
 
-    /// A worker at the new share serves, after a restart.
     pub(super) fn restarted(&mut self) {
         if let Some(&Change::Restart { request, from, .. }) = self.change.as_ref() {
             self.change = None;
@@ -144,7 +141,6 @@ impl Workers {
         self.act(Action::Report(Report::Refused(request, refused)));
     }
 
-    /// Answers all requests that wait for a share.
     pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
         if let Some(next) = self.next.take() {
             self.refuse(next, refused.clone());

@@ -1,5 +1,5 @@
-//! The standing worker: a second one, warm and proven, to which traffic can move at once. It serves
-//! as the worker that serves dies, and a change to its share needs no shadow.
+//! The standing worker: a second one, warm and proven, to which traffic can move at once, where the
+//! first one dies or the share is to be its own.
 //!
 //! It is no part of a hand-over: a parked incumbent may become the standing worker, and a new one
 //! starts only while no change is under way. But a hand-over to the share of a standing worker that
@@ -15,26 +15,25 @@ use super::messages::{Action, HandoverMode, StartFailure};
 use super::slot::{Aim, Leaver, Role};
 use crate::restart::STOOD;
 
-/// The pause after a standing worker failed, at first and at most. It doubles with each failure.
+/// After a standing worker failed, at first and at most; the pause doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The pause before missing memory is asked for again, and the pause before a standing worker is
-/// started again after it had to go.
+/// Before missing memory is asked for again, and before a standing worker is started again after it
+/// had to go.
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(10);
 
 /// How long a share is kept ready at least before another share's, however short the dwell time.
 const LEAST_DWELL: Duration = Duration::from_secs(1);
 
-/// What is known of standing workers beside the slot of the one that there is.
+/// Beside the slot of the standing worker that there is.
 #[derive(Debug)]
 pub(super) struct Standing {
-    /// None is started before.
+    /// No standing worker is started before.
     not_before: Moment,
-    /// The pause after the next failure.
     pause: Duration,
-    /// Why there is none though one is wanted.
+    /// Why there is no standing worker though one is wanted.
     pub(super) obstacle: Option<String>,
 }
 
@@ -45,18 +44,15 @@ impl Standing {
 }
 
 impl Workers {
-    /// The worker that stands ready.
     pub(super) fn ready(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Standing { .. }))
     }
 
-    /// The one that starts in order to.
     pub(super) fn starting_to_stand(&self) -> Option<WorkerId> {
         self.find(|role| role.starts_as(Aim::Stand))
     }
 
-    /// The share at which a worker should stand ready, if one should. A model that restarts never
-    /// has two workers.
+    /// A model that restarts never has two workers.
     pub(super) fn standing_wanted(&self) -> Option<Percent> {
         let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         wanted.then_some(self.share)
@@ -76,8 +72,8 @@ impl Workers {
         self.serving().is_some() && self.reference.is_none() && !changes && self.next.is_none()
     }
 
-    /// Whether a standing worker that starts is to be given up, as its warming up costs the
-    /// neighbours. One that is waited for stays, and where one is wanted, any share does for now.
+    /// A standing worker that starts is given up, as its warming up costs the neighbours. One that
+    /// is waited for stays, and where one is wanted, any share does for now.
     fn starts_in_vain(&self, worker: WorkerId) -> bool {
         let next = self.next.is_some_and(|next| self.fits(worker, next.share));
         let awaited = next || self.serving().is_none();
@@ -98,7 +94,6 @@ impl Workers {
         }
     }
 
-    /// Starts a standing worker, or lets one go that is not wanted.
     pub(super) fn tend_standing(&mut self) {
         if let Some(worker) = self.starting_to_stand()
             && let Some(&Role::Starting { until, .. }) = self.role(worker)
@@ -139,7 +134,6 @@ impl Workers {
         self.act(Action::Stands(true));
     }
 
-    /// Keeps a worker that has served as the standing one, in the place of any other.
     pub(super) fn keep(&mut self, worker: WorkerId) {
         if let Some(other) = self.find(Role::is_standing) {
             self.dismiss(other, Leaver::Unneeded);
@@ -149,7 +143,6 @@ impl Workers {
         self.act(Action::Keep(worker));
     }
 
-    /// Takes the standing worker that is ready, for traffic.
     pub(super) fn take_standing(&mut self) -> Option<WorkerId> {
         let worker = self.ready()?;
         self.standing.pause = FIRST_PAUSE;
@@ -158,7 +151,6 @@ impl Workers {
         Some(worker)
     }
 
-    /// Takes the standing worker that starts, as a shadow.
     pub(super) fn take_starting(&mut self, worker: WorkerId) {
         if let Some(slot) = self.slots.get_mut(&worker)
             && let Role::Starting { aim, .. } = &mut slot.role
@@ -176,21 +168,19 @@ impl Workers {
         }
     }
 
-    /// Has the standing worker go; the next one starts `rest` after its exit.
+    /// The next standing worker starts `rest` after the exit of this one.
     pub(super) fn dismiss_standing(&mut self, rest: Duration) {
         if let Some(worker) = self.ready().or(self.starting_to_stand()) {
             self.dismiss(worker, Leaver::Standing { rest, failed: false });
         }
     }
 
-    /// The standing worker hangs, or took too long to start.
     pub(super) fn fail_standing(&mut self, worker: WorkerId, why: &str) {
         let Some(role) = self.role(worker).cloned() else { return };
         let rest = self.standing_failed(&role);
         self.kill(worker, Leaver::Standing { rest, failed: true }, why);
     }
 
-    /// The pause after this failure.
     pub(super) fn standing_failed(&mut self, role: &Role) -> Duration {
         if let Role::Standing { since } = role
             && self.now.since(*since) >= STOOD
@@ -206,7 +196,6 @@ impl Workers {
         pause
     }
 
-    /// The standing worker is gone.
     pub(super) fn standing_gone(&mut self, rest: Duration, failed: bool) {
         self.act(Action::Stands(false));
         self.standing.not_before = self.now + rest;

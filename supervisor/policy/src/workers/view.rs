@@ -10,42 +10,29 @@ use super::messages::HandoverMode;
 use super::primary::Primary;
 use super::slot::{Aim, Drained, Leaver, Phase, Role};
 
-/// What a model does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State<'w> {
-    /// Its next worker starts.
     Loading,
-    /// A worker serves.
     Ready,
-    /// Its worker ends or has died; the next one follows.
+    /// The worker ends or has died; the next one follows.
     Restarting,
-    /// No worker can serve for now, for this reason.
     Waiting(&'w str),
-    /// No worker will be started, for this reason.
     Down(&'w str),
-    /// All workers end.
     Stopping,
 }
 
-/// How far a hand-over is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoverPhase {
-    /// The shadow's process starts.
     Spawning,
-    /// The shadow loads and proves itself.
     Warming,
-    /// The shadow serves; the incumbent finishes what it has.
     Draining,
-    /// The shadow serves; the incumbent is parked.
     Probation,
-    /// The shadow serves; the incumbent leaves.
     Retiring,
     /// The incumbent serves; the shadow leaves.
     Aborting,
 }
 
 impl Workers {
-    /// What the model does.
     pub fn state(&self) -> State<'_> {
         if self.stopping {
             return State::Stopping;
@@ -65,13 +52,12 @@ impl Workers {
         }
     }
 
-    /// The share in force.
     pub fn share(&self) -> Percent {
         self.share
     }
 
-    /// The SMs on which batches run. A partition may have more or fewer than its share comes to, as
-    /// the left-over group is smaller or larger than the others.
+    /// A partition may have more or fewer SMs than its share comes to, as the left-over group is
+    /// smaller or larger than the others.
     pub fn sms_in_force(&self) -> Sms {
         match &self.partition {
             Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
@@ -79,7 +65,8 @@ impl Workers {
         }
     }
 
-    /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
+    /// How the GPU divides, and the groups on which batches run; `None` where the share is no
+    /// partition.
     pub fn partition(&self) -> Option<(&Division, Groups)> {
         self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
     }
@@ -100,8 +87,8 @@ impl Workers {
         self.partition.is_err() && by_shadow
     }
 
-    /// The share that is to come, if a change is under way or waits. A hand-over that aborts counts,
-    /// too: it blocks another one.
+    /// `None` where no change is under way or waits. A hand-over that aborts counts, too: it blocks
+    /// another one.
     pub fn coming(&self) -> Option<Percent> {
         let under_way = self.change.as_ref().filter(|_| {
             !matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
@@ -109,18 +96,16 @@ impl Workers {
         self.next.or(under_way.map(|change| *change.request())).map(|request| request.share)
     }
 
-    /// The share of the worker to which traffic could move at once; of two, that of the larger one.
+    /// Of the worker to which traffic could move at once; of two, that of the larger one.
     pub fn ready_share(&self) -> Option<Percent> {
         let ready = [self.ready(), self.parked()].into_iter().flatten();
         ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
     }
 
-    /// Why no worker stands ready though one should.
     pub fn standing_obstacle(&self) -> Option<&str> {
         self.standing_wanted().and(self.standing.obstacle.as_deref())
     }
 
-    /// Whether an operator holds the share.
     pub fn is_held(&self) -> bool {
         self.held
     }
@@ -130,7 +115,6 @@ impl Workers {
         (self.deaths, self.restarted)
     }
 
-    /// Deaths in a row.
     pub fn deaths_in_a_row(&self) -> u32 {
         self.restarts.deaths()
     }
@@ -140,18 +124,17 @@ impl Workers {
         self.slots.contains_key(&worker)
     }
 
-    /// The share of a worker: of one with a partition, the model's.
+    /// Of a worker with a partition, the model's share.
     pub fn share_of(&self, worker: WorkerId) -> Option<Percent> {
         let slot = self.slots.get(&worker)?;
         Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
     }
 
-    /// Whether a hand-over is under way, from its beginning until the worker that leaves is gone.
+    /// From the beginning until the worker that leaves is gone.
     pub(super) fn is_handing_over(&self) -> bool {
         matches!(self.change, Some(Change::Handover { .. }))
     }
 
-    /// How far the hand-over is, if one is under way.
     pub fn handover_phase(&self) -> Option<HandoverPhase> {
         if !self.is_handing_over() {
             return None;
@@ -168,7 +151,6 @@ impl Workers {
         Some(phase.unwrap_or(HandoverPhase::Spawning))
     }
 
-    /// Role and phase of a worker, for display.
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
         let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
         match self.role(worker) {

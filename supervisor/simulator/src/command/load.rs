@@ -12,28 +12,22 @@ use shadowslice_shared::units::Moment;
 use shadowslice_simulator::loads::{self, BadLine, MAX_ARRIVALS, Named, NoSuchLoad};
 use shadowslice_simulator::scenario::{Arrival, Scenario};
 
-/// How long a named load lasts, in seconds.
 const DEFAULT_SECONDS: f64 = 120.0;
 
-/// The longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 30;
 
-/// Where arrivals come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
     Named(Named),
     File(PathBuf),
 }
 
-/// The arrivals of a load.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) arrivals: Vec<Arrival>,
-    /// How long it lasts.
     pub(super) seconds: f64,
 }
 
-/// Why there is no load.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadLoad {
     #[error("cannot read {}; give the name of a load, or a file of arrivals", path.display())]
@@ -101,7 +95,7 @@ impl Source {
 }
 
 impl Load {
-    /// Writes the arrivals to a file that `--load` reads.
+    /// As `--load` reads it.
     pub(super) fn write(&self, path: &Path, scenario: &Scenario) -> Result<(), BadLoad> {
         let written = || {
             let mut file = BufWriter::new(File::create(path)?);

@@ -68,7 +68,6 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Why nothing was simulated.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
     #[error(transparent)]
@@ -94,7 +93,7 @@ struct Report {
     runs: Vec<Run>,
 }
 
-/// Simulates; returns the exit code.
+/// Returns the exit code.
 pub(crate) fn run(options: &Options) -> u8 {
     match simulate(options) {
         Ok(report) => show(&report, options.json),

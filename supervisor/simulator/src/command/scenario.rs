@@ -7,7 +7,6 @@ use shadowslice_simulator::scenario::{Scenario, Served};
 
 use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
 
-/// Why a configuration cannot be simulated.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotSimulated {
     #[error(
@@ -24,7 +23,7 @@ pub(super) enum NotSimulated {
     Restarts(String),
 }
 
-/// The scenario of a configuration. It needs no models' files, only their profiles.
+/// Models' files are not needed, only their profiles.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
         Gpu::Emulated { sms } => Ok(*sms),
@@ -39,7 +38,6 @@ pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     Ok(Scenario { gpus, models })
 }
 
-/// What is wrong with a profile's file, or that none was given.
 fn no_profile(config: &Config, model: &Model) -> NotSimulated {
     let about = |fault: &&Fault| !fault.path.ends_with("].path");
     let faults: Vec<Fault> = config.file_faults.iter().filter(about).cloned().collect();

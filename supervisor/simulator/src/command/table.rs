@@ -2,7 +2,6 @@
 
 use shadowslice_simulator::results::{ModelRun, Run};
 
-/// A line for each run; for a single run its models as well.
 pub(super) fn of(runs: &[Run]) -> String {
     let heads = ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));

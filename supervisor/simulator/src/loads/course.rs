@@ -4,29 +4,25 @@ use std::f64::consts::TAU;
 
 use crate::random::Random;
 
-/// Steps of a wave in a run.
 const WAVE_STEPS: u32 = 192;
 
-/// Periods of a wave in a run; whole ones, so that its mean is 1.
 const WAVE_PERIODS: f64 = 2.0;
 
-/// How far a wave swings.
 const WAVE_SWING: f64 = 0.8;
 
 /// Factor and mean duration in seconds of the switching rate's two states. Their mean is 1.
 const LOW: (f64, f64) = (0.6, 6.0);
 const HIGH: (f64, f64) = (2.2, 2.0);
 
-/// A span of constant rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RateSpan {
-    /// When it ends, in seconds.
+    /// In seconds.
     pub(crate) until: f64,
-    /// The rate as a multiple of the mean.
+    /// A multiple of the mean rate.
     pub(crate) factor: f64,
 }
 
-/// The steps of one model's rate. Their mean over the run is 1.
+/// The steps' mean over the run is 1.
 #[derive(Debug, Clone)]
 pub(crate) enum Course {
     Steps(std::vec::IntoIter<RateSpan>),
@@ -35,7 +31,8 @@ pub(crate) enum Course {
 }
 
 impl Course {
-    /// Steps as (end as a part of the run, factor); the factors are scaled to a mean of 1.
+    /// Each step: its end as a part of the run, and its factor; the factors are scaled to a mean of
+    /// 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();
@@ -44,12 +41,11 @@ impl Course {
         Self::Steps(scaled.collect::<Vec<_>>().into_iter())
     }
 
-    /// A wave that begins at this part of its period.
+    /// `phase` is a part of the wave's period.
     pub(crate) fn wave(phase: f64, seconds: f64) -> Self {
         Self::Wave { phase, seconds, passed: 0 }
     }
 
-    /// Switches at random between a low and a high rate.
     pub(crate) fn switching(mut random: Random) -> Self {
         let high = random.fraction() < HIGH.1 / (HIGH.1 + LOW.1);
         Self::Switching { random, high: !high, until: 0.0 }

@@ -7,49 +7,37 @@ use shadowslice_shared::units::Moment;
 
 use crate::scenario::Arrival;
 
-/// No arrival is later, in seconds: some eleven days.
+/// Some eleven days.
 pub const MAX_SECONDS: f64 = 1e6;
 
-/// The arrivals that a file may hold.
 pub const MAX_ARRIVALS: usize = 50_000_000;
 
-/// Where a file is wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("line {line}: {wrong}")]
 pub struct BadLine {
     /// Counted from 1.
     pub line: usize,
-    /// What is wrong there. Part of this error's text, and no cause of it.
+    /// Part of this error's text, and no cause of it.
     pub wrong: Wrong,
 }
 
-/// What is wrong with a line.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Wrong {
-    /// No comma.
     #[error("{0:?} is no arrival; give `seconds,model`, as in `0.25,digits`")]
     NoArrival(String),
-    /// A time that is no number.
     #[error("{0:?} is no number of seconds; give one, as in `0.25,digits`")]
     NotANumber(String),
-    /// A time before the start.
     #[error("an arrival at {0} s lies before the start; give 0 or more")]
     Negative(f64),
-    /// A time too far ahead.
     #[error("an arrival at {0} s is too late; a load lasts at most {MAX_SECONDS} s")]
     TooLate(f64),
-    /// A time before that of the line above.
     #[error("time goes back from {before} s to {seconds} s; sort the lines by time")]
     Backwards {
-        /// The line's time.
         seconds: f64,
-        /// The time of the line before.
         before: f64,
     },
-    /// A model that is not served.
     #[error("{0:?} is no model of the configuration")]
     UnknownModel(String),
-    /// Too many lines.
     #[error("a load has at most {MAX_ARRIVALS} arrivals; give fewer")]
     TooLong,
 }
@@ -57,8 +45,8 @@ pub enum Wrong {
 /// Spreadsheets write it at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Reads such a file. Empty lines are skipped, and so is a first line that says `seconds,model`;
-/// lines may end with a carriage return.
+/// Empty lines are skipped, and so is a first line that says `seconds,model`; lines may end with a
+/// carriage return.
 pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
     let models: HashMap<&str, usize> =
         names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
@@ -83,7 +71,7 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
     Ok(arrivals)
 }
 
-/// The line of an arrival; [`read`] finds the very same arrival in it. `name` is its model's.
+/// [`read`] finds the very same arrival in it. `name` is its model's.
 pub fn line(arrival: &Arrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())
@@ -106,7 +94,6 @@ fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wr
     Ok((number, *model))
 }
 
-/// Enough of the text to find it again.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -18,14 +18,13 @@ use stream::{Gaps, Stream};
 use crate::random::{Purpose, Random};
 use crate::scenario::Scenario;
 
-/// A named load. Each model's rate is such that its requests, each at its cheapest within the SLO,
-/// take the same part of its GPU on average over the run; only [`Named::Zipf`] divides it
-/// unequally.
+/// Each model's rate is such that its requests, each at its cheapest within the SLO, take the same
+/// part of its GPU on average over the run; only [`Named::Zipf`] divides it unequally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
     /// Constant rates, independent arrivals.
     Poisson,
-    /// Constant rates, bursts: gaps vary twice as much as independent ones (coefficient of variation 2).
+    /// Constant rates, bursts: the gaps' coefficient of variation is 2.
     Gamma,
     /// Each model switches at random between 0.6 times its rate, for 6 s on average, and 2.2 times
     /// its rate, for 2 s.
@@ -45,7 +44,6 @@ pub enum Named {
 }
 
 impl Named {
-    /// All of them, with the names that they go by.
     pub const ALL: [(&'static str, Self); 9] = [
         ("poisson", Self::Poisson),
         ("gamma", Self::Gamma),
@@ -58,7 +56,7 @@ impl Named {
         ("zipf", Self::Zipf),
     ];
 
-    /// Its arrivals in so many seconds. They are drawn as they are asked for.
+    /// Drawn as they are asked for.
     pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> Arrivals {
         let count = scenario.models.len();
         let chosen = Random::new(seed, Purpose::Choice, 0).order(count);
@@ -103,7 +101,6 @@ impl Named {
     }
 }
 
-/// Text that names no load.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no load; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"

@@ -26,8 +26,8 @@ pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f
     if within.is_finite() { within } else { beyond }
 }
 
-/// Requests per second of each model, such that at their cheapest they take `utilisation` of each GPU,
-/// divided among its models by weight.
+/// Requests per second of each model, such that at their cheapest they take `utilisation` of each
+/// GPU, divided among its models by weight.
 pub(crate) fn rates(scenario: &Scenario, utilisation: f64, weights: &[f64]) -> Vec<f64> {
     let mut totals = vec![0.0; scenario.gpus.len()];
     for (served, weight) in scenario.models.iter().zip(weights) {

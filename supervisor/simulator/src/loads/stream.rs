@@ -6,14 +6,14 @@ use crate::scenario::Arrival;
 use crate::time::{NEVER, moment, seconds_to_ns};
 use crate::timers::Timers;
 
-/// How gaps between arrivals are spread; their mean is 1 over the rate.
+/// The mean gap is 1 over the rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Gaps {
     Exponential,
     Gamma { shape: f64 },
 }
 
-/// One model's arrivals: gaps drawn at a rate of 1, stretched by the rate in force.
+/// Of one model: gaps drawn at a rate of 1, stretched by the rate in force.
 #[derive(Debug, Clone)]
 pub(crate) struct Stream {
     random: Random,
@@ -31,7 +31,7 @@ impl Stream {
         Self { random, gaps, course, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
     }
 
-    /// The next arrival in nanoseconds; [`NEVER`] past the end.
+    /// In nanoseconds; [`NEVER`] past the end.
     fn draw(&mut self) -> u64 {
         let mut gap = match self.gaps {
             Gaps::Exponential => self.random.exponential(),
@@ -56,7 +56,6 @@ impl Stream {
     }
 }
 
-/// The arrivals of all models, in the order of time.
 #[derive(Debug)]
 pub struct Arrivals {
     streams: Vec<Stream>,

@@ -8,8 +8,8 @@ use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Execution;
 
-/// How long a batch of so many rows takes on `own` SMs beside these others. Each group is divided
-/// equally among the workers that may use it; SMs that are only counted are divided in proportion.
+/// Each group is divided equally among the workers that may use it; SMs that are only counted are
+/// divided in proportion.
 pub(super) fn time(
     gpu: &Gpu,
     execution: &Execution,

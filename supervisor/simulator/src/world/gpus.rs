@@ -18,7 +18,6 @@ use shadowslice_shared::profile::Profile;
 use super::{Sharing, contention};
 use crate::timers::Timers;
 
-/// All GPUs and the workers' seats on them.
 #[derive(Debug)]
 pub(super) struct Gpus<'a> {
     gpus: Vec<Shared>,
@@ -26,55 +25,46 @@ pub(super) struct Gpus<'a> {
     rules: Rules,
 }
 
-/// In which ways workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// By sharing the GPU's SMs in this way.
     pub(super) sharing: Sharing,
-    /// By needing the same memory bandwidth.
+    /// Workers slow each other down by needing the same memory bandwidth.
     pub(super) interference: bool,
 }
 
-/// A GPU and the workers that execute on it.
 #[derive(Debug)]
 struct Shared {
     gpu: Gpu,
-    /// The parts of the bandwidth that they ask for, summed.
+    /// The parts of the bandwidth that batches ask for, summed.
     demand: f64,
-    /// Their seats.
     occupied: Vec<usize>,
     /// How many times the bandwidth is asked for; 1 if it is enough.
     crowding: f64,
 }
 
-/// One worker's place.
 #[derive(Debug)]
 struct Seat<'a> {
     gpu: usize,
     profile: &'a Profile,
-    /// The SMs on which its next batch executes.
     granted: Occupant,
-    /// The timer that fires when its batch is through.
+    /// Fires when the seat's batch is through.
     timer: usize,
     /// The SMs of the batch that executes, or of the last one while the seat is kept; else none.
     occupant: Option<Occupant>,
     running: Option<Running>,
 }
 
-/// A batch that executes.
 #[derive(Debug)]
 struct Running {
     rows: u32,
-    /// A factor on its time.
     noise: f64,
     started: u64,
     /// Up to when the part done was counted.
     at: u64,
-    /// The part done, 0 to 1.
+    /// 0 to 1.
     done: f64,
     /// What the whole batch takes at the present speed, in ns.
     whole: f64,
-    /// The part of the bandwidth that it asks for.
     demand: f64,
 }
 
@@ -84,12 +74,11 @@ impl<'a> Gpus<'a> {
         Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
     }
 
-    /// How a GPU divides.
     pub(super) fn gpu(&self, gpu: usize) -> &Gpu {
         &self.gpus[gpu].gpu
     }
 
-    /// A new seat; `timer` will say when its batches are through.
+    /// `timer` will say when the seat's batches are through.
     pub(super) fn add_seat(
         &mut self,
         gpu: usize,
@@ -101,12 +90,11 @@ impl<'a> Gpus<'a> {
         self.seats.len() - 1
     }
 
-    /// The next batch at the seat executes on these SMs.
     pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
         self.seats[seat].granted = granted;
     }
 
-    /// A batch starts at a seat where none executes.
+    /// No batch executes at the seat.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -123,8 +111,7 @@ impl<'a> Gpus<'a> {
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// The batch at that seat is through; returns how long it executed. The seat is kept for the
-    /// next batch.
+    /// Returns how long the batch executed. The seat is kept for the next batch.
     pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
@@ -150,8 +137,7 @@ impl Shared {
         if same && self.crowding == self.demand.max(1.0) {
             return;
         }
-        // What batches ask for depends on their speeds without the crowding, so it is summed up
-        // first.
+        // What batches ask for depends on their speeds without the crowding.
         if rules.interference {
             self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
             self.crowding = self.demand.max(1.0);
@@ -162,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// The time in ns that the batch at `seat` takes, and the bandwidth that it then asks for.
+    /// In ns, and the bandwidth that the batch then asks for.
     fn needs(&self, seats: &[Seat<'_>], seat: usize, rules: Rules) -> (f64, f64) {
         let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
             return (1.0, 0.0);
@@ -188,7 +174,7 @@ impl Shared {
 }
 
 impl Seat<'_> {
-    /// A batch starts; returns what occupied the seat before it, and what occupies it now.
+    /// Returns what occupied the seat before the batch, and what occupies it now.
     fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: &Gpu) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows, gpu);
         // As slow as can be, so that the next speed sets the timer in any case.
@@ -197,7 +183,6 @@ impl Seat<'_> {
         (self.occupant.replace(occupant), occupant)
     }
 
-    /// The batch goes on at another speed.
     fn proceed(&mut self, base: f64, demand: f64, crowding: f64, now: u64, timers: &mut Timers) {
         let Some(batch) = &mut self.running else { return };
         let whole = base * batch.noise * (1.0 + demand * (crowding - 1.0));

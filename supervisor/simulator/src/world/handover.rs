@@ -17,10 +17,8 @@ use super::model::{Model, id};
 use super::{Stage, Timer, timer};
 use crate::time::{NEVER, at_ns, moment, ns};
 
-/// A time limit that is never reached.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
-/// The workers of a model on a GPU of so many SMs, none of which is started yet.
 pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
     let settings = Settings {
         model: name.to_owned(),
@@ -37,17 +35,15 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
 }
 
 impl Model<'_> {
-    /// The share in force.
     pub(super) fn share(&self) -> Sms {
         self.workers[self.serving].sms
     }
 
-    /// The share that a hand-over under way brings, or has just brought.
+    /// By a hand-over under way, or one that has just come to effect.
     pub(super) fn coming(&self) -> Option<Sms> {
         self.machine.coming().map(|share| share.sms_of(self.gpu))
     }
 
-    /// The share of the worker that stands ready.
     pub(super) fn ready(&self) -> Option<Sms> {
         self.machine.ready_share().map(|share| share.sms_of(self.gpu))
     }
@@ -59,8 +55,8 @@ impl Model<'_> {
         self.repartitions.clear();
     }
 
-    /// Begins a hand-over, unless one is under way: to the worker that stands ready, or to a new
-    /// one once that has gone.
+    /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
+    /// has gone.
     pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
@@ -68,19 +64,16 @@ impl Model<'_> {
         self.tell(Fact::Resize { request, hold: false }, now, stage);
     }
 
-    /// The shadow has come a step further.
     pub(super) fn shadow_came(&mut self, now: u64, stage: &mut Stage<'_>) {
         stage.timers.set(timer(self.index, Timer::Shadow), NEVER);
         let Some(fact) = self.shadow.take() else { return };
         self.tell(fact, now, stage);
     }
 
-    /// The relieved worker has nothing left.
     pub(super) fn drained(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
         self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, stage);
     }
 
-    /// A phase of a worker has lasted as long as it may.
     pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
         let actions = self.machine.on_time(moment(now));
         self.perform(actions, now, stage);
@@ -103,7 +96,7 @@ impl Model<'_> {
         stage.timers.set(timer(self.index, Timer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    /// Performs an action; returns what it brings about at once.
+    /// Returns what the action brings about at once.
     fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
@@ -165,7 +158,6 @@ impl Model<'_> {
         self.scheduler.serving_lane().is_some()
     }
 
-    /// What a worker's warm-up finds.
     fn warmed(&self, worker: WorkerId) -> Warmed {
         let sms = self.machine.share_of(worker).map_or(Sms(0), |share| share.sms_of(self.gpu));
         let times = self.times(sms).into_iter().map(|(rows, took)| WarmTime { rows, took, error: 0.0 });
@@ -176,7 +168,6 @@ impl Model<'_> {
         self.workers.iter().position(|seated| seated.name == worker)
     }
 
-    /// Another share is in force.
     pub(super) fn share_changed(&mut self, now: u64) {
         self.since = now;
         self.repartitions.push(now);

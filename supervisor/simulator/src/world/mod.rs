@@ -34,54 +34,46 @@ use crate::scenario::{Arrival, Scenario};
 use crate::time::{NEVER, at_ns, moment, ns};
 use crate::timers::Timers;
 
-/// What a world is like besides its scenario.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// How often the policy is asked; above zero.
+    /// Between two questions to the policy; above zero.
     pub interval: Duration,
     /// How long a relieved worker stands ready.
     pub dwell: Duration,
-    /// Whether models that need much memory bandwidth slow each other down.
+    /// Models that need much memory bandwidth slow each other down.
     pub interference: bool,
-    /// How workers share a GPU.
     pub sharing: Sharing,
-    /// The deviation of execution times from batch to batch, as a part of them.
+    /// Of execution times from batch to batch, as a part of them.
     pub noise: f64,
-    /// Decides the noise.
     pub seed: u64,
 }
 
-/// How workers share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// Their kernels take turns where they use the same SMs, as was measured.
+    /// Kernels take turns where workers use the same SMs, as was measured.
     #[default]
     Turns,
-    /// They divide the GPU in proportion where their shares do not fit.
+    /// Workers divide the GPU in proportion where their shares do not fit.
     Proportional,
-    /// They have the whole GPU one after the other, in slices of time.
+    /// Workers have the whole GPU one after the other, in slices of time.
     Slices,
 }
 
-/// The outcome of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// For each model.
     pub(crate) models: Vec<ModelOutcome>,
 }
 
-/// The outcome for one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
     pub(crate) tally: Counts,
     /// Requests without an answer when the run ended.
     pub(crate) pending: u64,
-    /// When hand-overs took effect, in nanoseconds.
+    /// In nanoseconds.
     pub(crate) repartitions: Vec<u64>,
     pub(crate) share: u32,
 }
 
-/// What the models share.
 #[derive(Debug)]
 struct Stage<'a> {
     gpus: Gpus<'a>,
@@ -98,15 +90,13 @@ impl Stage<'_> {
     }
 }
 
-/// A model's timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Timer {
-    /// The batch of one of its workers is through.
+    /// The batch of one of the model's workers is through.
     FirstWorker,
     SecondWorker,
     /// A batch need not wait any more.
     Alarm,
-    /// The shadow has come a step further.
     Shadow,
     /// A phase of the hand-over has lasted as long as it may.
     Phase,
@@ -115,16 +105,15 @@ enum Timer {
 const TIMERS: [Timer; 5] =
     [Timer::FirstWorker, Timer::SecondWorker, Timer::Alarm, Timer::Shadow, Timer::Phase];
 
-/// The number of a model's timer.
 fn timer(model: usize, timer: Timer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
-/// What decides in a world, once an interval.
+/// Called once an interval.
 pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
 
-/// Runs a scenario with these arrivals, which must be in order of time and for its models only.
-/// Requests without an answer when the last one's SLO is over are left so.
+/// Arrivals must be in order of time and for the scenario's models only. Requests without an answer
+/// when the last one's SLO is over are left so.
 pub fn run(
     scenario: &Scenario,
     settings: &Settings,
@@ -178,7 +167,6 @@ impl<'a> World<'a> {
         self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
-    /// Lets everything happen up to that moment.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
             self.now = self.stage.timers.due();
@@ -192,7 +180,6 @@ impl<'a> World<'a> {
         self.now = until;
     }
 
-    /// Asks the policy, and does as it says.
     fn ask(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
         let Self { scenario, models, stage, now, .. } = self;

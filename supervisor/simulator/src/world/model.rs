@@ -19,12 +19,10 @@ use super::{Stage, Timer, timer};
 use crate::scenario::Served;
 use crate::time::{NEVER, at_ns, moment, ns};
 
-/// A worker, which may be there or not.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
-    /// What the machine calls it.
     pub(super) name: WorkerId,
 }
 
@@ -37,13 +35,11 @@ pub(super) struct Model<'a> {
     /// The worker that serves, and the one that did or is about to.
     pub(super) workers: [Worker; 2],
     pub(super) serving: usize,
-    /// What decides about them.
     pub(super) machine: Workers,
     /// What the shadow that starts says next.
     pub(super) shadow: Option<Fact>,
-    /// The SMs of its GPU.
     pub(super) gpu: Sms,
-    /// Its groups, where its share changes inside its worker.
+    /// Where the share changes inside the worker.
     pub(super) inside: Option<Inside>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
@@ -89,7 +85,6 @@ impl<'a> Model<'a> {
         new
     }
 
-    /// A worker is there, warm, with this part of the GPU.
     pub(super) fn attach(&mut self, worker: usize, slice: &Slice) {
         self.workers[worker].sms = slice.sms;
         let blank = Predictor::new(self.served.terms.profile.as_ref(), slice.sms);
@@ -97,12 +92,11 @@ impl<'a> Model<'a> {
         self.scheduler.attach(Lane::new(id(worker), slice, blank, slots));
     }
 
-    /// A part of the GPU, with the times of batches in the warm-up there.
     pub(super) fn slice(&self, groups: Groups, sms: Sms) -> Slice {
         Slice { groups, sms, times: self.times(sms) }
     }
 
-    /// How long batches take on so many SMs: of one row, of twice as many, up to the largest.
+    /// Of one row, of twice as many, up to the largest batch.
     pub(super) fn times(&self, sms: Sms) -> Vec<(u32, Duration)> {
         let most = self.served.terms.max_batch.max(1);
         let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < most).chain([most]);
@@ -110,7 +104,6 @@ impl<'a> Model<'a> {
         sizes.map(time).collect()
     }
 
-    /// A request comes.
     pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) {
         let arrived = moment(now);
         self.tally.arrived += 1;
@@ -122,7 +115,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Sends all batches that can be sent.
     pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
         let rest = loop {
             match self.scheduler.next(moment(now)) {
@@ -149,7 +141,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The first batch that a worker has starts.
     fn execute(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
         let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
         let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
@@ -187,13 +178,11 @@ impl<'a> Model<'a> {
         self.dispatch(now, stage);
     }
 
-    /// The policy opens or narrows the door.
     pub(super) fn set_door(&mut self, door: Door, now: u64, stage: &mut Stage<'_>) {
         self.scheduler.set_door(door);
         self.dispatch(now, stage);
     }
 
-    /// The model as its policy sees it; counting starts again.
     pub(super) fn live(&mut self, now: u64) -> Live {
         Live {
             share: self.share(),

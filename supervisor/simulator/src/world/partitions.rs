@@ -10,10 +10,9 @@ use shadowslice_shared::units::Sms;
 use super::Stage;
 use super::model::{Model, id};
 
-/// A model's part of a GPU that divides.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inside {
-    /// The number of groups that it is to have, and those that it has.
+    /// The number of groups that the model is to have, and those that it has.
     count: usize,
     groups: Groups,
 }
@@ -33,7 +32,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 }
 
 impl Model<'_> {
-    /// The share changes with the next batch, as soon as the groups are [placed](place_all).
+    /// With the next batch, as soon as the groups are [placed](place_all).
     pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
@@ -43,7 +42,6 @@ impl Model<'_> {
         }
     }
 
-    /// The model's next batch runs on these groups.
     fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
         let sms = gpu.occupant(groups).sms;
         self.workers[self.serving].sms = sms;
@@ -52,7 +50,6 @@ impl Model<'_> {
     }
 }
 
-/// Places all models of a GPU anew that have a partition as their share.
 pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>) {
     let gpu_of = stage.gpus.gpu(gpu);
     let total = gpu_of.division.as_ref().map_or(0, Division::count);

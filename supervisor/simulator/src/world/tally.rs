@@ -7,7 +7,6 @@ const DIGITS: u8 = 2;
 const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000 << 36;
 
-/// Counts and latencies.
 #[derive(Debug, Clone)]
 pub(crate) struct Counts {
     pub(crate) arrived: u64,

@@ -11,12 +11,11 @@ use super::steps::{Moved, Step, next_step};
 use super::window::SPAN;
 use super::{Adaptive, ModelHistory};
 
-/// A step is judged after this time, and after so many requests of the model that it is for, or
-/// [`SPAN`].
+/// A step is judged after this time, and after so many requests of its model, or [`SPAN`].
 const SETTLES: Duration = Duration::from_millis(300);
 const ENOUGH: u64 = 30;
 
-/// Steps helped if at least this part of the former misses is gone.
+/// Of the former misses, this part must be gone.
 const HELPS: f64 = 0.2;
 
 /// A request is worth so many of the next lower priority.
@@ -27,10 +26,10 @@ const WORTH: f64 = 2.0;
 const HARMS: f64 = 0.01;
 const DEVIATIONS: f64 = 2.0;
 
-/// A step that is not in force after this time is taken back.
+/// Else a step is taken back.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
 
-/// For how long requests that cannot be in time are refused after a model was short.
+/// Requests that cannot be in time are refused for so long after a model was short.
 const REFUSES: Duration = Duration::from_secs(2);
 
 /// How long no model must be short before a step is taken back, and how long a model gets no steps
@@ -42,26 +41,20 @@ const LONG_PATIENCE: Duration = Duration::from_secs(600);
 /// A step was taken back too early if a model is short within this time.
 const TOO_EARLY: Duration = Duration::from_secs(60);
 
-/// What is remembered of a GPU.
 #[derive(Debug, Clone)]
 pub(super) struct GpuHistory {
-    /// The steps made, the last at the end.
     pub(super) steps: Vec<Step>,
     trial: Trial,
     /// Changes that did harm, and when that was found.
     harmful: Vec<(Moment, Vec<Moved>)>,
-    /// Until when requests that cannot be in time are refused.
     refuses_until: Moment,
     calm_since: Moment,
     patience: Duration,
 }
 
-/// What is being found out about the last step.
 #[derive(Debug, Clone, PartialEq)]
 enum Trial {
-    /// No step is on trial.
     None,
-    /// The step is not in force yet.
     Coming { since: Moment, before: Before },
     /// The step is in force: does it help?
     InForce { since: Moment, before: Before },
@@ -72,16 +65,14 @@ enum Trial {
 /// How it was before the first of the steps that are on trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Before {
-    /// The number of steps.
     steps: usize,
     /// The part of the model's requests that missed.
     missed: f64,
-    /// What was missed before the last step.
     loss: Loss,
 }
 
-/// What is missed on a GPU in a second: each request counts by its worth, which is 1 at the lowest
-/// priority there.
+/// What is missed in a second: each request counts by its worth, which is 1 at the GPU's lowest
+/// priority.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Loss {
     per_s: f64,
@@ -109,12 +100,11 @@ impl Default for GpuHistory {
 }
 
 impl GpuHistory {
-    /// Whether requests that cannot be in time are refused.
     pub(super) fn refuses(&self, now: Moment) -> bool {
         now < self.refuses_until
     }
 
-    /// The same history, for models that have other numbers now.
+    /// The models have other numbers now.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize>) -> Self {
         let mut gpu = self.clone();
         for step in &mut gpu.steps {
@@ -134,7 +124,6 @@ impl GpuHistory {
         self.steps.iter().any(moves)
     }
 
-    /// Whether the last step is in force.
     fn is_in_force(&self, facts: &Facts) -> bool {
         let Some(step) = self.steps.last() else { return true };
         step.changes.iter().all(|moved| {
@@ -158,7 +147,6 @@ impl Adaptive {
         }
     }
 
-    /// Judges the last step of a GPU, makes another step, or takes one back.
     pub(super) fn tend(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
         let now = facts.now;
         let shortest = self.shortest(gpu, terms, facts);
@@ -199,8 +187,7 @@ impl Adaptive {
         }
     }
 
-    /// The model of a GPU that is short and may be helped: the highest priority first, then the
-    /// most misses.
+    /// The model that is short and may be helped: the highest priority first, then the most misses.
     fn shortest(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Option<usize> {
         let short = (0..terms.len()).filter(|&model| {
             terms[model].gpu == gpu
@@ -259,8 +246,8 @@ impl Adaptive {
         })
     }
 
-    /// Judges whether the last step helps its model, once enough was seen. If not, another step is
-    /// made; if none is left and all together helped little, all are taken back.
+    /// Once enough was seen. If the step does not help, another one is made; if none is left and
+    /// all together helped little, all are taken back.
     fn judge(&mut self, gpu: usize, since: Moment, before: Before, terms: &[Terms], facts: &Facts) {
         let Some(step) = self.gpus[gpu].steps.last() else { return };
         let (model, age) = (step.sake, facts.now.since(since));
@@ -292,7 +279,7 @@ impl Adaptive {
         self.models[model].helpless = Some((now, span));
     }
 
-    /// The load of a GPU has changed: what was found out under the former load does not hold.
+    /// The load has changed: what was found out under the former load does not hold.
     pub(super) fn try_again(&mut self, gpu: usize, terms: &[Terms]) {
         self.gpus[gpu].patience = PATIENCE;
         self.gpus[gpu].harmful.clear();
@@ -300,8 +287,8 @@ impl Adaptive {
         self.learn_loads(gpu, terms);
     }
 
-    /// The requests of a GPU's models from now on are the load that later loads are compared with:
-    /// after a change of shares, clients that wait for each answer send requests at another pace.
+    /// The requests from now on are the load that later loads are compared with: after a change of
+    /// shares, clients that wait for each answer send requests at another pace.
     pub(super) fn learn_loads(&mut self, gpu: usize, terms: &[Terms]) {
         self.on_gpu(gpu, terms).for_each(|model| model.load = Load::default());
     }
@@ -315,7 +302,7 @@ impl Adaptive {
         models.filter(move |(_, terms)| terms.gpu == gpu).map(|(model, _)| model)
     }
 
-    /// If no model was short for long, takes the last step back, and then watches.
+    /// Takes the last step back if no model was short for long, and then watches.
     fn relax(&mut self, gpu: usize, terms: &[Terms], now: Moment) {
         if now.since(self.gpus[gpu].calm_since) < self.gpus[gpu].patience {
             return;
@@ -330,7 +317,7 @@ impl Adaptive {
         self.gpus[gpu].calm_since = now;
     }
 
-    /// Takes all steps back but the first so many.
+    /// All but the first so many.
     fn take_back(&mut self, gpu: usize, steps: usize, terms: &[Terms]) {
         let back = self.gpus[gpu].steps.split_off(steps);
         for moved in back.iter().rev().flat_map(|step| &step.changes) {

@@ -10,18 +10,17 @@ const ANOTHER: f64 = 0.3;
 /// plus so many standard deviations of requests that arrive by chance.
 const DEVIATIONS: f64 = 3.0;
 
-/// Requests a second, as a mean over about [`LONG`].
+/// In requests a second, as a mean over about [`LONG`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct Load {
     per_s: f64,
-    /// For how long requests were counted.
     counted: Duration,
     /// The mean when requests had been counted for [`LONG`].
     before: Option<f64>,
 }
 
 impl Load {
-    /// Adds the requests that arrived in a span. Returns whether the load has changed.
+    /// Returns whether the load has changed.
     pub(super) fn add(&mut self, arrived: u64, span: Duration) -> bool {
         self.counted += span;
         let weight = span.as_secs_f64() / self.counted.min(LONG).as_secs_f64().max(f64::MIN_POSITIVE);

@@ -10,12 +10,12 @@
 //!
 //! A model is **short** when more of its requests miss than its percentile allows, by more than
 //! chance. The first **step** on a GPU of three models or more gives each of them a part; every
-//! other one gives the short model all that it may have, or lowers the shares of the lowest priority
-//! that is a good part of what the GPU does, or that of a peer with slack. The worth of a step is
-//! measured: if it saves few requests, or costs other models too many, it is taken back. The steps
-//! of a GPU are a stack: the last one is undone first, once no model was short for some time. The
-//! pauses before a step is tried or taken back again become long after the first, until the load
-//! has changed: under a steady load hardly anything moves.
+//! other one gives the short model all that it may have, or lowers the shares of the lowest
+//! priority that is a good part of what the GPU does, or that of a peer with slack. A step that
+//! saves few requests, or costs other models too many, is taken back. The steps of a GPU are a
+//! stack: the last one is undone first, once no model was short for some time. The pauses before a
+//! step is tried or taken back again become long after the first, until the load has changed: under
+//! a steady load hardly anything moves.
 
 mod gpu;
 mod load;
@@ -42,21 +42,19 @@ const EXECUTES: f64 = 0.4;
 /// A worker that executes for more than this part of the time while requests wait does not keep up.
 const KEEPS_UP: f64 = 0.9;
 
-/// The policy's memory.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     models: Vec<ModelHistory>,
     gpus: Vec<GpuHistory>,
 }
 
-/// What is remembered of a model.
 #[derive(Debug, Clone)]
 struct ModelHistory {
     recent: Window,
     load: Load,
-    /// The SMs that it should have.
+    /// The SMs that the model should have.
     share: Sms,
-    /// Since when steps for its sake did not help, and for how long it gets no further ones.
+    /// Since when steps for the model's sake did not help, and how long it gets no further ones.
     helpless: Option<(Moment, Duration)>,
 }
 
@@ -80,12 +78,11 @@ impl Adaptive {
         Self { models: terms.iter().map(model).collect(), gpus: vec![GpuHistory::default(); gpus.len()] }
     }
 
-    /// The shares that models should have.
     pub(super) fn shares(&self) -> Vec<Sms> {
         self.models.iter().map(|model| model.share).collect()
     }
 
-    /// Keeps what an earlier policy knew of a GPU; `place` says where each model was there.
+    /// `place` says where each model was in the earlier policy.
     pub(super) fn remember(
         &mut self,
         earlier: &Self,
@@ -152,8 +149,7 @@ impl Adaptive {
         Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() }
     }
 
-    /// Whether a model misses because of the time of its batches, or because its worker does not
-    /// keep up, so that SMs may help.
+    /// A model misses because of the time of its batches, or because its worker does not keep up.
     fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
         let recent = &self.models[model].recent;
         let is_behind = facts.models[model].seen.queued > 0 && recent.busy() > KEEPS_UP;
@@ -164,7 +160,6 @@ impl Adaptive {
         self.models[model].recent.is_short(terms[model].may_miss())
     }
 
-    /// How all models stand.
     fn states(&self, terms: &[Terms]) -> Vec<ShareState> {
         let state = |model: usize| ShareState {
             share: self.models[model].share,

@@ -4,7 +4,7 @@ use shadowslice_shared::units::Sms;
 
 use super::super::{Facts, Seen, Terms};
 
-/// The shares that a neighbour may have, largest first, in percent of the GPU.
+/// Largest first, in percent of the GPU.
 const LADDER: [u32; 6] = [75, 50, 36, 25, 18, 12];
 
 /// Where more than this part of a model's requests miss, neighbours go down two rungs at once.
@@ -20,17 +20,16 @@ const SLACK: f64 = 0.6;
 /// and it would still execute for less than this part of the time at the lower share.
 const BUSY: f64 = 0.85;
 
-/// What was changed at once for the sake of a model.
+/// What was changed at once.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
-    /// That model.
+    /// The model for which it was changed.
     pub(super) sake: usize,
     /// The part of that model's requests that missed before.
     pub(super) missed: f64,
     pub(super) changes: Vec<Moved>,
 }
 
-/// A change of a model's share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Moved {
     pub(super) model: usize,
@@ -38,13 +37,12 @@ pub(super) struct Moved {
     pub(super) to: Sms,
 }
 
-/// A model's share, and what matters of it for the next step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ShareState {
     pub(super) share: Sms,
-    /// Whether it has that share for the sake of another model.
+    /// For the sake of another model.
     pub(super) makes_room: bool,
-    /// Whether more of its requests miss than may.
+    /// More of the model's requests miss than may.
     pub(super) short: bool,
 }
 
@@ -55,8 +53,7 @@ fn below(share: Sms, rungs: usize, terms: &Terms, gpu: Sms) -> Sms {
     lower.take(rungs).last().unwrap_or(share)
 }
 
-/// The next step for a model of which this part of the requests missed, if `may` allows its
-/// changes; `None` if no step is left.
+/// `missed` is a part of the model's requests. `None` if no step is left that `may` allows.
 pub(super) fn next_step(
     sake: usize,
     missed: f64,
@@ -89,8 +86,8 @@ fn parts_for_all(sake: usize, states: &[ShareState], terms: &[Terms], facts: &Fa
     (!changes.is_empty()).then_some(changes)
 }
 
-/// A model that has less than it may, and not for the sake of another one, gets all that it may: one
-/// that was started with less, or has its part since [`parts_for_all`].
+/// A model that has less than it may, and not for the sake of another one: it was started with
+/// less, or has its part since [`parts_for_all`].
 fn its_own(sake: usize, states: &[ShareState], terms: &[Terms], facts: &Facts) -> Option<Vec<Moved>> {
     let ShareState { share: from, makes_room, .. } = states[sake];
     let to = terms[sake].within(facts.gpus[terms[sake].gpu]);
@@ -170,8 +167,7 @@ fn waiting(seen: &Seen, sms: Sms, gpu: Sms) -> f64 {
     mean * seen.busy * f64::from(sms.0) / f64::from(gpu.0.max(1))
 }
 
-/// Whether a peer can do with so much less. It is assumed that its batches take longer in
-/// proportion, which is the worst case.
+/// It is assumed that the peer's batches take longer in proportion, which is the worst case.
 fn has_slack(Moved { from, to, .. }: &Moved, seen: &Seen, terms: &Terms) -> bool {
     let longer = f64::from(from.0) / f64::from(to.0.max(1));
     seen.p99_latency < terms.slo.mul_f64(SLACK) && seen.busy * longer < BUSY

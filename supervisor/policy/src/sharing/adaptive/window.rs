@@ -7,10 +7,10 @@ use shadowslice_shared::units::Moment;
 
 use super::super::{Executed, Seen};
 
-/// The short span: where many requests miss, a change shows at once.
+/// Where many requests miss, a change shows at once.
 pub(super) const SPAN: Duration = Duration::from_secs(1);
 
-/// The long span, for where few requests miss or few arrive.
+/// For where few requests miss or few arrive.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
 /// So many requests are enough to say what part of them misses.
@@ -24,13 +24,11 @@ const REQUESTS: f64 = 3.0;
 /// nothing of the GPU.
 const BATCHES: u64 = 10;
 
-/// Requests that ended over the last [`LONG`], and batches that executed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
     parts: VecDeque<Part>,
 }
 
-/// What was seen in the span that ended at a moment.
 #[derive(Debug, Clone)]
 struct Part {
     at: Moment,
@@ -40,7 +38,6 @@ struct Part {
     executed: Vec<Executed>,
 }
 
-/// What ended over a time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     span: Duration,
@@ -49,7 +46,6 @@ struct Sum {
 }
 
 impl Window {
-    /// Adds what was seen up to `now`.
     pub(super) fn add(&mut self, seen: &Seen, now: Moment) {
         let (ended, missed) = (seen.answered + seen.refused, seen.missed());
         let (span, executed) = (seen.span, seen.executed.clone());
@@ -59,12 +55,12 @@ impl Window {
         }
     }
 
-    /// Forgets all that was seen, because it was under other conditions.
+    /// What was seen was under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 
-    /// What two of the longest batches of the last [`SPAN`] take; accidents are left out.
+    /// Of the longest batches of the last [`SPAN`]; accidents are left out.
     pub(super) fn two_batches(&self) -> Duration {
         let executed = self.last(SPAN).flat_map(|part| &part.executed);
         let mut sizes: Vec<(Duration, u64)> =
@@ -79,8 +75,8 @@ impl Window {
         2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
     }
 
-    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them. That
-    /// leaves out the time in which the worker waits for the host's processor.
+    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them:
+    /// without the time in which the worker waits for the host's processor.
     pub(super) fn busy(&self) -> f64 {
         let executed = self.last(SPAN).flat_map(|part| &part.executed);
         let executed: f64 =
@@ -88,25 +84,25 @@ impl Window {
         executed / self.over(SPAN).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Requests that ended over the last [`SPAN`].
+    /// Over the last [`SPAN`].
     pub(super) fn ended(&self) -> u64 {
         self.over(SPAN).ended
     }
 
-    /// The part of the requests that missed, 0 to 1.
+    /// A part of the requests, 0 to 1.
     pub(super) fn missed(&self) -> f64 {
         let Sum { ended, missed, .. } = self.telling();
         missed as f64 / ended.max(1) as f64
     }
 
-    /// Requests that missed in a second, and the variance of that number if they miss by chance.
+    /// And the variance of that number if requests miss by chance.
     pub(super) fn missed_per_s(&self) -> (f64, f64) {
         let Sum { span, missed, .. } = self.telling();
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
         (missed as f64 / seconds, missed as f64 / (seconds * seconds))
     }
 
-    /// Whether more requests missed than may, and not by chance.
+    /// More requests missed than may, and not by chance.
     pub(super) fn is_short(&self, may_miss: f64) -> bool {
         [SPAN, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = may_miss * ended as f64;

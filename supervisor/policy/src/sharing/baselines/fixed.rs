@@ -5,36 +5,34 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::super::Terms;
 use super::super::difference::Target;
 
-/// Shares decided once.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Fixed {
     shares: Vec<Sms>,
 }
 
 impl Fixed {
-    /// Every model may use the whole GPU: MPS as it is without configuration.
+    /// MPS as it is without configuration.
     pub(in super::super) fn unpartitioned(gpus: &[Sms], terms: &[Terms]) -> Self {
         Self { shares: terms.iter().map(|terms| gpus[terms.gpu]).collect() }
     }
 
-    /// The shares of the configuration.
     pub(in super::super) fn as_configured(terms: &[Terms]) -> Self {
         Self { shares: terms.iter().map(|terms| terms.initial).collect() }
     }
 
-    /// Each of n models gets 100 %/n: NVIDIA's MPS documentation, "Volta MPS Execution Resource
-    /// Provisioning", calls it the common strategy.
+    /// NVIDIA's MPS documentation, "Volta MPS Execution Resource Provisioning", calls 100 %/n for
+    /// each of n models the common strategy.
     pub(in super::super) fn equal(gpus: &[Sms], terms: &[Terms]) -> Self {
         Self::divided(gpus, terms, 100)
     }
 
-    /// Each of n models gets 100 %/(0.5 n): the same page's more optimal strategy, which lets the
+    /// 100 %/(0.5 n) for each of n models: the same page's more optimal strategy, which lets the
     /// hardware overlap what its clients do.
     pub(in super::super) fn half(gpus: &[Sms], terms: &[Terms]) -> Self {
         Self::divided(gpus, terms, 200)
     }
 
-    /// `sum` percent divided by the models of a GPU, rounded down.
+    /// Rounded down.
     fn divided(gpus: &[Sms], terms: &[Terms], sum: u32) -> Self {
         let share = |model: &Terms| {
             let sharing = terms.iter().filter(|other| other.gpu == model.gpu).count() as u32;

@@ -1,7 +1,7 @@
 //! gpulet's scheduling (Choi et al., USENIX ATC 2022), as in the artifact (casys-kaist/glet,
-//! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed sizes, at most
-//! two partitions to a GPU, demand with head-room, the smallest partition that the profile's saturation
-//! table finds sufficient.
+//! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed
+//! sizes, at most two partitions to a GPU, demand with head-room, the smallest partition that the
+//! profile's saturation table finds sufficient.
 //!
 //! In gpulet, models that share a partition take turns; here they are workers with the same cap
 //! beside each other, and the device divides it. A model without a profile is taken to need a whole
@@ -15,19 +15,17 @@ use shadowslice_shared::units::{Moment, Percent, Sms};
 use super::super::difference::Target;
 use super::super::{Facts, Seen, Terms};
 
-/// How long a partitioning stands.
 const EPOCH: Duration = Duration::from_secs(20);
 
-/// The ways to part a GPU, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
+/// In percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
 const PARTINGS: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
 
-/// The largest batch.
 const MAX_BATCH: u32 = 32;
 
-/// What a new rate weighs against the earlier ones.
+/// Of a new rate against the earlier ones.
 const RATE_WEIGHT: f64 = 0.5;
 
-/// Below this many requests a second the head-room is larger.
+/// In requests a second; below it the head-room is larger.
 const SLOW: f64 = 125.0;
 const HEADROOM: f64 = 1.2;
 const HEADROOM_SLOW: f64 = 1.5;
@@ -38,7 +36,6 @@ const RISE: f64 = 1.05;
 const RISE_RPS: f64 = 10.0;
 const FALL: f64 = 0.9;
 
-/// What gpulet remembers.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Gpulet {
     rates: Vec<Rate>,
@@ -46,10 +43,8 @@ pub(in super::super) struct Gpulet {
     targets: Vec<Target>,
 }
 
-/// A model's arrivals, in requests a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate {
-    /// None before anything was observed.
     mean: Option<f64>,
     /// The highest mean of this epoch.
     highest: f64,
@@ -124,12 +119,10 @@ impl Rate {
     }
 }
 
-/// What a model needs of a partition of one size.
 #[derive(Debug, Clone, Copy)]
 struct Need {
-    /// The part of the time for which the model needs it.
+    /// The part of the time for which the model needs the partition.
     duty: f64,
-    /// Rows of a batch.
     batch: u32,
 }
 
@@ -155,21 +148,19 @@ fn seconds(profile: &Profile, batch: u32, sms: Sms) -> f64 {
     profile.execution.time(batch, f64::from(sms.0)).as_secs_f64().max(1e-9)
 }
 
-/// One way to part a GPU and to place its models.
 #[derive(Debug)]
 struct Parting {
-    /// Size and batch for each model.
     places: Vec<(u32, u32)>,
-    /// Models that find no room.
     homeless: usize,
-    /// Whether all take turns on the whole GPU.
+    /// All models take turns on the whole GPU.
     whole: bool,
     /// The fuller partition's duty.
     fullest: f64,
 }
 
 impl Parting {
-    /// Each model goes to the smallest partition that still has time for it, else to the emptier one.
+    /// Each model goes to the smallest partition that still has time for it, else to the emptier
+    /// one.
     fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<Need>) -> Self {
         let by_size = sizes.map(&needs);
         let mut duties = [0.0, if sizes[1] == 0 { f64::INFINITY } else { 0.0 }];

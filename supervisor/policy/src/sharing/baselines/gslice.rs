@@ -1,7 +1,8 @@
-//! GSLICE's self-tuning (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1), in the variant that the
-//! authors of gpulet compared themselves with (casys-kaist/glet, `src/common/self_tuning.cpp`), because the paper's
-//! own code was never published: mean latency, dead band of 5 %, steps in proportion to the larger
-//! residual, batches by residual latency, max-min allocation.
+//! GSLICE's self-tuning (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1), in the variant
+//! that the authors of gpulet compared themselves with (casys-kaist/glet,
+//! `src/common/self_tuning.cpp`), because the paper's own code was never published: mean latency,
+//! dead band of 5 %, steps in proportion to the larger residual, batches by residual latency,
+//! max-min allocation.
 //!
 //! The pace comes from iGniter's driver of the same algorithm: five steps of the batch, then one of
 //! the share.
@@ -11,16 +12,14 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::super::difference::Target;
 use super::super::{Facts, Live, Terms};
 
-/// Residuals below this many percent are left alone (`_THRESHOLD`).
+/// In percent (`_THRESHOLD`): smaller positive residuals are left alone.
 const THRESHOLD: f64 = 5.0;
 
-/// The largest batch (`_MAX_BATCH`).
+/// `_MAX_BATCH`.
 const MAX_BATCH: u32 = 32;
 
-/// Steps of the batch for one of the share.
 const BATCH_STEPS: u32 = 5;
 
-/// What GSLICE remembers.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Gslice {
     batches: Vec<u32>,
@@ -66,7 +65,7 @@ impl Gslice {
     }
 }
 
-/// The batch grows by its residual latency, or shrinks by as much, at most to nothing.
+/// The batch grows by its residual latency, or shrinks by as much.
 fn next_batch(batch: u32, terms: &Terms, live: &Live) -> u32 {
     let limit = MAX_BATCH.min(terms.max_batch);
     if live.seen.mean_latency.is_zero() {
@@ -77,7 +76,6 @@ fn next_batch(batch: u32, terms: &Terms, live: &Live) -> u32 {
     (next as u32).clamp(1, limit)
 }
 
-/// The share that a model asks for, in percent.
 fn wanted(percent: u32, terms: &Terms, live: &Live) -> u32 {
     let seen = &live.seen;
     if seen.arrived == 0 || seen.span.is_zero() {
@@ -97,7 +95,7 @@ fn wanted(percent: u32, terms: &Terms, live: &Live) -> u32 {
     }
 }
 
-/// Max-min: the smallest demand first; no model gets more than an equal part of what is left.
+/// The smallest demand first; no model gets more than an equal part of what is left.
 fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&index| wants[index]);

@@ -1,7 +1,6 @@
-//! What others do, as published: what the adaptive policy is held against.
-//!
-//! Each takes its numbers from where it was published, says so, and is no better than it was there. A baseline keeps
-//! `min` and `max` of the configuration as every policy does.
+//! What others do, as published: what the adaptive policy is held against. Each names its source,
+//! and is no better than it was there. A baseline keeps `min` and `max` of the configuration as
+//! every policy does.
 
 mod fixed;
 mod gpulet;
