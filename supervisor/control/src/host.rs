@@ -18,7 +18,6 @@ use crate::backend::{
 use crate::nvml::{Driver, Library, NvmlFault};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
 
-/// What the host does not offer.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(
@@ -90,8 +89,8 @@ pub fn init_logging() {
     };
 }
 
-/// The GPUs. Real ones are looked for, and those under MPS get a daemon in `private`, which is ended
-/// when they are dropped. `probe` tells what a CUDA process finds.
+/// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
+/// are dropped. `probe` tells what a CUDA process finds.
 pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn GpuBackend>, HostError> {
@@ -168,14 +167,13 @@ fn mps_gpu(
     MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
 }
 
-/// ONNX Runtime's library, as configured, as the environment says, or where `make` puts it; an empty
-/// path if no model needs it.
+/// An empty path if no model needs it.
 pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
     let needed = config.models.iter().any(|model| matches!(model.engine, Engine::OnnxRuntime { .. }));
     if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
 }
 
-/// ONNX Runtime's library: `configured`, else as the environment says, else where `make` puts it.
+/// `configured`, else as the environment says, else where `make` puts it.
 pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
     let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
     let places = match configured.map(Path::to_owned).or_else(from_environment) {
@@ -196,7 +194,6 @@ fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
     Ok(vec![above.join("onnxruntime").join(name), above.join("lib").join(name), beside.join(name)])
 }
 
-/// The worker's binary, beside this one.
 pub fn worker_program() -> Result<PathBuf, HostError> {
     let program = executable_dir()?.join("shadowslice-worker");
     if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
@@ -212,8 +209,7 @@ pub fn data_path_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
 }
 
-/// Raises the limit on open files to the most that the host allows: connections and workers need
-/// descriptors.
+/// Connections and workers need descriptors.
 pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -222,9 +218,8 @@ pub fn raise_file_limit() {
     }
 }
 
-/// How many connections are taken at a time: as configured, but few enough that the limit on open
-/// files leaves workers and commands what they need. Otherwise clients could prevent that a dead
-/// worker is replaced.
+/// As configured, but few enough that the limit on open files leaves workers and commands what they
+/// need. Otherwise clients could prevent that a dead worker is replaced.
 pub fn connections(config: &Config) -> usize {
     let configured = config.limits.connections;
     let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };
@@ -253,7 +248,6 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes it if need be, and takes it.
     pub fn take(path: &Path) -> Result<Self, HostError> {
         let failed = |source| HostError::RunDir { path: path.to_owned(), source };
         make_dir(path, 0o755).map_err(failed)?;
@@ -265,7 +259,6 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }

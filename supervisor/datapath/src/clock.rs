@@ -4,30 +4,25 @@ use std::time::{Duration, Instant};
 
 use shadowslice_shared::units::Moment;
 
-/// Reads the monotonic clock as moments since its making.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: Instant,
 }
 
 impl Clock {
-    /// A clock that starts now.
     pub fn start() -> Self {
         Self { origin: Instant::now() }
     }
 
-    /// A clock that was started so long ago.
     #[cfg(test)]
     pub(crate) fn started(ago: Duration) -> Self {
         Self { origin: Instant::now().checked_sub(ago).expect("tests run later than that after boot") }
     }
 
-    /// This moment.
     pub fn now(&self) -> Moment {
         Moment::after_origin(self.origin.elapsed())
     }
 
-    /// The reactor's instant of a moment.
     pub fn instant(&self, moment: Moment) -> tokio::time::Instant {
         tokio::time::Instant::from_std(self.origin + moment.since_origin())
     }

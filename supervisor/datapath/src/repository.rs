@@ -1,6 +1,5 @@
-//! The protocol's model repository: clients list, load and unload models.
-//!
-//! Ingress uses this module only, and does not know the registry behind it.
+//! The protocol's model repository: clients list, load and unload models. Ingress uses this module
+//! only, and does not know the registry behind it.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,42 +9,32 @@ use tokio::sync::{mpsc, oneshot};
 /// How long a command may wait for its turn: another command may be starting models.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
 
-/// A client's command for one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
     /// The model is to serve, with its files read anew; `config` has the keys of its configuration
     /// that are to differ, as JSON.
     Load {
-        /// The model.
         model: String,
-        /// The keys that are to differ.
         config: Option<String>,
     },
     /// The model is to answer the requests that it accepted, and end.
     Unload {
-        /// The model.
         model: String,
     },
 }
 
-/// A command, and the way for its reply.
 #[derive(Debug)]
 pub struct Asked {
-    /// The command.
     pub wish: Wish,
-    /// Hears when it is so.
     pub reply: oneshot::Sender<Result<(), WishRefused>>,
 }
 
-/// Why it is not so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WishRefused {
-    /// The operator has not allowed it.
     #[error(
         "explicit model load / unload is not allowed; `model_control: explicit` in the configuration allows it"
     )]
     NotAllowed,
-    /// There is no such model.
     #[error("failed to {0} '{1}': the configuration names no such model")]
     Unknown(&'static str, String),
     /// The client's command is malformed.
@@ -54,7 +43,6 @@ pub enum WishRefused {
     /// The command was tried and failed. The earlier state is still in force.
     #[error("failed to load '{0}': {1}")]
     Failed(String, String),
-    /// Other commands are before it, or the server is stopping.
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
 }
@@ -62,18 +50,14 @@ pub enum WishRefused {
 /// A model as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
     pub name: String,
     /// `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
     pub state: &'static str,
-    /// Why, where there is more to say.
     pub reason: String,
 }
 
-/// Tells the models.
 type List = Box<dyn Fn() -> Vec<Listed> + Send + Sync>;
 
-/// The model repository.
 pub struct Repository {
     list: List,
     wishes: Option<mpsc::Sender<Asked>>,
@@ -86,8 +70,7 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// A repository whose models `list` tells. Commands go to `wishes`; without it, every command
-    /// is refused.
+    /// Commands go to `wishes`; without it, every command is refused.
     pub fn new(
         list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
         wishes: Option<mpsc::Sender<Asked>>,
@@ -95,7 +78,6 @@ impl Repository {
         Self { list: Box::new(list), wishes }
     }
 
-    /// Every model of the configuration.
     pub fn list(&self) -> Vec<Listed> {
         (self.list)()
     }

@@ -17,8 +17,8 @@ pub struct Router {
     changed: watch::Sender<()>,
 }
 
-/// The way to one model, and a request's hold on it, from before the request is checked until it is
-/// answered. A model that was taken off the router goes on serving while a request has a hold on it.
+/// The way to one model, held by a request from before it is checked until it is answered. A model
+/// off the router goes on serving while a request has a hold on it.
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
@@ -31,7 +31,6 @@ pub struct Route {
 pub struct Guests(mpsc::Receiver<Infallible>);
 
 impl Route {
-    /// The way to this pipeline, and the receiver that says when its last copy has gone.
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
         let (guests, gone) = mpsc::channel(1);
         (Self { pipeline, _guests: guests }, Guests(gone))
@@ -55,7 +54,6 @@ impl Deref for Route {
 }
 
 impl Router {
-    /// From now on these are the models.
     pub fn set(&self, models: HashMap<String, Route>) {
         let before = std::mem::replace(&mut *self.models.write(), models);
         // Not under the lock.
@@ -63,12 +61,11 @@ impl Router {
         self.changed.send_replace(());
     }
 
-    /// The model of that name.
     pub fn model(&self, name: &str) -> Option<Route> {
         self.models.read().get(name).cloned()
     }
 
-    /// All of them with their names, which stand in order.
+    /// Sorted by name.
     pub fn models(&self) -> Vec<(String, Route)> {
         let models = self.models.read();
         let mut models: Vec<_> = models.iter().map(|(name, route)| (name.clone(), route.clone())).collect();
@@ -81,7 +78,6 @@ impl Router {
         self.changed.subscribe()
     }
 
-    /// Whether every model is ready.
     pub fn ready(&self) -> bool {
         self.models.read().values().all(|model| model.pipeline.ready().is_ok())
     }

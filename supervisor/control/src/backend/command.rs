@@ -14,7 +14,6 @@ use crate::process::close_on_exec;
 /// The most bytes of a program's output that are read, on each stream.
 const MAX_OUTPUT: u64 = 64 * 1024;
 
-/// Why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("{program} cannot be started")]
@@ -33,7 +32,6 @@ pub enum CommandError {
     TooLate { program: PathBuf, limit: Duration },
 }
 
-/// What a program said.
 #[derive(Debug)]
 pub(super) struct Said {
     pub(super) status: ExitStatus,
@@ -41,10 +39,9 @@ pub(super) struct Said {
     pub(super) err: String,
 }
 
-/// A program in this environment, without the supervisor's MPS variables and descriptors, in a
-/// process group of its own, so that a terminal's Ctrl-C does not reach it. To be started at once.
-///
-/// It is started without a `fork`, as workers are: `PATH` is unchanged, and there is no `pre_exec`.
+/// Without the supervisor's MPS variables and descriptors, in a process group of its own, so that a
+/// terminal's Ctrl-C does not reach it. To be started at once, and without a `fork`, as workers
+/// are: `PATH` is unchanged, and there is no `pre_exec`.
 pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<Command> {
     close_on_exec()?;
     let mut command = std::process::Command::new(program);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::{BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease};
 
-/// An emulated GPU. Its leases are seats.
+/// Its leases are seats.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     sms: Sms,
@@ -24,14 +24,12 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// An unused GPU of `sms` SMs.
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
         Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::default() })
     }
 }
 
-/// A lease's seat.
 fn seat(lease: Lease) -> u32 {
     u32::try_from(lease.0).unwrap_or(u32::MAX)
 }

@@ -9,7 +9,7 @@ use shadowslice_shared::units::Sms;
 use super::{Environment, GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Wait};
 use crate::process::Inherited;
 
-/// A worker's part of a GPU, to be [given back](Grant::give_back) when it is dead and not before.
+/// To be [given back](Grant::give_back) when the worker is dead and not before.
 #[derive(Debug)]
 pub struct Grant {
     gpu: Arc<dyn GpuBackend>,
@@ -28,8 +28,7 @@ struct Reservation {
 }
 
 impl Reservation {
-    /// Keeps memory on a GPU; an error if too little is free besides what other workers were
-    /// promised.
+    /// An error if too little is free besides what other workers were promised.
     fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
         let reserved = &gpu.usage().reserved;
         let others = reserved.fetch_add(needed, Ordering::Relaxed);
@@ -46,8 +45,7 @@ impl Drop for Reservation {
 }
 
 impl Grant {
-    /// Room for one more worker. A worker that computes the reference answers on the CPU gets
-    /// nothing of the GPU.
+    /// A worker that computes the reference answers on the CPU gets nothing of the GPU.
     pub fn of(gpu: &Arc<dyn GpuBackend>, wanted: GrantRequest, purpose: Purpose) -> Result<Self, GrantError> {
         let (lease, reservation) = match purpose {
             Purpose::Reference => (None, None),
@@ -65,7 +63,6 @@ impl Grant {
         self.lease.map_or(0, |_| self.gpu.claim(self.wanted.share).get())
     }
 
-    /// What the worker's environment must say.
     pub fn environment(&self) -> Environment {
         match self.lease {
             Some(_) => self.gpu.environment(&self.wanted),
@@ -73,24 +70,20 @@ impl Grant {
         }
     }
 
-    /// What the worker is told about its device.
     pub fn device(&self) -> DeviceSpec {
         self.gpu.device(self.lease.unwrap_or(Lease(0)))
     }
 
-    /// The SMs that come with its share.
     pub fn sms(&self) -> Sms {
         self.gpu.sms(self.wanted.share)
     }
 
-    /// What the worker must inherit.
     pub fn inherited(&self) -> Option<Inherited<'_>> {
         let file = self.lease.and_then(|_| self.gpu.pool())?;
         Some(Inherited { number: descriptors::POOL, file })
     }
 
-    /// What the worker must prove before it serves; nothing if it does not touch the GPU. Memory is kept
-    /// for the worker until this is dropped.
+    /// `None` without the GPU. The worker's memory is kept until the [`Admission`] is dropped.
     pub fn admission(&mut self, pid: i32) -> Option<Admission> {
         self.lease?;
         let reservation = self.reservation.take();
@@ -130,7 +123,6 @@ impl Drop for Grant {
     }
 }
 
-/// What is asked of a worker before it serves.
 #[derive(Debug)]
 pub struct Admission {
     gpu: Arc<dyn GpuBackend>,
@@ -140,7 +132,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Whether a worker that has found `found` SMs may serve; else why not. May block.
+    /// May block.
     pub fn check(&self, found: Sms) -> Result<(), String> {
         self.gpu.admit(&self.wanted, self.pid, found)
     }

@@ -1,8 +1,6 @@
-//! Partitioning: from a share to the environment that a new worker must have.
-//!
-//! One trait, [`GpuBackend`], and three backends: [`EmulatedGpu`], where workers share its SMs
-//! through a [pool](shadowslice_shared::pool) in memory; [`MpsGpu`], a CUDA GPU under NVIDIA MPS;
-//! and [`WholeGpu`], a CUDA GPU without MPS, on which no share is enforced.
+//! Partitioning: from a share to the environment that a new worker must have. One trait,
+//! [`GpuBackend`], and three backends: [`EmulatedGpu`], [`MpsGpu`], and [`WholeGpu`], on which no
+//! share is enforced.
 
 mod command;
 mod emulated;
@@ -31,41 +29,33 @@ pub(crate) use probe::ProbeError;
 pub use probe::{Isolation, Probed, isolation, probe};
 pub use whole::WholeGpu;
 
-/// Variables that a worker's environment must have.
 pub type Environment = Vec<(&'static str, String)>;
 
 /// Something to wait for; the backend that returns it bounds the wait.
 pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Which GPUs a CUDA process sees.
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Where a CUDA process looks for MPS.
 pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// What a worker wants of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantRequest {
-    /// Its share.
     pub share: Percent,
     /// Its model's priority; 1 is the highest.
     pub priority: u32,
     /// The most GPU memory that it may take, in bytes.
     pub memory_limit: Option<u64>,
-    /// Whether there is memory for it, as far as that is known.
     pub room: Option<Room>,
 }
 
-/// The memory that a worker will take, and what there is of it.
+/// Memory in bytes: what a worker will take, and what there is of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// What it will take, in bytes.
     pub needed: u64,
-    /// What was free a moment ago, in bytes.
+    /// A moment ago.
     pub free: u64,
 }
 
-/// What the workers of a GPU claim together.
 #[derive(Debug, Default)]
 pub struct GpuUsage {
     crowding: Crowding,
@@ -80,24 +70,20 @@ impl GpuUsage {
     }
 }
 
-/// Why a GPU takes no worker now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    /// Every seat of an emulated GPU is taken.
     #[error("the emulated GPU has {SEATS} workers already; stop some models")]
     NoSeat,
     /// The GPU recovers from a fault, and will take a worker later.
     #[error("{0}")]
     Recovering(String),
-    /// There is no memory for another worker.
     #[error(
         "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
         gib(*needed), gib(*free)
     )]
     NoMemory {
-        /// Bytes that the worker will take.
+        /// In bytes, as is `free`.
         needed: u64,
-        /// Bytes that there are.
         free: u64,
     },
 }
@@ -106,32 +92,25 @@ pub enum GrantError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease(pub(crate) u64);
 
-/// The state of a GPU, for `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// As the configuration names it.
     pub device: String,
-    /// Its UUID, if it is real.
     pub uuid: Option<String>,
     /// `emulated`, `mps` or `none`.
     pub backend: &'static str,
-    /// Its SMs.
     pub sms: Sms,
-    /// The MPS server's process, while there is one.
     pub mps_server_pid: Option<i32>,
     /// Why it takes no workers, if it takes none.
     pub why: Option<String>,
 }
 
-/// A GPU, and how it is shared out.
 pub trait GpuBackend: fmt::Debug + Send + Sync {
-    /// Its state.
     fn status(&self) -> BackendStatus;
 
-    /// The SMs that a worker with this share gets.
     fn sms(&self, share: Percent) -> Sms;
 
-    /// How its SMs divide into groups, where processes can have partitions of their own; else why they cannot.
+    /// How its SMs divide into groups; else why processes cannot have partitions of their own.
     fn division(&self) -> Result<&Arc<Division>, &str>;
 
     /// The part of the GPU that a worker with this share can take for itself.
@@ -139,7 +118,6 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         share
     }
 
-    /// What its workers claim together.
     fn usage(&self) -> &GpuUsage;
 
     /// The claims of all its workers on SMs, added up.
@@ -150,13 +128,11 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
     /// Lets a worker in. Never waits.
     fn enter(&self) -> Result<Lease, GrantError>;
 
-    /// Takes back what a worker had; it is dead.
+    /// The worker is dead.
     fn leave(&self, _lease: Lease) {}
 
-    /// What the worker's environment must say.
     fn environment(&self, wanted: &GrantRequest) -> Environment;
 
-    /// What the worker is told about its device.
     fn device(&self, lease: Lease) -> DeviceSpec;
 
     /// The memory that the workers of an emulated GPU share.
@@ -164,8 +140,7 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether a worker that has found `found` SMs has the right part of the GPU; else why not. May
-    /// block, for as long as a conversation with the MPS daemon takes.
+    /// May block, for as long as a conversation with the MPS daemon takes.
     fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String>;
 
     /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.
@@ -196,7 +171,6 @@ pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
     std::env::vars_os().map(|(name, _)| name).filter(move |name| is_mps(name))
 }
 
-/// Bytes, as a text in GiB.
 pub fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

@@ -14,27 +14,21 @@ use super::command::{self, CommandError};
 /// How long a probe may take: a driver that is not kept loaded takes seconds to come up.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a CUDA process finds.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Probed {
-    /// The SMs that it was given.
     pub sms: u32,
-    /// The GPU's UUID.
     pub uuid: String,
-    /// The GPU's name.
     pub name: String,
     /// The version of CUDA that the driver speaks, e.g. 13000.
     pub driver: u32,
-    /// Bytes of the GPU's memory.
+    /// In bytes, as is `memory_free`.
     pub memory_total: u64,
-    /// Bytes of that memory that are free.
     pub memory_free: u64,
 }
 
 /// How a short kernel fared beside another process that held half of the GPU's groups.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Isolation {
-    /// How the GPU divides.
     pub division: Division,
     /// On the other half, before that process was there, in us.
     pub alone_us: f64,
@@ -52,8 +46,7 @@ const APART: f64 = 2.0;
 const TOGETHER: f64 = 5.0;
 
 impl Isolation {
-    /// How the GPU divides, if partitions without a common group keep apart and others do not; else
-    /// why partitions cannot be relied on.
+    /// An error says why partitions cannot be relied on.
     pub fn proven(self) -> Result<Division, String> {
         let Self { division, alone_us, apart_us, together_us } = self;
         let times = format!("{alone_us:.0} us alone, {apart_us:.0} apart, {together_us:.0} together");
@@ -69,7 +62,6 @@ impl Isolation {
     }
 }
 
-/// Why a probe found nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("the GPU cannot be probed")]
@@ -84,7 +76,6 @@ pub enum ProbeError {
     },
 }
 
-/// Runs the probe in these surroundings.
 pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, ProbeError> {
     ask(program, &["--probe"], environment).await
 }

@@ -12,7 +12,6 @@ use super::{
     VISIBLE,
 };
 
-/// A CUDA GPU on which no share is enforced.
 #[derive(Debug)]
 pub struct WholeGpu {
     device: String,
@@ -23,8 +22,8 @@ pub struct WholeGpu {
 }
 
 impl WholeGpu {
-    /// The GPU `device` of this UUID and these SMs. `no_pipe` is a path at which there is nothing:
-    /// workers look for MPS there and find none, whatever else runs on the host.
+    /// `no_pipe` is a path at which there is nothing: workers look for MPS there and find none,
+    /// whatever else runs on the host.
     pub fn new(device: String, uuid: String, sms: Sms, no_pipe: PathBuf) -> Self {
         tracing::warn!(
             device,
@@ -33,7 +32,6 @@ impl WholeGpu {
         Self { device, uuid, sms, no_pipe, usage: GpuUsage::default() }
     }
 
-    /// What a process needs to see this GPU and no MPS.
     pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Environment {
         vec![(VISIBLE, uuid.to_owned()), (PIPE_DIRECTORY, no_pipe.display().to_string())]
     }

@@ -6,7 +6,6 @@ use shadowslice_policy::workers::Cause;
 /// What became of the orders of one cause, since the start, and how long they took.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcomes {
-    /// The share came into force.
     pub completed: u64,
     /// The change was begun, and the share did not come into force.
     pub aborted: u64,
@@ -18,12 +17,9 @@ pub struct Outcomes {
     pub effect: LatencyHistogram,
 }
 
-/// A model's changes of share since the start.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Changes {
-    /// Changes by hand.
     pub by_hand: Outcomes,
-    /// Changes by the policy.
     pub by_policy: Outcomes,
     /// Changes to another worker, as the serving worker could not have the share any more.
     pub by_worker: Outcomes,
@@ -32,7 +28,6 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// What became of `cause`'s orders.
     pub(super) fn of(&mut self, cause: Cause) -> &mut Outcomes {
         match cause {
             Cause::Hand => &mut self.by_hand,

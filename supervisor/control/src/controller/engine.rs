@@ -9,8 +9,7 @@ use shadowslice_config as config;
 
 use shadowslice_config::{Engine, Model};
 
-/// The engine that a worker of this model with this share is told to use. `library` is ONNX
-/// Runtime's; `engines` is the folder for what is built for a share.
+/// `library` is ONNX Runtime's; `engines` is the folder for what is built for a share.
 pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> EngineSpec {
     match &model.engine {
         Engine::OnnxRuntime { path, threads, providers } => EngineSpec::OnnxRuntime {

@@ -28,25 +28,19 @@ use shadowslice_shared::ids::WorkerId;
 /// What all controllers share.
 #[derive(Debug, Clone)]
 pub struct Context {
-    /// The worker's binary.
     pub program: PathBuf,
     /// ONNX Runtime's library, if any model needs it.
     pub library: PathBuf,
     /// Where engines that were built for this GPU are kept.
     pub engines: PathBuf,
-    /// Bounds on each step.
     pub timeouts: Timeouts,
     /// Bytes of one answer at most.
     pub response_bytes: u64,
-    /// The clock.
     pub clock: Clock,
-    /// The reactor of the data path.
     pub data_path: tokio::runtime::Handle,
     /// Whether priorities that are lowered can be raised again.
     pub lower_shadows: bool,
-    /// The GPUs.
     pub gpus: Gpus,
-    /// What NVML says of them.
     pub readings: Arc<Readings>,
     /// What the models need of the GPUs' memory, by the index of the GPU.
     pub memory: Vec<Arc<MemoryLedger>>,
@@ -56,13 +50,10 @@ pub struct Context {
     pub policy_acts: bool,
 }
 
-/// What a controller receives from.
 #[derive(Debug)]
 pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
-    /// What happens on the lanes of the pipeline.
     facts: mpsc::Receiver<LaneFact>,
-    /// What happens to the workers.
     events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
     calls: watch::Receiver<()>,
@@ -70,7 +61,6 @@ pub(super) struct Inbox {
     moves: watch::Receiver<()>,
 }
 
-/// The controller of one model.
 #[derive(Debug)]
 pub struct Controller {
     pub(super) context: Context,
@@ -78,19 +68,15 @@ pub struct Controller {
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
-    /// Its weights on the GPU.
     pub(super) weights: KeptWeights,
     /// What decides.
     pub(super) workers: Workers,
-    /// All processes that live.
     pub(super) processes: BTreeMap<WorkerId, Worker>,
     /// Where shares are partitions inside the worker: the model's groups of SMs.
     pub(super) tenancy: Option<Tenancy>,
     /// Why the model cannot be served as its configuration demands, if so.
     fault: Option<String>,
-    /// The memory of its GPU.
     pub(super) ledger: Arc<MemoryLedger>,
-    /// What it is called there.
     pub(super) entry: EntryId,
     pub(super) records: Records,
     pub(super) events: mpsc::Sender<WorkerEvent>,
@@ -98,8 +84,7 @@ pub struct Controller {
 }
 
 impl ControllerTask {
-    /// A controller that has started nothing yet, and how it stands. Its first worker gets `share`,
-    /// which an operator may hold; `reference` is empty, and `facts` come from the pipeline.
+    /// The first worker gets `share`, which an operator may hold; `reference` is empty.
     pub fn new(
         context: Context,
         model: Arc<Model>,
@@ -146,7 +131,6 @@ impl ControllerTask {
 }
 
 impl Controller {
-    /// Starts the model's workers and keeps them until it is told to stop.
     pub(super) async fn run(mut self, mut inbox: Inbox) {
         let first = self.workers.begin(self.fault.take(), self.now());
         self.perform_all(first);
@@ -160,7 +144,7 @@ impl Controller {
         self.ledger.leave(&self.model.name);
     }
 
-    /// Hears the next thing that happens. Every receiver is cancel-safe.
+    /// Every receiver is cancel-safe.
     async fn hear(&mut self, inbox: &mut Inbox) {
         let due = self.workers.due().map(|due| self.context.clock.instant(due));
         let alarm = async {
@@ -267,7 +251,7 @@ impl Controller {
             WorkerSaid::Refused(refusal) => {
                 tracing::error!(model, pid, %refusal, "a worker refused");
                 if matches!(refusal, BootRefusal::Proof { .. }) {
-                    // The weights on the GPU may be damaged: the next worker loads them from the file.
+                    // They may be damaged: the next worker loads them from the file.
                     self.weights = KeptWeights::default();
                 }
                 self.tell(Fact::Refused { worker, refusal });
@@ -291,7 +275,6 @@ impl Controller {
         }
     }
 
-    /// Tells the machine a fact, and performs what follows from it.
     fn tell(&mut self, fact: Fact) {
         let actions = self.workers.on(fact, self.now());
         self.perform_all(actions);
@@ -316,8 +299,7 @@ impl Controller {
     }
 }
 
-/// How the GPU divides, where the model's share may be a partition inside its worker, as far as that
-/// is known before its load; else why it may not.
+/// How the GPU divides, as far as known before the load; else why the share may be no partition.
 fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String> {
     let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
     match model.handover {

@@ -11,7 +11,6 @@ use tokio::sync::watch;
 /// How many impossible partitions of a model are remembered: there are 136 runs of sixteen groups.
 const CANNOT: usize = 136;
 
-/// The groups of one GPU, and the models that have partitions of it.
 #[derive(Debug)]
 pub struct GroupLedger {
     total: usize,
@@ -59,7 +58,6 @@ impl GroupLedger {
 }
 
 impl Tenancy {
-    /// A model comes, which is to have so many groups.
     pub(super) fn of(ledger: &Arc<GroupLedger>, count: usize, priority: u32) -> Self {
         let mut id = 0;
         ledger.change(|tenants| {
@@ -71,7 +69,7 @@ impl Tenancy {
         Self { id, ledger: Arc::clone(ledger) }
     }
 
-    /// It is to have so many groups, and cannot have `cannot`. Returns the groups that it is to have.
+    /// It cannot have `cannot`. Returns the groups that it is to have.
     pub(super) fn ask(&self, count: usize, cannot: Option<Groups>) -> Groups {
         self.ledger.change(|tenants| {
             let Some(tenant) = tenants.by_id.get_mut(&self.id) else { return };
@@ -82,7 +80,6 @@ impl Tenancy {
         self.groups()
     }
 
-    /// The groups that it is to have.
     pub(super) fn groups(&self) -> Groups {
         self.ledger.tenants.lock().by_id.get(&self.id).map_or(Groups::WHOLE, |tenant| tenant.now)
     }

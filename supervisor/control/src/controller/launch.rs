@@ -16,7 +16,6 @@ use shadowslice_datapath::pipeline::{Arrival, LaneReader};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
-/// Why a worker could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
     #[error("the GPU takes no worker")]
@@ -96,14 +95,12 @@ impl Controller {
         Ok(())
     }
 
-    /// The partition that a worker is told at its start.
     fn partition_for(&self, purpose: Purpose) -> Option<Partitioned> {
         let tenancy = self.tenancy.as_ref().filter(|_| purpose == Purpose::Serve)?;
         let (division, _) = self.workers.partition()?;
         Some(Partitioned { division: division.clone(), groups: tenancy.groups() })
     }
 
-    /// Puts a warm worker's lane on the data path.
     pub(super) fn attach(&mut self, worker: WorkerId, share: Percent, slice: Slice, sizes: Vec<u32>) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let status = self.gpu.status();

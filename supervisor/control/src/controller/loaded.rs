@@ -21,7 +21,6 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootR
     })
 }
 
-/// What its workers have to warm up.
 pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
     let (max, sizes) = batching(&model.batch, loaded)?;
     plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)

@@ -1,7 +1,6 @@
 //! Memory of a GPU: whether there is some for another worker, and for one that only stands ready.
-//!
-//! A worker that stands ready may take no memory that a hand-over will need: after it, the largest shadow of its
-//! GPU must still fit. If one does not fit all the same, standing workers are called in.
+//! Beside one that stands ready, the largest shadow of its GPU must still fit, for a hand-over; if
+//! one does not fit all the same, standing workers are called in.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,10 +16,9 @@ use shadowslice_config::Model;
 /// How long it takes until NVML's readings show what a worker took.
 const READINGS_LAG: Duration = Duration::from_secs(2);
 
-/// What the models of one GPU need of its memory, and what stands ready there.
 #[derive(Debug)]
 pub struct MemoryLedger {
-    /// The most that standing workers may take together, in bytes; `None`: half of what the GPU has.
+    /// The most that standing workers may take together, in bytes; `None`: half of the GPU's.
     limit: Option<u64>,
     book: Mutex<Book>,
     called: watch::Sender<()>,
@@ -33,7 +31,6 @@ pub(super) struct EntryId(u64);
 #[derive(Debug, Default)]
 struct Book {
     rows: BTreeMap<String, Row>,
-    /// Controllers so far.
     entered: u64,
     /// Until then free memory is not known, as a worker took or gave back some too recently.
     quiet_until: Moment,
@@ -42,7 +39,6 @@ struct Book {
 /// One model. Memory is in bytes.
 #[derive(Debug, Default)]
 struct Row {
-    /// Its controllers: two while one replaces the other.
     controllers: usize,
     /// 1 is the highest.
     priority: u32,
@@ -50,15 +46,12 @@ struct Row {
     told: Option<u64>,
     /// What a worker of it was seen to have, without the weights that others find.
     seen: Option<u64>,
-    /// The process that serves.
     serving: Option<Serving>,
     /// Whether it may have a shadow.
     has_shadows: bool,
-    /// The standing workers of its controllers.
     spares: BTreeMap<EntryId, Spare>,
 }
 
-/// A process that serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Serving {
     pub(super) pid: i32,
@@ -67,12 +60,10 @@ pub(super) struct Serving {
     pub(super) brought: u64,
 }
 
-/// A standing worker.
 #[derive(Debug, Default)]
 struct Spare {
     /// What it has, or will take.
     bytes: u64,
-    /// Whether it must go.
     called_in: bool,
 }
 
@@ -93,7 +84,6 @@ pub(super) enum Memory {
     Real { free: u64, total: u64 },
 }
 
-/// Why no worker may stand ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoRoom {
     #[error("it is not known what memory it needs; give the model a profile with `memory`")]
@@ -131,8 +121,7 @@ impl MemoryLedger {
         Self { limit, book: Mutex::default(), called: watch::Sender::new(()) }
     }
 
-    /// Enters a controller of a model: the first, or the one that replaces it. What was seen of a
-    /// model of that name stays known.
+    /// What was seen of a model of that name stays known.
     pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> EntryId {
         self.tell(model, has_shadows);
         let mut book = self.book.lock();
@@ -143,7 +132,6 @@ impl MemoryLedger {
         EntryId(book.entered)
     }
 
-    /// This is how the model is configured now, and whether shadows of it may be started.
     pub(super) fn tell(&self, model: &Model, has_shadows: bool) {
         let memory = model.profile.as_ref().map(|profile| profile.memory);
         let sum =
@@ -169,7 +157,6 @@ impl MemoryLedger {
         self.called.subscribe()
     }
 
-    /// Takes note of what the processes that serve have.
     pub(super) fn see(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
         for row in self.book.lock().rows.values_mut() {
             let bytes = |serving: Serving| Some(bytes_of(serving.pid)?.saturating_sub(serving.brought));
@@ -183,13 +170,11 @@ impl MemoryLedger {
         }
     }
 
-    /// The memory that a further worker of this model takes: that of the serving worker, else that of an
-    /// earlier worker, else what the profile says.
+    /// That of the serving worker, else of an earlier one, else what the profile says.
     pub(super) fn need(&self, model: &str) -> Option<u64> {
         self.book.lock().rows.get(model).and_then(Row::need)
     }
 
-    /// A worker is warm, and has its memory.
     pub(super) fn warmed(&self, now: Moment) {
         self.book.lock().quiet_until = now + READINGS_LAG;
     }
@@ -280,7 +265,6 @@ impl MemoryLedger {
         }
     }
 
-    /// Whether the standing worker must go, as another worker needs its memory.
     pub(super) fn is_called_in(&self, (model, entry): (&str, EntryId)) -> bool {
         let book = self.book.lock();
         book.rows.get(model).and_then(|row| row.spares.get(&entry)).is_some_and(|spare| spare.called_in)

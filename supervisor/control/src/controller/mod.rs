@@ -50,50 +50,35 @@ const ORDERS: usize = 16;
 /// Worker events that may wait for a controller; a worker has fewer than eight in its life.
 const EVENTS: usize = 256;
 
-/// A model that runs, as others reach it.
 #[derive(Debug, Clone)]
 pub struct Served {
     /// Its number; no two models ever have the same, nor do a model and its successor.
     pub id: usize,
-    /// Its configuration.
     pub model: Arc<Model>,
-    /// Its GPU.
     pub gpu: Arc<dyn GpuBackend>,
-    /// Its pipeline.
     pub pipeline: Arc<Pipeline>,
-    /// Its controller's report.
     pub report: watch::Receiver<ModelReport>,
-    /// Its controller.
     pub orders: mpsc::Sender<Order>,
     /// The report of the workers that are being started to take its place.
     pub successor: Option<watch::Receiver<ModelReport>>,
 }
 
-/// What a controller is told to do.
 #[derive(Debug)]
 pub enum Order {
-    /// Give the model another share.
     Resize {
-        /// The share.
         share: Percent,
-        /// Why it is wanted.
         cause: Cause,
         /// Whether the share is held from then on, where a policy would change it again.
         hold: bool,
-        /// Hears how it went.
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
     },
-    /// Keep the policy from changing the share, or let it.
     Hold {
-        /// Which of the two.
         held: bool,
         /// Hears whether that is news.
         reply: oneshot::Sender<bool>,
     },
-    /// Go by this configuration from now on: the same model, with other bounds on its share, another priority, and
-    /// other ways of handing over and standing by. What its workers were started with does not differ.
+    /// Go by this configuration from now on. What the workers were started with does not differ.
     Configure {
-        /// The configuration.
         model: Arc<Model>,
     },
     /// End all workers, and then the controller. The pipeline is shut first.

@@ -14,10 +14,8 @@ use super::changes::Changes;
 use super::events::Controller;
 use super::reports::{HandoverReport, Handovers, us};
 
-/// Where the answer to an order goes.
 pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
 
-/// What is known of a model's changes.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     pub(super) handovers: Handovers,
@@ -25,7 +23,6 @@ pub(super) struct Records {
     effect: Option<Effect>,
     /// Orders that are not answered yet, by their numbers.
     replies: BTreeMap<u64, Reply>,
-    /// Orders so far.
     orders: u64,
 }
 
@@ -63,7 +60,6 @@ impl Records {
         self.effect = Some(Effect { worker, cause, decided, took: None, reported: false });
     }
 
-    /// The first batch of a worker since it was routed to is done.
     pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
         let awaited = |effect: &&mut Effect| effect.worker == worker && effect.took.is_none();
         let Some(effect) = self.effect.as_mut().filter(awaited) else { return };
@@ -77,7 +73,6 @@ impl Records {
         }
     }
 
-    /// A worker at a new share serves, and this is how that went.
     fn reported(&mut self, report: HandoverReport) {
         if let Some(effect) = &mut self.effect {
             effect.reported = true;
@@ -168,7 +163,6 @@ impl Controller {
         self.records.reported(report);
     }
 
-    /// How a change went that is in force.
     fn change_report(&self, ChangeReport { request, from, means, sms }: &ChangeReport) -> HandoverReport {
         let (mechanism, at_once) = match *means {
             Means::InProcess => ("in-process", true),

@@ -67,7 +67,6 @@ impl Controller {
         });
     }
 
-    /// Says what an operator will want to find in the log.
     fn log_changes(&self, new: &ModelReport) {
         let old = self.report.borrow();
         let model = &self.model.name;
@@ -112,7 +111,6 @@ impl Controller {
         }
     }
 
-    /// All workers, the one that serves first.
     fn worker_reports(&self) -> Vec<WorkerReport> {
         let mut all: Vec<_> = self.processes.values().map(|process| self.worker_report(process)).collect();
         all.sort_by_key(|worker| worker.role != "incumbent");

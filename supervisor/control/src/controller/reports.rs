@@ -12,12 +12,9 @@ use super::changes::Changes;
 use crate::backend::GpuBackend;
 use crate::process::BootMs;
 
-/// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelState {
-    /// Its first worker boots.
     Loading,
-    /// It serves.
     Ready,
     /// Its worker died; the next one comes, and requests wait.
     Restarting,
@@ -25,18 +22,14 @@ pub enum ModelState {
     Waiting(String),
     /// It does not serve, and will not by itself.
     Unready(String),
-    /// The supervisor ends.
     Stopping,
 }
 
-/// A model as its controller sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelReport {
-    /// What it is doing.
     pub state: ModelState,
     /// The share in force.
     pub share: Percent,
-    /// Its SMs.
     pub sms: u32,
     /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
     pub partition: Option<(Arc<Division>, Groups)>,
@@ -54,17 +47,13 @@ pub struct ModelReport {
     pub no_standby: Option<String>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
     pub memory_need: Option<u64>,
-    /// Whether an operator holds the share.
     pub held: bool,
-    /// Its workers.
     pub workers: Vec<WorkerReport>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
     /// Times that a worker was started in the place of such a worker, after a pause.
     pub worker_restarts: u64,
-    /// Its hand-overs.
     pub handovers: Handovers,
-    /// What became of the orders to change its share.
     pub changes: Changes,
 }
 
@@ -75,22 +64,17 @@ impl ModelReport {
     }
 }
 
-/// A worker as its controller sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// `incumbent`, `shadow`, `standby`, `parked`, `reference` or `leaving`.
     pub role: String,
-    /// Its process.
     pub pid: i32,
-    /// Its share.
     pub share_percent: u32,
-    /// Its SMs.
     pub sms: u32,
     /// `starting`, `warming`, `serving`, `draining`, `standing` or `stopping`.
     pub phase: String,
     /// Deaths of this model's workers in a row, before this one.
     pub restarts: u32,
-    /// How its start went.
     pub boot_ms: BootMs,
     /// How far its answers lay from the reference at most, relative to an output's largest value.
     pub answer_error: Option<f64>,
@@ -116,12 +100,9 @@ impl From<DeviceMemory> for WorkerMemory {
     }
 }
 
-/// A model's hand-overs since the start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Handovers {
-    /// Hand-overs that put their share in force.
     pub completed: u64,
-    /// Hand-overs that did not.
     pub aborted: u64,
     /// Completed ones that were taken back in their probation.
     pub rolled_back: u64,
@@ -136,7 +117,6 @@ pub struct Handovers {
     pub last: Option<HandoverReport>,
 }
 
-/// How one hand-over went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoverReport {
     /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
@@ -150,13 +130,10 @@ pub struct HandoverReport {
     pub at_once: bool,
     /// Why, if it was not completed; of a death, what the worker died of.
     pub why: Option<String>,
-    /// The share before.
     pub from_percent: u32,
     /// The share asked for.
     pub to_percent: u32,
-    /// The SMs before.
     pub from_sms: u32,
-    /// The SMs asked for.
     pub to_sms: u32,
     /// From the decision to the first batch completed at the new share, in ms; none until a request
     /// has come.
@@ -167,7 +144,6 @@ pub struct HandoverReport {
     pub stall_total_us: f64,
 }
 
-/// A span in µs.
 pub(super) fn us(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
 }

@@ -21,8 +21,7 @@ impl Controller {
         Memory::Real { free, total: usage.memory.total }
     }
 
-    /// The GPU memory that another worker will take, and what is free. `None` where either is not
-    /// known, as on an emulated GPU.
+    /// `None` where the need or the free memory is not known, as on an emulated GPU.
     pub(super) fn room(&self) -> Option<Room> {
         let readings = self.context.readings.look();
         let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;

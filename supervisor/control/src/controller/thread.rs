@@ -11,7 +11,6 @@ use super::{Order, Planner};
 /// Controllers that may wait to be run.
 const WAITING: usize = 16;
 
-/// A controller that is to run.
 #[derive(Debug)]
 pub struct ControllerTask {
     pub(super) controller: Controller,
@@ -30,7 +29,6 @@ pub struct ControlThread {
 }
 
 impl ControlThread {
-    /// Starts it, with a planner or without; controllers are sent to it.
     pub fn start(planner: Option<Planner>) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (hire, hired) = mpsc::channel(WAITING);
@@ -65,7 +63,6 @@ impl ControlThread {
         self.stop.send_replace(true);
     }
 
-    /// Waits until all has ended.
     pub async fn ended(&mut self) {
         // An error means that the thread is gone, which is an end, too.
         if !self.ended.is_terminated() {
@@ -85,8 +82,7 @@ impl ControlThread {
     }
 }
 
-/// Runs controllers until they are told to stop and have ended; or until one panics, which is a
-/// fault of this program.
+/// Ends also when a controller panics, which is a fault of this program.
 async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receiver<bool>) {
     let mut controllers = JoinSet::new();
     let mut told: Vec<mpsc::Sender<Order>> = Vec::new();
@@ -108,7 +104,7 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
             _ = stop.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
                 for orders in told.drain(..) {
-                    // A full queue of orders is emptied by the controller; a closed one means that it has ended.
+                    // The controller empties a full queue; a closed one means that it has ended.
                     orders.send(Order::Stop).await.ok();
                 }
             }

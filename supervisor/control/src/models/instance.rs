@@ -24,7 +24,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// How long an order may wait for a place in its controller's queue.
 const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why a model cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
     #[error("shared memory cannot be had")]
@@ -35,18 +34,13 @@ pub enum MakeError {
     Stopping,
 }
 
-/// What models are made with.
 #[derive(Debug)]
 pub struct ModelFactory {
-    /// What all controllers share.
     pub context: Context,
-    /// The way to the control thread, which runs controllers.
     pub hire: mpsc::Sender<ControllerTask>,
-    /// The next instance's number.
     pub next: usize,
 }
 
-/// A model as it runs.
 #[derive(Debug)]
 pub(super) struct Instance {
     /// Without its successor, which the registry knows.
@@ -97,16 +91,14 @@ impl ModelFactory {
         Ok(())
     }
 
-    /// The longest that a model may take from its start until it serves: twice the limit for one
-    /// start, for the reference worker and the first that serves. Deaths and waits for memory
-    /// count.
+    /// Twice the limit for one start, for the reference worker and the first that serves. Deaths
+    /// and waits for memory count.
     pub(super) fn patience(&self) -> Duration {
         let timeouts = self.context.timeouts;
         (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
     }
 }
 
-/// What of the configuration a pipeline takes over while it serves.
 fn live(model: &Model) -> LiveSettings {
     LiveSettings {
         slo: model.slo,
@@ -148,7 +140,6 @@ impl Instance {
     }
 }
 
-/// Gives a controller an order.
 pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), String> {
     let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
     match given {
@@ -158,12 +149,9 @@ pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(
     }
 }
 
-/// Which share a model is to have.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Aim {
-    /// This one.
     At(Percent),
-    /// Any from the one to the other.
     Within(Percent, Percent),
 }
 
@@ -204,7 +192,6 @@ pub(super) async fn resize(
     }
 }
 
-/// Whether the model's worker is there before long.
 fn is_coming(state: &ModelState) -> bool {
     matches!(state, ModelState::Loading | ModelState::Restarting | ModelState::Waiting(_))
 }

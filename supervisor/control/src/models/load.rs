@@ -6,7 +6,6 @@ use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
 use shadowslice_datapath::repository::{Wish, WishRefused};
 
-/// The reason given for a model that a client has unloaded.
 const UNLOADED: &str = "unloaded by a client";
 
 impl Registry {

@@ -7,10 +7,10 @@
 //!                         └─ hires controllers, tells them to stop when their last request is answered
 //! ```
 //!
-//! A model as it runs is an [`instance::Instance`]: pipeline, controller and the way to them. What cannot change in
-//! place takes a new one, which is started beside the old one and takes its place on the router when it is
-//! ready; the old one answers what it was given, and goes. So requests of the old form meet workers of the
-//! old form, and nothing that is queued moves.
+//! What cannot change in place takes a new [`instance::Instance`], which is started beside the old
+//! one and takes its place on the router when it is ready; the old one answers what it was given,
+//! and goes. So requests of the old form meet workers of the old form, and nothing that is queued
+//! moves.
 
 mod instance;
 mod load;
@@ -38,7 +38,6 @@ pub const COMMANDS: usize = 16;
 /// An order to go by the configuration's file, as it is when the registry comes to the order.
 #[derive(Debug)]
 pub struct Reload {
-    /// Hears how it went.
     pub reply: oneshot::Sender<Result<ReloadReport, ReloadRefused>>,
 }
 
@@ -53,38 +52,28 @@ pub enum ReloadRefused {
     Impossible(String),
 }
 
-/// What became of a new configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReloadReport {
-    /// The file.
     pub file: PathBuf,
-    /// Every model that it changed.
     pub models: Vec<ModelChange>,
-    /// Models that were not touched.
     pub unchanged: usize,
     /// Keys besides the models' that changed.
     #[serde(default)]
     pub settings: Vec<String>,
 }
 
-/// What became of one model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelChange {
-    /// Its name.
     pub name: String,
-    /// What was to be done.
     pub change: ChangeKind,
-    /// The keys that differ.
     pub keys: Vec<String>,
     /// Why the change is not in force: a model keeps its earlier state, an added one is unready.
     pub why: Option<String>,
 }
 
-/// What is done to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
-    /// It comes.
     Added,
     /// It goes, when it has answered what it accepted.
     Removed,
@@ -95,7 +84,6 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    /// Its name, for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -106,28 +94,22 @@ impl ChangeKind {
     }
 }
 
-/// The models that there are now.
 #[derive(Debug, Default)]
 pub struct ModelSet {
-    /// Models that run, as the configuration orders them.
+    /// As the configuration orders them.
     pub served: Vec<Served>,
-    /// Models that are configured and do not run.
     pub unloaded: Vec<Unloaded>,
 }
 
-/// A model that is configured and does not run.
 #[derive(Debug)]
 pub struct Unloaded {
-    /// Its configuration.
     pub model: Arc<Model>,
-    /// Why it does not run.
     pub why: String,
     /// Its last controller, which may still answer what it accepted.
     last: Option<mpsc::Sender<Order>>,
 }
 
 impl Unloaded {
-    /// Whether it still answers what it accepted.
     pub fn is_going(&self) -> bool {
         self.last.as_ref().is_some_and(|orders| !orders.is_closed())
     }

@@ -6,14 +6,10 @@ use shadowslice_shared::units::Percent;
 
 use shadowslice_config::{Batch, Config, Engine, HandoverMode, Model, Queue, Sample, Share, Tracing};
 
-/// What is to be done.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Plan {
-    /// Models that go.
     pub(super) removed: Vec<String>,
-    /// Models that come.
     pub(super) added: Vec<Model>,
-    /// Models that stay and differ.
     pub(super) changed: Vec<Change>,
     /// The part of the requests that are traced, if that differs.
     pub(super) sample: Option<Sample>,
@@ -22,7 +18,6 @@ pub(super) struct Plan {
 /// A model that stays and differs. Keys are named as the configuration has them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Change {
-    /// As it is to be.
     pub(super) model: Model,
     /// What its controller and its pipeline take over as they are.
     pub(super) in_place: Vec<&'static str>,
@@ -36,13 +31,11 @@ impl Change {
         Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
     }
 
-    /// All keys that differ.
     pub(super) fn keys(&self) -> Vec<&'static str> {
         self.in_place.iter().chain(&self.anew).copied().collect()
     }
 }
 
-/// What cannot change while the supervisor runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} cannot change while the supervisor runs; restart it, or undo that change and reload again", .0.join(", "))]
 pub(super) struct Fixed(pub(super) Vec<&'static str>);
@@ -103,18 +96,15 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// What of tracing cannot change.
 fn but_sample(tracing: Option<&Tracing>) -> Option<(&str, &str)> {
     tracing.map(|Tracing { otlp, service, sample: _ }| (otlp.as_str(), service.as_str()))
 }
 
-/// The part of the requests that are traced from now on, if it was another.
 fn sample(old: &Config, new: &Config) -> Option<Sample> {
     let of = |config: &Config| config.tracing.as_ref().map(|tracing| tracing.sample);
     of(new).filter(|_| of(old) != of(new))
 }
 
-/// How a model differs, if it does.
 pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     if old == new {
         return None;
@@ -174,7 +164,6 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     Some(Change { model: new.clone(), in_place: differ(&in_place), anew })
 }
 
-/// The engine's keys that differ.
 fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
     let same = match (old, new) {
         (

@@ -19,23 +19,16 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_shared::errors;
 
-/// Where others see the models.
 #[derive(Debug)]
 pub struct Shown {
-    /// What requests reach.
     pub router: Arc<Router>,
-    /// What status, metrics and orders reach.
     pub models: watch::Sender<Arc<ModelSet>>,
-    /// What the planner decides about.
     pub for_planner: watch::Sender<Vec<Served>>,
-    /// How many requests are traced, where any are.
     pub tracer: Option<Arc<Tracer>>,
 }
 
-/// Keeps the models.
 #[derive(Debug)]
 pub struct Registry {
-    /// The configuration's file.
     pub(super) file: PathBuf,
     /// The configuration in force, but for the models.
     config: Config,
@@ -44,7 +37,6 @@ pub struct Registry {
     shown: Shown,
 }
 
-/// A model of the configuration.
 #[derive(Debug)]
 struct Entry {
     model: Arc<Model>,
@@ -53,7 +45,6 @@ struct Entry {
 
 #[derive(Debug)]
 enum State {
-    /// It runs.
     Loaded {
         now: Box<Instance>,
         /// The workers that are being started to take its place.
@@ -65,7 +56,6 @@ enum State {
     Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
 }
 
-/// Workers that start to take the place of others.
 #[derive(Debug)]
 struct Successor {
     instance: Box<Instance>,
@@ -77,7 +67,6 @@ struct Successor {
 pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
 
 impl Registry {
-    /// Makes the models of a configuration, which was read from `file`.
     pub async fn start(
         file: &Path,
         config: &Config,
@@ -120,7 +109,6 @@ impl Registry {
         Config { models, ..self.config.clone() }
     }
 
-    /// From now on another part of the requests is traced.
     pub(super) fn sample(&mut self, sample: Sample) {
         if let Some(tracing) = &mut self.config.tracing {
             tracing.sample = sample;
@@ -130,18 +118,15 @@ impl Registry {
         }
     }
 
-    /// The configuration of that model.
     pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {
         self.entries.iter().find(|entry| entry.model.name == name).map(|entry| Arc::clone(&entry.model))
     }
 
-    /// Whether it runs.
     pub(super) fn is_loaded(&self, name: &str) -> bool {
         let entry = self.entries.iter().find(|entry| entry.model.name == name);
         entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
     }
 
-    /// Whether it runs and has been given up.
     pub(super) fn is_unready(&self, name: &str) -> bool {
         let entry = self.entries.iter().find(|entry| entry.model.name == name);
         entry.is_some_and(|entry| match &entry.state {
@@ -154,7 +139,6 @@ impl Registry {
         self.entries.iter_mut().find(|entry| entry.model.name == name)
     }
 
-    /// Shows which models there are now.
     pub(super) fn publish(&self) {
         let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
         for Entry { model, state } in &self.entries {
@@ -175,7 +159,6 @@ impl Registry {
         self.shown.models.send_replace(Arc::new(models));
     }
 
-    /// Has the models stand in this order.
     pub(super) fn order_by(&mut self, models: &[Model]) {
         let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
         self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
@@ -225,7 +208,6 @@ impl Registry {
         outcome
     }
 
-    /// The share that the first worker of a new model gets beside the other models.
     fn first_share(&self, model: &Model) -> Percent {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
         let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
@@ -280,7 +262,6 @@ impl Registry {
         (ChangeKind::Changed, Ok(()))
     }
 
-    /// Starts the workers that are to take a model's place.
     async fn replace(
         &mut self,
         place: usize,
@@ -355,9 +336,8 @@ impl Registry {
     }
 }
 
-/// Gives the successor what an operator changed about the share while the successor booted. What a
-/// policy changed, the policy will change again. `try_send` will do: a new successor's queue of
-/// orders has room.
+/// Gives the successor what an operator changed about the share while it booted. What a policy
+/// changed, the policy will change again. A new successor's queue of orders has room.
 fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
     let (held, share) = {
         let is = next.report.borrow();
@@ -376,17 +356,13 @@ fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bo
     }
 }
 
-/// What a successor starts from.
 struct Was {
-    /// The share that it gets.
     share: Percent,
-    /// Whether an operator holds that share.
     held: bool,
     /// The share of the workers that it replaces.
     beside: Percent,
 }
 
-/// Brings a share in force, for `patience` at most.
 async fn resized(
     orders: mpsc::Sender<Order>,
     report: watch::Receiver<ModelReport>,

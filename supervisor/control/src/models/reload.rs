@@ -10,8 +10,7 @@ use shadowslice_config::{Config, ConfigError, Listing};
 use shadowslice_shared::errors;
 
 impl Registry {
-    /// Goes by the configuration's file as it is now. A file with faults, or with a change that
-    /// needs a restart, changes nothing.
+    /// A file with faults, or with a change that needs a restart, changes nothing.
     pub(super) async fn reload(&mut self) -> Result<ReloadReport, ReloadRefused> {
         let outcome = match self.read().await {
             Ok((config, plan)) => Ok(self.carry_out(&config, plan).await),

@@ -4,10 +4,8 @@ use std::fmt;
 
 use shadowslice_config::CudaDevice;
 
-/// A driver and its GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
-    /// The driver's version, such as `580.159.04`.
     pub driver: String,
     /// The newest CUDA that it supports.
     pub cuda: CudaVersion,
@@ -15,63 +13,47 @@ pub struct Host {
     pub gpus: Vec<Result<Gpu, String>>,
 }
 
-/// A version of CUDA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
-    /// 13 of 13.0.
     pub major: u32,
-    /// 0 of 13.0.
     pub minor: u32,
 }
 
-/// One GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
-    /// Which one it is.
     pub identity: Identity,
     /// The major and minor number of its compute capability.
     pub capability: (i32, i32),
-    /// How many processes may use it.
     pub compute_mode: ComputeMode,
-    /// Whether it is split into MIG instances.
     pub mig: bool,
-    /// Its load, memory, power and processes.
     pub usage: Usage,
 }
 
-/// Which GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// NVML's index, which is that of `nvidia-smi`.
     pub index: u32,
     /// `GPU-...`.
     pub uuid: String,
-    /// The product's name.
     pub name: String,
 }
 
-/// How many processes may have contexts on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Any number.
     Default,
     /// One, which may be the MPS server.
     ExclusiveProcess,
-    /// None.
     Prohibited,
-    /// Something that this program does not know.
     Unknown,
 }
 
-/// What a GPU does at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
-    /// Its memory.
     pub memory: Memory,
     /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where
     /// the GPU does not say.
     pub utilisation_percent: Option<u32>,
-    /// The power that it draws.
     pub power: Power,
     /// The processes that compute on it, each once.
     pub processes: Vec<GpuProcess>,
@@ -80,29 +62,23 @@ pub struct Usage {
 /// A GPU's memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Taken by processes.
     pub used: u64,
-    /// Free to be taken. What the driver keeps for itself is neither used nor free.
+    /// What the driver keeps for itself is neither used nor free.
     pub free: u64,
-    /// All of it.
     pub total: u64,
 }
 
-/// The power that a GPU draws. Not every GPU tells all of these figures.
+/// Not every GPU tells all of these figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Power {
-    /// At present, in mW.
     pub draw_mw: Option<u32>,
-    /// The most that it may, in mW.
     pub limit_mw: Option<u32>,
     /// Since its driver was loaded, in mJ.
     pub energy_mj: Option<u64>,
 }
 
-/// A process on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuProcess {
-    /// Its number.
     pub pid: u32,
     /// The memory that it has there, in bytes. `None` where the driver does not say.
     pub bytes: Option<u64>,
@@ -136,7 +112,6 @@ impl Identity {
 }
 
 impl Usage {
-    /// The bytes that a process has, if they are known.
     pub fn bytes_of(&self, pid: i32) -> Option<u64> {
         let process = self.processes.iter().find(|process| i32::try_from(process.pid) == Ok(pid));
         process.and_then(|process| process.bytes)

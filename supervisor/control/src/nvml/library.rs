@@ -20,7 +20,6 @@ use super::watch::{Driver, XidEvent, Xids};
 /// How often a list of processes is asked for at most: it may grow between count and listing.
 const LIST_ATTEMPTS: u32 = 4;
 
-/// What NVML does not do.
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlFault {
     #[error(
@@ -51,14 +50,12 @@ pub enum NvmlFault {
     },
 }
 
-/// NVML, loaded and started.
 #[derive(Debug)]
 pub struct Library {
     nvml: Nvml,
 }
 
 impl Library {
-    /// Loads and starts it.
     pub fn open() -> Result<Self, NvmlFault> {
         let nvml = Nvml::init().map_err(|error| match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => NvmlFault::Load(error),
@@ -69,7 +66,6 @@ impl Library {
         Ok(Self { nvml })
     }
 
-    /// All that it says.
     pub fn host(&self) -> Result<Host, NvmlFault> {
         let driver = said("the driver's version", self.nvml.sys_driver_version())?;
         let cuda = said("the version of CUDA", self.nvml.sys_cuda_driver_version())?;
@@ -120,7 +116,6 @@ impl Driver for Library {
     }
 }
 
-/// The events of some GPUs.
 struct Heard<'a>(EventSet<'a>);
 
 impl Xids for Heard<'_> {

@@ -1,5 +1,4 @@
-//! What NVML, the library of NVIDIA's driver, says of real GPUs: their memory and load, how they are set up,
-//! and the errors that the driver reports. It opens no CUDA context.
+//! What NVML, the library of NVIDIA's driver, says of real GPUs. It opens no CUDA context.
 
 mod facts;
 mod library;

@@ -14,10 +14,9 @@ use super::xid;
 use shadowslice_config as config;
 use shadowslice_shared::errors;
 
-/// How often a GPU's usage is read.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The longest wait for an error, and so the longest time that the end of a watch takes while all is well.
+/// The longest wait for an error, and so for the end of a watch while all is well.
 const WAIT: Duration = Duration::from_millis(250);
 
 /// How long the end of a watch waits for a driver that does not answer.
@@ -25,42 +24,33 @@ const END: Duration = Duration::from_secs(1);
 
 /// What a watch asks of NVML, so that it can be tried without a GPU.
 pub trait Driver: Send + Sync + 'static {
-    /// Which GPUs there are.
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault>;
-    /// The usage of the GPU of this UUID.
     fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault>;
     /// Hears the errors of these GPUs, from now on.
     fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault>;
 }
 
-/// The errors of some GPUs, as the driver reports them.
 pub trait Xids {
     /// Waits for the next one; `None` if none comes in this time.
     fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault>;
 }
 
-/// An error that the driver reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XidEvent {
-    /// The GPU.
     pub uuid: String,
     /// NVIDIA's number of the error; 0 if it is not known.
     pub xid: u64,
 }
 
-/// A GPU of the configuration, and what NVML last said of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watched {
-    /// As it is configured.
     pub gpu: config::Gpu,
     /// `None` for an emulated one, and for one that NVML does not know.
     pub reading: Option<Reading>,
 }
 
-/// What NVML last said of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
-    /// Which one it is.
     pub identity: Identity,
     /// Its usage a moment ago; `None` before the first answer, and while NVML does not answer.
     pub usage: Option<Usage>,
@@ -68,7 +58,6 @@ pub struct Reading {
     pub xid_errors: u64,
 }
 
-/// The GPUs of a configuration, each with what was last found out about it.
 #[derive(Debug)]
 pub struct Readings(Mutex<Vec<Watched>>);
 
@@ -86,13 +75,11 @@ impl Readings {
         self.0.lock().clone()
     }
 
-    /// The GPUs that NVML knows.
     fn uuids(&self) -> Vec<String> {
         let known = |watched: &Watched| Some(watched.reading.as_ref()?.identity.uuid.clone());
         self.0.lock().iter().filter_map(known).collect()
     }
 
-    /// Takes note of something about the GPU of this UUID.
     fn note(&self, uuid: &str, note: impl FnOnce(&mut Reading)) {
         let mut all = self.0.lock();
         let mut readings = all.iter_mut().filter_map(|watched| watched.reading.as_mut());
@@ -103,8 +90,7 @@ impl Readings {
 }
 
 impl Watch {
-    /// Watches the real ones among these GPUs. What NVML cannot tell is logged, and missing from
-    /// the readings.
+    /// What NVML cannot tell is logged, and missing from the readings.
     pub fn start(gpus: &[config::Gpu]) -> Self {
         if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda { .. })) {
             return Self::of_nothing(gpus);
@@ -124,7 +110,6 @@ impl Watch {
         Self { readings: Arc::new(Readings(Mutex::new(readings))), _threads: Vec::new() }
     }
 
-    /// Watches through this driver.
     pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::Gpu]) -> Self {
         let known = driver.identities().unwrap_or_else(|error| {
             tracing::warn!(error = errors::chain(&error), "no GPU can be watched");
@@ -144,7 +129,6 @@ impl Watch {
         Self { readings, _threads: threads }
     }
 
-    /// The readings, which its threads keep up to date.
     pub fn readings(&self) -> Arc<Readings> {
         Arc::clone(&self.readings)
     }
@@ -163,7 +147,6 @@ fn reading(gpu: &config::Gpu, known: &[Identity]) -> Option<Reading> {
 /// What a thread does until it is told to stop.
 type Work = fn(&dyn Driver, &Readings, &Stop);
 
-/// Reads the usage of GPUs until it is told to stop.
 fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     let uuids = readings.uuids();
     loop {
@@ -183,7 +166,6 @@ fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     }
 }
 
-/// Hears the errors of GPUs until it is told to stop.
 fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     let mut xids = match driver.xids(&readings.uuids()) {
         Ok(xids) => xids,
@@ -232,7 +214,6 @@ struct Thread {
     ended: Receiver<Infallible>,
 }
 
-/// How a thread learns that it should end.
 struct Stop(Receiver<Infallible>);
 
 impl Thread {

@@ -1,6 +1,5 @@
 //! XID errors: the numbers under which NVIDIA's driver reports what went wrong on a GPU.
 
-/// What the common ones mean. The rest are in NVIDIA's catalogue of XID errors.
 pub(super) fn meaning(xid: u64) -> &'static str {
     match xid {
         13 => "a kernel did something illegal",

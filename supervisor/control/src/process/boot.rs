@@ -16,7 +16,6 @@ use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
 use shadowslice_shared::ids::WorkerId;
 
-/// What a boot thread works with.
 pub(super) struct Boot {
     pub(super) server: IpcOneShotServer<WorkerSays>,
     pub(super) worker: WorkerId,

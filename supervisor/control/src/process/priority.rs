@@ -4,10 +4,8 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
 use rustix::process::{Pid, setpriority_pgrp};
 
-/// The lowest priority: the worker runs when nothing else wants to.
 pub(super) const LOWEST: i32 = 19;
 
-/// The priority of what serves.
 pub(super) const NORMAL: i32 = 0;
 
 /// `RLIMIT_NICE` counts from 20 downwards: a limit of 20 permits to come back to priority 0.
@@ -19,8 +17,7 @@ pub fn may_raise_priority() -> bool {
     geteuid().is_root() || limit >= LIMIT_FOR_NORMAL
 }
 
-/// Sets the priority of a worker. Its process group is its own, and all of its threads belong to
-/// that.
+/// A worker's process group is its own, and all of its threads belong to it.
 pub(super) fn set(pid: i32, priority: i32) {
     if let Err(error) = setpriority_pgrp(Pid::from_raw(pid), priority) {
         tracing::warn!(pid, priority, %error, "a worker's CPU priority cannot be set");

@@ -7,7 +7,6 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// What failed about a file of reference answers.
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
     #[error("a memory file for the reference answers cannot be made")]
@@ -21,17 +20,15 @@ pub enum ReferenceError {
 pub struct ReferenceFile(OwnedFd);
 
 impl ReferenceFile {
-    /// An empty file that a reference worker can write.
     pub fn create(model: &str) -> Result<Self, ReferenceError> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let name = format!("shadowslice-{model}-reference");
         memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceError::Create)
     }
 
-    /// From now on no process can write the file or map it for writing.
-    ///
-    /// `F_SEAL_WRITE` would also cover older mappings, of which there are none, but fails with
-    /// `EBUSY` while the kernel happens to hold one of the file's pages.
+    /// From now on no process can write the file or map it for writing. `F_SEAL_WRITE` would also
+    /// cover older mappings, of which there are none, but fails with `EBUSY` while the kernel
+    /// happens to hold one of the file's pages.
     pub fn seal(&self) -> Result<(), ReferenceError> {
         let seals = SealFlag::F_SEAL_FUTURE_WRITE
             | SealFlag::F_SEAL_GROW

@@ -24,7 +24,6 @@ pub fn temporary_folder() -> Result<PathBuf, SpawnError> {
     Ok(folder)
 }
 
-/// Opens the socket, and says how a worker finds it.
 pub(super) fn open() -> Result<(IpcOneShotServer<WorkerSays>, String), SpawnError> {
     temporary_folder()?;
     IpcOneShotServer::new().map_err(SpawnError::Channel)

@@ -20,9 +20,7 @@ use tokio::io::unix::AsyncFd;
 /// A descriptor that a child inherits, under the number it expects.
 #[derive(Debug, Clone, Copy)]
 pub struct Inherited<'f> {
-    /// The child's number for it.
     pub number: RawFd,
-    /// The file.
     pub file: BorrowedFd<'f>,
 }
 
@@ -44,7 +42,7 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits for its end. Cancel-safe.
+    /// Cancel-safe.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.status {
@@ -58,7 +56,6 @@ impl Child {
         }
     }
 
-    /// Kills it, if it has not ended.
     pub(super) fn kill(&self) -> io::Result<()> {
         if self.status.is_some() {
             return Ok(());
@@ -74,11 +71,9 @@ impl Drop for Child {
     }
 }
 
-/// Spawns a program in a process group of its own with exactly this environment, these files, an
-/// empty standard input, and this process's outputs.
-///
-/// Does not use `fork`: after a `fork` this process copies each page that it writes to next, which
-/// would delay requests.
+/// The child has a process group of its own, exactly this environment, these files, an empty
+/// standard input, and this process's outputs. No `fork`: after one this process copies each page
+/// that it writes to next, which would delay requests.
 pub(super) fn spawn(
     program: &Path,
     arguments: &[&str],
@@ -123,7 +118,6 @@ fn watched(pid: Pid) -> io::Result<Child> {
     Ok(Child { pid, process, status: None })
 }
 
-/// A process group of its own, no signal blocked, and SIGPIPE not ignored.
 fn attributes() -> io::Result<PosixSpawnAttr> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_pgroup(nix::unistd::Pid::from_raw(0))?;
@@ -141,11 +135,9 @@ fn text(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
-/// Marks all descriptors of this process but the standard streams as close-on-exec, also those that
-/// a library did not mark, so that no child inherits them by chance.
-///
-/// To be called before a [`Command`](std::process::Command) is started, not in its `pre_exec`: a
-/// command with a `pre_exec` is started by a `fork`.
+/// Marks all descriptors but the standard streams as close-on-exec, also those that a library did
+/// not mark. To be called before a [`Command`](std::process::Command) is started, not in its
+/// `pre_exec`: a command with a `pre_exec` is started by a `fork`.
 pub(crate) fn close_on_exec() -> io::Result<()> {
     let flag = libc::c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: a flag on descriptors, which stay open.

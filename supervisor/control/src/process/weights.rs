@@ -1,5 +1,5 @@
-//! Weights on the GPU, kept for a model's next workers. The descriptors keep the memory, so that the
-//! supervisor needs no CUDA; it is free again when they are closed and no worker maps it.
+//! Weights on the GPU, kept for a model's next workers. Descriptors keep the memory, so that the
+//! supervisor needs no CUDA; it is free when they are closed and no worker maps it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use shadowslice_shared::weights::{Content, MAX_REGIONS, Region, pair, receive, send};
 
-/// The regions of a model's weights.
 #[derive(Debug, Default)]
 pub struct KeptWeights(BTreeMap<Content, OwnedFd>);
 

@@ -33,7 +33,6 @@ use crate::backend::{Grant, inherited_settings};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
-/// What failed about starting a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     #[error(
@@ -64,25 +63,19 @@ pub enum SpawnError {
     Thread(#[source] io::Error),
 }
 
-/// What happened to a worker, and to which.
 #[derive(Debug)]
 pub struct WorkerEvent {
-    /// The worker.
     pub worker: WorkerId,
-    /// What happened.
     pub said: WorkerSaid,
 }
 
-/// What happened to a worker.
 #[derive(Debug)]
 pub enum WorkerSaid {
     /// It runs, and speaks this protocol version.
     Connected,
-    /// The model is in its memory.
     Loaded(Loaded),
     /// It can serve (or, a reference worker, has written its answers).
     Warmed(Warmed),
-    /// It cannot go on.
     Refused(BootRefusal),
     /// Its boot channel broke before it was warm.
     Lost(String),
@@ -90,53 +83,36 @@ pub enum WorkerSaid {
     Exited(io::Result<ExitStatus>),
 }
 
-/// All that a worker is started with.
 #[derive(Debug)]
 pub struct Launch<'l> {
-    /// Its name.
     pub id: WorkerId,
-    /// The worker's binary.
     pub program: &'l std::path::Path,
-    /// What it is told to load.
     pub assignment: Assignment,
-    /// Its part of the GPU.
     pub grant: Grant,
-    /// Its share.
     pub share: Percent,
     /// The slab in which its requests will lie.
     pub requests: BorrowedFd<'l>,
-    /// The model's reference answers.
     pub reference: &'l ReferenceFile,
-    /// The model's weights on the GPU.
     pub weights: &'l KeptWeights,
     /// Cores it is pinned to; empty: all.
     pub cpus: &'l [usize],
-    /// Whether it starts at the lowest priority.
     pub low_priority: bool,
     /// The reactor that will read its answers.
     pub data_path: &'l tokio::runtime::Handle,
-    /// Where its events go.
     pub events: mpsc::Sender<WorkerEvent>,
 }
 
-/// A worker process.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its name.
     pub id: WorkerId,
-    /// Its process.
     pub pid: i32,
-    /// What it is for.
     pub purpose: Purpose,
-    /// Its share.
     pub share: Percent,
-    /// The SMs that come with that.
     pub sms: Sms,
     /// The partition that it begins with, where its share is a partition inside it.
     pub groups: Option<Groups>,
     /// The socket for weights that it has brought to the GPU, if there is one.
     pub weights: Option<OwnedFd>,
-    /// How long the parts of its start took.
     pub boot_ms: BootMs,
     /// How far its answers lay from the reference at most, once it is warm: the largest difference
     /// relative to the largest value.
@@ -158,11 +134,8 @@ pub struct Worker {
 pub struct BootMs {
     /// From its spawn to its hello.
     pub spawn: f64,
-    /// Loading the libraries of engine and device.
     pub libraries: f64,
-    /// Making the device's context.
     pub context: f64,
-    /// Making the session.
     pub session: f64,
     /// Running every batch size for the first time.
     pub warmup: f64,
@@ -171,8 +144,8 @@ pub struct BootMs {
 }
 
 impl Worker {
-    /// Spawns a worker. It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm
-    /// up once it is known what the model is. Events follow until [`WorkerSaid::Exited`].
+    /// It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm up once the
+    /// model is known. Events follow until [`WorkerSaid::Exited`].
     pub fn spawn(
         mut launch: Launch<'_>,
         plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal> + Send + 'static,
@@ -244,7 +217,6 @@ impl Worker {
         })
     }
 
-    /// Takes note of how long its start took so far, by this event.
     pub fn note(&mut self, said: &WorkerSaid) {
         let boot = &mut self.boot_ms;
         match said {
@@ -334,7 +306,6 @@ fn settle(launch: &Launch<'_>, pid: i32) {
 /// How long the boot thread may take to notice that its worker is dead.
 const BOOT_ENDS: Duration = Duration::from_secs(1);
 
-/// How a boot thread is reached.
 struct Booting {
     server: String,
     orders: SyncSender<Option<Box<Assignment>>>,
@@ -364,7 +335,6 @@ fn call_and_hang_up(server: &str) {
     }
 }
 
-/// A process, and what it holds of a GPU.
 struct Process {
     child: Child,
     pid: i32,
@@ -398,7 +368,6 @@ impl Process {
     }
 }
 
-/// Waits for a worker's exit, or kills it; then gives back what it held.
 async fn watch(
     mut process: Process,
     mut killed: mpsc::Receiver<()>,

@@ -1,5 +1,5 @@
-//! Waits to the microsecond. The reactor's own timers ring at whole milliseconds, and when the next batch
-//! should be sent half a millisecond before the one that executes ends, that is too late.
+//! Waits to the microsecond. The reactor's own timers ring at whole milliseconds: too late where
+//! the next batch should be sent half a millisecond before the one that executes ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +28,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// An alarm on this clock. Within the reactor.
+    /// Must be called within the reactor.
     pub(crate) fn new(clock: Clock) -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);

@@ -8,8 +8,7 @@ use shadowslice_shared::tensor::{TensorSpec, byte_strings, elements};
 use super::pending::Waiting;
 use super::request::{Metadata, Output};
 
-/// The outputs of each request of a batch, copied out of the worker's slab; or why the answer makes
-/// no sense.
+/// An error says why the answer makes no sense.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
@@ -25,7 +24,7 @@ pub(crate) fn split(
             return Err(format!("output {} has {got} parts for {want} requests", spec.name));
         }
     }
-    // Parts do not overlap, so this holds; else a few could be named over and over until memory is full.
+    // Parts do not overlap; else a few could be named over and over until memory is full.
     let parts = outputs.iter().flat_map(|output| &output.parts);
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
         return Err(format!("its parts have more bytes than their slab, {}", slab.bytes()));

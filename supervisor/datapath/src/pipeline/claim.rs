@@ -10,8 +10,7 @@ use super::Pipeline;
 use super::request::{Failure, Output};
 use shadowslice_shared::units::Moment;
 
-/// Taken by the first part of the supervisor that settles a request. Only that part counts the
-/// request, so each request is counted once.
+/// Taken by what settles a request first, which alone counts it: so it is counted once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 
@@ -21,14 +20,13 @@ impl Claim {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether the request is settled, so that it need not run any more.
     pub(crate) fn is_taken(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// A client's wait for an answer. Dropped before that, it gives the request up: it is not run if it still
-/// waits, and if it runs its answer is ignored.
+/// Dropped without an answer, it gives the request up: that is not run if it still waits, and if it
+/// runs its answer is ignored.
 #[derive(Debug)]
 pub(crate) struct Wait<'p> {
     pub(crate) pipeline: &'p Pipeline,

@@ -20,14 +20,10 @@ use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{Handover, Lost};
 
-/// How a pipeline's requests fare.
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
-    /// How the requests ended since the start.
     pub counts: Counts,
-    /// Batches answered since the start.
     pub batches: u64,
-    /// Over the last minute or two.
     pub latencies: Latencies,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
@@ -36,18 +32,15 @@ pub struct PipelineReport {
 }
 
 impl Pipeline {
-    /// The request slab, for workers to inherit.
     pub fn requests(&self) -> BorrowedFd<'_> {
         self.memory.slab.as_fd()
     }
 
-    /// Bytes of the request slab.
     pub fn request_bytes(&self) -> u64 {
         self.memory.slab.bytes()
     }
 
-    /// Sets the model's description. The first description stands; a worker that finds another
-    /// model is faulty.
+    /// The first description stands; a worker that finds another model is faulty.
     pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
@@ -62,8 +55,7 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// Sets the rules for requests that come from now on. Waiting requests follow the new rules
-    /// when they are sent, as far as the rules apply to them then.
+    /// Waiting requests follow the new rules when they are sent, as far as these apply then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
         self.change(|state| {
@@ -73,7 +65,6 @@ impl Pipeline {
         });
     }
 
-    /// Takes requests from now on.
     pub fn open(&self) {
         let mut state = self.state.lock();
         state.shut = None;
@@ -93,7 +84,7 @@ impl Pipeline {
         });
     }
 
-    /// Routes batches to `worker`'s lane, or to no lane. The old lane finishes the batches that it has.
+    /// The old lane finishes the batches that it has.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| {
@@ -106,8 +97,8 @@ impl Pipeline {
         });
     }
 
-    /// Gives `worker` a command: to make a partition ready, of which [`LaneFact::Prepared`] reports the
-    /// result, or to let go of a partition that no further batch names.
+    /// Has a partition made ready, of which [`LaneFact::Prepared`] reports the result, or lets go
+    /// of one that no further batch names.
     pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
@@ -143,8 +134,7 @@ impl Pipeline {
         });
     }
 
-    /// Serves the requests of `worker` elsewhere, as it is as good as dead. The executing batch is
-    /// blamed.
+    /// It is as good as dead: its requests are served elsewhere, and the executing batch is blamed.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
@@ -155,7 +145,6 @@ impl Pipeline {
         self.state.lock().is_idle(worker)
     }
 
-    /// Begins to measure a hand-over's stall.
     pub fn begin_stall(&self) {
         self.state.lock().stall.begin(self.clock.now());
     }
@@ -165,13 +154,10 @@ impl Pipeline {
         self.state.lock().stall.begin_with_outage();
     }
 
-    /// The stall since it began to be measured.
     pub fn stall(&self) -> Stall {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    /// Batches and lets requests in as `door` says from now on, within the configuration's limits.
-    /// With `queue.on_late: serve`, late requests are served, so the door turns no request away.
     pub fn set_door(&self, door: Door) {
         let now = self.clock.now();
         self.change(|state| {
@@ -180,18 +166,16 @@ impl Pipeline {
         });
     }
 
-    /// Whether the door refuses requests that would be late.
     pub fn refuses_late(&self) -> bool {
         self.state.lock().scheduler.refuses_late()
     }
 
-    /// What the policy is to see since the last call, or since the start.
+    /// Since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
         self.state.lock().scheduler.observe(now)
     }
 
-    /// How it goes.
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -206,7 +190,6 @@ impl Pipeline {
         }
     }
 
-    /// Totals since the start.
     pub fn totals(&self) -> Totals {
         self.state.lock().stats.totals.clone()
     }

@@ -4,14 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a request is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The model takes no requests.
     NotReady,
-    /// As many requests wait as may.
     QueueFull,
-    /// The memory for requests is taken.
     MemoryFull,
     /// It would never fit into that memory.
     TooLarge,
@@ -22,7 +18,6 @@ pub enum Refusal {
 impl Refusal {
     const NAMES: [&'static str; 5] = ["not_ready", "queue_full", "memory_full", "too_large", "late"];
 
-    /// It in a word.
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -33,9 +28,7 @@ impl Refusal {
 pub struct Counts {
     /// Taken into the queue.
     pub accepted: u64,
-    /// Answered.
     pub succeeded: u64,
-    /// Answered within the SLO.
     pub within_slo: u64,
     /// Accepted, and answered with an error.
     pub failed: u64,

@@ -11,18 +11,17 @@ pub struct Durations {
     pub count: u64,
     /// From when it was all there to the answer.
     pub request: Duration,
-    /// What is left of that: the wait for a worker's slot and in it, on a real GPU with the copy of the inputs
-    /// there, which mostly happens while the batch before executes.
+    /// What is left of that: the wait for a worker's slot and in it, with the copy of the inputs to
+    /// a real GPU, which mostly happens while the batch before executes.
     pub queue: Duration,
     /// The copy of the inputs into the request slab.
     pub compute_input: Duration,
-    /// The execution as the worker reports it, on a real GPU with the copy of the outputs back from there.
+    /// As the worker reports it, on a real GPU with the copy of the outputs back from there.
     pub compute_infer: Duration,
     /// The copy of the outputs out of the worker's slab.
     pub compute_output: Duration,
 }
 
-/// How one answered request spent its time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spent {
     /// From the beginning of its coming, as far as that counts, to the answer.

@@ -8,7 +8,6 @@ use shadowslice_shared::units::Moment;
 /// or dies once a hand-over, and hand-overs wait for the controller.
 pub const FACTS: usize = 256;
 
-/// Something happened on a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaneFact {
     /// It was told to drain, and nothing is in flight any more.
@@ -21,7 +20,6 @@ pub enum LaneFact {
     Gone(WorkerId),
     /// A request has proved that it kills its workers: the model is not to blame for their deaths.
     PoisonConfirmed,
-    /// Its worker executes for far too long.
     Hung(WorkerId),
     /// Its worker said something that makes no sense, and why.
     Broken(WorkerId, String),

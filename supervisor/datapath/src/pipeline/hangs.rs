@@ -8,8 +8,8 @@ use super::facts::LaneFact;
 use super::link::{Lane, Link};
 use super::state::State;
 
-/// A worker that seems to hang is looked at again after this: when this process itself could not run for
-/// a while, answers lie unread, and their readers must get their turn first.
+/// A worker that seems to hang is looked at again after this: when this process could not run for a
+/// while, answers lie unread, and their readers must get their turn first.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
 impl Link {
@@ -21,7 +21,6 @@ impl Link {
         self.second_look.or(due)
     }
 
-    /// Whether it hangs at a second look.
     fn hangs(&self, lane: &Lane, now: Moment) -> bool {
         let seen_twice = self.second_look.is_some_and(|due| due <= now);
         seen_twice && self.hangs_at(lane).is_some_and(|due| due <= now)
@@ -29,7 +28,6 @@ impl Link {
 }
 
 impl State {
-    /// When to look whether a worker hangs.
     pub(crate) fn next_look(&mut self, now: Moment) -> Option<Moment> {
         let Self { scheduler, links, .. } = self;
         links.iter_mut().filter_map(|link| link.next_look(scheduler.lane(link.worker)?, now)).min()

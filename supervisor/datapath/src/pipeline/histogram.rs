@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in µs. The same for every model, so that models can be added up.
+/// In µs. The same for every model, so that models can be added up.
 const BOUNDS_US: [u64; 25] = [
     50, 100, 250, 500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 50_000, 75_000,
     100_000, 150_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000,
@@ -17,7 +17,6 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Adds one latency.
     pub fn record(&mut self, latency: Duration) {
         self.sum += latency;
         let bucket = BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < latency);
@@ -34,12 +33,10 @@ impl LatencyHistogram {
         bounds.zip(counts)
     }
 
-    /// All latencies.
     pub fn count(&self) -> u64 {
         self.within.iter().sum::<u64>() + self.beyond
     }
 
-    /// Their sum.
     pub fn sum(&self) -> Duration {
         self.sum
     }

@@ -25,19 +25,15 @@ use crate::pipeline::BatchSocket;
 use crate::trace::RanAt;
 use shadowslice_shared::errors;
 
-/// The scheduler's view of the way to a worker.
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
 pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
 
-/// A warm worker that comes to a pipeline.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Its name.
     pub worker: WorkerId,
-    /// Its share,
     pub share: Percent,
-    /// and the part of the GPU that it begins with.
+    /// The part of the GPU that it begins with.
     pub slice: Slice,
     /// The GPU, as traces name it.
     pub device: Arc<str>,
@@ -45,25 +41,23 @@ pub struct Arrival {
     pub sizes: Vec<u32>,
     /// Whether it pads batches to the next size that was warmed up.
     pub pads: bool,
-    /// How crowded its GPU is.
     pub crowding: Crowding,
 }
 
 /// Commands that may wait for room in a worker's socket.
 const OUTBOX: usize = 4 * READY_PARTITIONS;
 
-/// The percentages of a GPU that its workers were granted, added up; above 100 it may slow all of them.
+/// Percentages of a GPU that its workers were granted, added up; above 100 it may slow them all.
 pub type Crowding = Arc<AtomicU32>;
 
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
-    /// The same, with where it runs, for traces.
+    /// For traces: the worker, and where it runs.
     pub(crate) place: Arc<RanAt>,
     crowding: Crowding,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
-    /// When its worker, which seems to hang, is looked at again.
     pub(crate) second_look: Option<Moment>,
     /// Memory that the worker may still read, of requests that were taken away from it, by their
     /// batch.
@@ -75,7 +69,6 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// To a worker that comes, with its lane.
     pub(crate) fn new(
         arrival: Arrival,
         metadata: &Metadata,
@@ -100,15 +93,13 @@ impl Link {
         (link, lane)
     }
 
-    /// Its next batch runs on this part of the GPU.
     pub(crate) fn move_to(&mut self, share: Percent, slice: &Slice) {
         let RanAt { worker, device, .. } = &*self.place;
         let (worker, device) = (*worker, Arc::clone(device));
         self.place = Arc::new(RanAt { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of the worker's batches, whose requests are taken away, until the worker
-    /// has finished with them.
+    /// Keeps the memory of requests that are taken away until the worker has finished with them.
     pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlight>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
@@ -116,13 +107,11 @@ impl Link {
         }
     }
 
-    /// The worker reads nothing of a batch any more.
     pub(crate) fn release(&mut self, batch: u64) {
         self.held.remove(&batch);
     }
 
-    /// Puts a command into the outbox, and sends as much of the outbox as the socket takes. If the
-    /// outbox is full, the command is dropped: the worker is gone, or will be found to hang.
+    /// If the outbox is full, the command is dropped: the worker is gone, or will be found to hang.
     pub(crate) fn command(&mut self, command: Command) {
         if self.outbox.len() < OUTBOX {
             self.outbox.push_back(command);
@@ -156,8 +145,8 @@ impl Link {
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 
-    /// Sends a batch. False if the worker takes nothing now: if it is gone, its reader will find out.
-    /// An error if no message can hold this batch.
+    /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if
+    /// no message can hold this batch.
     pub(crate) fn send(&mut self, sending: &Sending) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
@@ -188,7 +177,6 @@ impl Link {
     }
 }
 
-/// Sends a message without waiting.
 fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
     loop {

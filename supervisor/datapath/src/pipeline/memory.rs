@@ -14,7 +14,6 @@ pub(crate) fn taken(len: u64) -> u64 {
     len.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
-/// A model's request slab, handed out in parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
     pub(crate) slab: WritableSlab,
@@ -22,14 +21,12 @@ pub(crate) struct RequestMemory {
 }
 
 impl RequestMemory {
-    /// A slab of `bytes` bytes, all free.
     pub(crate) fn create(model: &str, bytes: u64) -> Result<Self, SlabError> {
         let slab = WritableSlab::create(&format!("shadowslice-{model}-requests"), bytes)?;
         Ok(Self { slab, free: Mutex::new(FreeParts::new(bytes)) })
     }
 
-    /// Takes a part with room for tensors of these lengths, each aligned; `None` while too little
-    /// is free in one piece.
+    /// Each tensor is aligned. `None` while too little is free in one piece.
     pub(crate) fn reserve(self: &Arc<Self>, lengths: impl Iterator<Item = u64>) -> Option<Reservation> {
         let mut tensors = Vec::new();
         let mut end = 0_u64;
@@ -51,12 +48,11 @@ impl RequestMemory {
 pub(crate) struct Reservation {
     memory: Arc<RequestMemory>,
     part: Extent,
-    /// Where each tensor lies.
     pub(crate) tensors: Vec<Extent>,
 }
 
 impl Reservation {
-    /// Copies tensor number `index` in; its length is the length that was reserved.
+    /// The tensor has the length that was reserved.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;
         for piece in data.iter() {

@@ -72,18 +72,14 @@ use stall::StallMeter;
 use state::State;
 use stats::Stats;
 
-/// The settings from which a pipeline is made.
 #[derive(Debug)]
 pub struct Settings {
-    /// The model's name.
     pub name: String,
-    /// The settings that can change.
     pub live: LiveSettings,
     /// Requests that may wait.
     pub max_requests: usize,
     /// Bytes of the request slab.
     pub memory: u64,
-    /// Where the predictions of execution times start from.
     pub profile: Option<Profile>,
 }
 
@@ -92,21 +88,18 @@ pub struct Settings {
 pub struct LiveSettings {
     /// The model's SLO; its latency is every request's deadline.
     pub slo: Slo,
-    /// How long an incomplete batch waits for company.
     pub max_delay: Duration,
     /// Whether late requests are refused under overload.
     pub reject_late: bool,
 }
 
 impl LiveSettings {
-    /// The part of these settings that the scheduler needs.
     fn scheduled(&self) -> scheduler::Rules {
         let &Self { slo, max_delay, reject_late } = self;
         scheduler::Rules { slo: slo.latency, max_delay, reject_late }
     }
 }
 
-/// The pipeline of one model.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
@@ -154,22 +147,19 @@ impl Pipeline {
         self.metadata.get().cloned()
     }
 
-    /// Whether requests are accepted; otherwise why not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().shut.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether requests are accepted, to be waited on.
     pub fn readiness(&self) -> watch::Receiver<bool> {
         self.readiness.subscribe()
     }
 
-    /// Queues one request and waits for its answer. `inputs` are checked against the model's
-    /// metadata and stand in its order; the outputs come in its order too.
+    /// `inputs` are checked against the model's metadata and stand in its order; the outputs come
+    /// in its order too.
     ///
     /// Dropping the future gives the request up: it is not run if it still waits. The end of its
-    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. If
-    /// it is traced, its steps are noted in `journal`.
+    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner.
     pub async fn infer(
         &self,
         inputs: Vec<Input>,

@@ -20,7 +20,6 @@ pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
     }
 }
 
-/// Requests wait again.
 pub(super) fn queued(requests: &[Waiting], at: Moment) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
@@ -34,12 +33,11 @@ pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
     }
 }
 
-/// They come back from a worker without an answer.
 pub(super) fn lost(requests: &[Waiting], why: Lost, at: Moment) {
     journals(requests).for_each(|journal| journal.ended(Ending::Lost { at, why }));
 }
 
-/// A batch was answered and copied; `routed` is the last change of the worker that serves.
+/// `routed` is the last change of the worker that serves.
 pub(super) fn answered(
     batch: &InFlight,
     (received, execution, copied): (Moment, Duration, Moment),

@@ -17,23 +17,18 @@ pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
 pub(crate) type Waiting = Entry<Shapes, Pending>;
 
-/// A batch that a worker has.
 pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
 
-/// A request's data besides its place in the queue.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) memory: Arc<Reservation>,
     pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
-    /// Taken once it is settled.
     pub(crate) claim: Claim,
     /// When all of it was there.
     pub(crate) received: Moment,
-    /// How long its inputs took to copy.
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
-    /// Where the request's steps are noted, if it is traced.
     pub(crate) journal: Option<Journal>,
 }
 

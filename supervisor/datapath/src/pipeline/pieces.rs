@@ -5,7 +5,6 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Bytes in order, in any number of pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     /// Stored apart from the rest: mostly there is a single piece, which then takes no allocation.
@@ -17,17 +16,14 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds a piece at the end.
     pub fn push(&mut self, piece: Bytes) {
         self.len += piece.len();
         if self.first.is_empty() {
@@ -37,7 +33,6 @@ impl Pieces {
         }
     }
 
-    /// The pieces, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
         std::iter::once(&self.first).chain(&self.rest)
     }

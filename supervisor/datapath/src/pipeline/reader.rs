@@ -24,7 +24,6 @@ use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
 use shadowslice_shared::errors;
 
-/// Attaches a worker to a pipeline and reads the worker's answers.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -60,8 +59,8 @@ impl LaneReader {
                 Ok(length) => {
                     if let Err(why) = self.reported(&message[..length]) {
                         self.broken(why);
-                        // Until its end the worker may still read its requests, so their memory stays
-                        // taken; nothing that it says is listened to any more.
+                        // Until its end the worker may still read its requests, so their memory
+                        // stays taken. Nothing more that it says is listened to.
                         while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
                         break;
                     }
@@ -76,8 +75,7 @@ impl LaneReader {
         self.pipeline.change(|state| state.died(self.worker, now));
     }
 
-    /// The worker's message makes no sense: the worker gets no more work, and its requests are
-    /// served elsewhere.
+    /// The worker gets no more work, and its requests are served elsewhere.
     fn broken(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
@@ -86,7 +84,6 @@ impl LaneReader {
         });
     }
 
-    /// Takes one message; an error says what is wrong with it.
     fn reported(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
             FromWorker::Answer(answer) => self.answered(answer),
@@ -175,8 +172,8 @@ impl LaneReader {
         Ok(())
     }
 
-    /// The engine refused the batch. A request that was alone in it gets the engine's reason; of
-    /// several requests, each is tried again alone.
+    /// A request that was alone in the batch gets the engine's reason; of several, each is tried
+    /// again alone.
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);

@@ -11,7 +11,6 @@ use crate::trace::Journal;
 /// A model's description, as its workers found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
-    /// Its name.
     pub name: String,
     /// The software that runs the model, in Triton's words: `onnxruntime_onnx`, or `emulated`.
     pub platform: &'static str,
@@ -36,7 +35,6 @@ impl Metadata {
     }
 }
 
-/// One input tensor of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
     /// Its whole shape.
@@ -45,7 +43,6 @@ pub struct Input {
     pub data: Pieces,
 }
 
-/// One output tensor of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its whole shape.
@@ -54,35 +51,29 @@ pub struct Output {
     pub data: Bytes,
 }
 
-/// The part of a request's time, as a fraction, that may pass before the request has arrived
-/// completely. A client may be as slow as it likes; the server does not make up for time beyond
-/// this part.
+/// The part of a request's time that may pass before the request has arrived completely. A client
+/// may be as slow as it likes; the server does not make up for time beyond this part.
 const COUNTED: f64 = 0.25;
 
-/// How a request came.
 #[derive(Debug, Clone)]
 pub struct Coming {
     /// When its head had been read. Its SLO counts from then: large tensors take a while from a
     /// client's buffers to the supervisor's.
     pub began: Instant,
-    /// Where the request's steps are noted, if it is traced.
     pub journal: Option<Journal>,
 }
 
 impl Coming {
-    /// It begins to come now.
     pub fn now(journal: Option<Journal>) -> Self {
         Self { began: Instant::now(), journal }
     }
 
-    /// How much of the time that a request took to arrive counts towards the time in which it is
-    /// due.
+    /// How much of a request's time to arrive counts towards the time in which it is due.
     pub(crate) fn counted(took: Duration, within: Duration) -> Duration {
         took.min(within.mul_f64(COUNTED))
     }
 }
 
-/// A request's options: its priority and timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestOptions {
     /// Lower numbers go first; 0 for [`RequestOptions::DEFAULT_PRIORITY`].
@@ -100,7 +91,6 @@ impl RequestOptions {
     }
 }
 
-/// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// Not now; the same request may succeed later. UNAVAILABLE, 503.
@@ -118,7 +108,6 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// That a model takes no requests, and why.
     pub(crate) fn not_ready(model: &str, why: &str) -> Self {
         Self::Unavailable(format!("model '{model}' is not ready: {why}"))
     }

@@ -27,7 +27,6 @@ impl ShapeTimes {
         open.then(|| Self { sms, seen: VecDeque::new() })
     }
 
-    /// A batch of that shape executed for so long.
     pub(crate) fn observe(&mut self, shape: &Shapes, rows: u32, took: Duration) {
         let known = self.seen.iter_mut().find(|(known, _)| known == shape);
         if let Some((_, predictor)) = known {
@@ -39,8 +38,7 @@ impl ShapeTimes {
         self.seen.push_front((shape.clone(), predictor));
     }
 
-    /// When a batch of that shape counts as hung. A shape that was never executed has the limit of
-    /// a model without a profile.
+    /// A shape that was never executed has the limit of a model without a profile.
     pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
         match self.seen.iter().find(|(known, _)| known == shape) {
             Some((_, predictor)) => predictor.hang_limit(rows),

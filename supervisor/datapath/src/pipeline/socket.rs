@@ -9,7 +9,6 @@ use nix::sys::socket::{AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, re
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A `SOCK_SEQPACKET` socket in the reactor.
 #[derive(Debug)]
 pub struct BatchSocket(AsyncFd<OwnedFd>);
 

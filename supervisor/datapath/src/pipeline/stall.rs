@@ -4,16 +4,13 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-/// The stall that a hand-over caused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
-    /// All of it.
     pub total: Duration,
     /// The longest in one piece.
     pub longest: Duration,
 }
 
-/// Measures stall over a window, a hand-over's.
 #[derive(Debug, Default)]
 pub(crate) struct StallMeter {
     since: Option<Moment>,
@@ -21,7 +18,6 @@ pub(crate) struct StallMeter {
 }
 
 impl StallMeter {
-    /// Begins a new window.
     pub(crate) fn begin(&mut self, now: Moment) {
         self.begin_with_outage();
         self.since = self.since.map(|_| now);
@@ -32,7 +28,7 @@ impl StallMeter {
         self.seen = Stall::default();
     }
 
-    /// Says, after each attempt to dispatch, whether a ready batch was left though no lane was full.
+    /// `stalled`: after an attempt to dispatch, a ready batch was left though no lane was full.
     pub(crate) fn note(&mut self, stalled: bool, now: Moment) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),
@@ -44,7 +40,6 @@ impl StallMeter {
         }
     }
 
-    /// The window so far.
     pub(crate) fn read(&self, now: Moment) -> Stall {
         let mut seen = Self { since: None, seen: self.seen };
         if let Some(since) = self.since {

@@ -24,7 +24,7 @@ use super::stall::StallMeter;
 use super::stats::Stats;
 use crate::trace::{Handover, Lost};
 
-/// Workers that went and are remembered: more than a model has at a time, as several may go at once.
+/// Workers that are remembered: more than a model has at a time, as several may go at once.
 const WENT: usize = 8;
 
 /// A batch that a worker did not take, though it had room, is sent again after this time: an idle
@@ -44,7 +44,6 @@ pub(crate) struct State {
     pub(crate) links: Vec<Link>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    /// Where facts are reported to.
     pub(crate) facts: mpsc::Sender<LaneFact>,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Moment>,
@@ -52,12 +51,11 @@ pub(crate) struct State {
     pub(crate) armed: Option<Moment>,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
-    /// The workers among the last that went which had nothing to do then.
+    /// Of the last workers that went, those that had nothing to do then.
     pub(crate) went_idle: VecDeque<WorkerId>,
 }
 
 impl State {
-    /// Takes a request in, or turns it away.
     pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
         if let Some(why) = &self.shut {
             let failure = Failure::not_ready(&self.name, why);
@@ -88,7 +86,6 @@ impl State {
         Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
     }
 
-    /// A request of so many rows was turned away before it came to the scheduler.
     pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Moment) {
         self.scheduler.turned_away(rows);
         self.stats.rejected(why, Duration::ZERO, now);
@@ -187,7 +184,6 @@ impl State {
         Some(taken)
     }
 
-    /// The answer to a batch was good and has been copied.
     pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
         let done = self.scheduler.completed(worker, batch, execution);
         let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.here);
@@ -200,7 +196,6 @@ impl State {
         self.recycle(worker, batch.slot, now);
     }
 
-    /// The answer in `slot` is done with; the lane has room again.
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
         if self.scheduler.recycle(worker, slot) {
             self.report(LaneFact::Drained(worker));
@@ -208,7 +203,6 @@ impl State {
         self.dispatch(now);
     }
 
-    /// A worker is gone, and its lane with it.
     pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
         if self.is_idle(worker) {
             self.went_idle.truncate(WENT - 1);
@@ -220,8 +214,7 @@ impl State {
         self.report(LaneFact::Gone(worker));
     }
 
-    /// Whether `worker` has nothing to do. For a worker that is gone: whether it had nothing to do
-    /// then, as far as that is remembered.
+    /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
         self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
     }
@@ -242,7 +235,7 @@ impl State {
         self.dispatch(now);
     }
 
-    /// Takes the requests back that `worker` has. It may still read their memory, which stays taken.
+    /// The worker may still read the memory of its requests, which stays taken.
     pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Pending> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
@@ -293,7 +286,6 @@ impl State {
         self.scheduler.put_back(requests, now);
     }
 
-    /// Fails a request that was accepted.
     pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
         if request.item.claim.take() {
             self.stats.failed(now.since(request.arrived), now);
@@ -307,7 +299,7 @@ impl State {
         }
     }
 
-    /// Reports a fact to the controller; never waits.
+    /// Never waits.
     pub(crate) fn report(&self, fact: LaneFact) {
         // As a model goes, its controller does so before the last of its lanes.
         if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
@@ -320,7 +312,6 @@ impl State {
     }
 }
 
-/// The refusal of a request that cannot be answered in time.
 fn too_late(model: &str, request: &Waiting) -> Failure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
     Failure::Unavailable(format!(
@@ -328,7 +319,7 @@ fn too_late(model: &str, request: &Waiting) -> Failure {
     ))
 }
 
-/// Answers a request. A client that went away is no matter.
+/// A client that went away is no matter.
 pub(crate) fn reply(request: Waiting, outcome: Result<Vec<Output>, Failure>) {
     drop(request.item.reply.send(outcome));
 }

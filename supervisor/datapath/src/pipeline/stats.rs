@@ -16,12 +16,10 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// A summary of latencies, from acceptance to answer, over the last minute or two.
+/// Over the last minute or two.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latencies {
-    /// Median, in ms.
     pub p50_ms: f64,
-    /// 99th percentile, in ms.
     pub p99_ms: f64,
     /// The SLO's percentile, in ms; `None` if no request was answered.
     pub slo_percentile_ms: Option<f64>,
@@ -93,15 +91,13 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    /// A request was turned away, `waited` after it came.
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
         self.totals.fail.add(waited);
         self.window(now).offered += 1;
     }
 
-    /// A client gave its request up before it was answered, `waited` after it came. If that was
-    /// after its SLO, the request was a miss.
+    /// A client gave its request up: a miss if that was after its SLO.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
         self.totals.fail.add(waited);
@@ -110,7 +106,6 @@ impl Stats {
         }
     }
 
-    /// The last minute or two.
     pub(crate) fn latencies(&mut self, now: Moment) -> Latencies {
         self.window(now);
         let mut both = self.previous.latency_us.clone();

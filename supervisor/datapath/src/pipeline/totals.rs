@@ -6,12 +6,9 @@ use std::time::{Duration, SystemTime};
 use super::durations::{Durations, Spent};
 use super::histogram::LatencyHistogram;
 
-/// How often something was done, and for how long altogether.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Total {
-    /// How often.
     pub count: u64,
-    /// How long altogether.
     pub time: Duration,
 }
 
@@ -22,7 +19,6 @@ impl Total {
     }
 }
 
-/// The steps of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Steps {
     /// Copying the inputs of all requests into the model's slab.
@@ -38,19 +34,17 @@ pub struct Steps {
 pub struct Totals {
     /// Of each request that reached the model: from its head to its end.
     pub coming: LatencyHistogram,
-    /// Of each answered request: from the beginning of its coming, as far as that counts, to the answer.
+    /// Of each answered request: its coming, as far as that counts, and all until the answer.
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: LatencyHistogram,
     /// Of each answered batch: how long it executed, as its worker reported it.
     pub batch_execution: LatencyHistogram,
-    /// Where the time of answered requests went.
     pub durations: Durations,
     /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
     pub fail: Total,
     /// Rows of the requests that were answered.
     pub rows: u64,
-    /// When the last batch was answered.
     pub last: Option<SystemTime>,
     /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
     pub by_rows: BTreeMap<u32, Steps>,

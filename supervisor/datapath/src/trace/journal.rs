@@ -14,14 +14,11 @@ const MAX_TRIES: usize = 16;
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<Journey>>);
 
-/// The steps of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Journey {
-    /// The model that it reached.
     pub model: Option<String>,
-    /// Its size along the batch axis.
+    /// Along the batch axis.
     pub rows: Option<u32>,
-    /// How long its inputs took to copy.
     pub copy_in: Duration,
     /// Its waits in the queue, with the result of each.
     pub tries: Vec<Try>,
@@ -35,64 +32,48 @@ pub struct Journey {
     pub handover: Option<Handover>,
 }
 
-/// A wait in the queue, and the batch that ended it.
 #[derive(Debug, Clone)]
 pub struct Try {
-    /// Since when it waited.
     pub queued: Moment,
     /// The stay with a worker; `None` while the request waits, and for good if it never ran.
     pub ran: Option<Ran>,
 }
 
-/// A stay with a worker.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// When its batch was sent.
     pub sent: Moment,
     /// The batch's number, of all batches of the model.
     pub batch: u64,
     /// Rows of all requests of the batch.
     pub rows: u32,
-    /// Requests of the batch.
     pub requests: usize,
-    /// The worker that ran it, and where.
     pub place: Arc<RanAt>,
-    /// How that ended.
     pub ending: Ending,
 }
 
-/// A worker, and where it runs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RanAt {
     /// Names it for the life of the supervisor.
     pub worker: u64,
-    /// Its share of the GPU.
     pub share: Percent,
-    /// The SMs that come with that.
     pub sms: Sms,
     /// The GPU: its UUID, or as the configuration names it.
     pub device: Arc<str>,
 }
 
-/// How a stay with a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It has not.
     Open,
-    /// With an answer.
     Answered {
-        /// When it came.
         received: Moment,
         /// The execution as the worker reports it, no longer than the stay.
         execution: Duration,
         /// When the outputs had been copied.
         copied: Moment,
     },
-    /// Without an answer.
     Lost {
         /// When that was known.
         at: Moment,
-        /// Why.
         why: Lost,
     },
 }
@@ -104,30 +85,23 @@ pub enum Lost {
     Died,
     /// A hand-over took it back in time.
     TakenBack,
-    /// The engine failed on the batch.
     Failed,
-    /// The worker's answer made no sense.
     Nonsense,
 }
 
-/// Another worker began to serve the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handover {
-    /// When.
     pub at: Moment,
     /// The worker that served until then; `None` after a death.
     pub from: Option<u64>,
-    /// The worker that serves since.
     pub to: u64,
 }
 
 impl Journal {
-    /// It reached that model.
     pub fn found(&self, model: &str) {
         self.0.lock().model = Some(model.to_owned());
     }
 
-    /// It was read: so many rows, which took so long to copy.
     pub fn stored(&self, rows: u32, copy_in: Duration) {
         let mut journey = self.0.lock();
         journey.rows = Some(rows);
@@ -145,14 +119,12 @@ impl Journal {
         }
     }
 
-    /// Its batch was sent.
     pub fn sent(&self, ran: Ran) {
         if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
             waits.ran = Some(ran);
         }
     }
 
-    /// Its stay with a worker is over.
     pub fn ended(&self, ending: Ending) {
         let mut journey = self.0.lock();
         let ran = journey.tries.last_mut().and_then(|last| last.ran.as_mut());
@@ -161,17 +133,14 @@ impl Journal {
         }
     }
 
-    /// Another worker began to serve while it was on its way.
     pub fn handed_over(&self, handover: Handover) {
         self.0.lock().handover = Some(handover);
     }
 
-    /// It was turned away.
     pub fn refused(&self, reason: &'static str) {
         self.0.lock().refusal = Some(reason);
     }
 
-    /// The request has no answer; its client reads this reason.
     pub fn failed(&self, why: String) {
         self.0.lock().why = Some(why);
     }

@@ -12,17 +12,12 @@ const LENGTH: usize = 55;
 /// The only flag of level 1: whether the caller traces the request.
 const SAMPLED: u8 = 1;
 
-/// The most bytes of a `tracestate` that are passed on; members at its end are left out beyond that.
 const MAX_STATE_BYTES: usize = 512;
 
-/// The span that a request comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
-    /// Its trace.
     pub trace_id: u128,
-    /// The span.
     pub span_id: u64,
-    /// Whether it is traced.
     pub sampled: bool,
 }
 

@@ -6,12 +6,10 @@ use super::journal::{Journal, Journey};
 use super::parent::Parent;
 use super::tracer::Tracer;
 
-/// How a request came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protocol {
     /// Over HTTP, to that path.
     Http(String),
-    /// Over gRPC.
     Grpc,
 }
 
@@ -20,7 +18,6 @@ pub enum Protocol {
 pub enum Outcome {
     /// Its client went away before that was known.
     Cancelled,
-    /// An HTTP status.
     Http(u16),
     /// A gRPC status; 0 is fine.
     Grpc(i32),
@@ -35,36 +32,26 @@ pub struct Span<'t> {
     pub(super) traced: Traced,
 }
 
-/// All that is told of a traced request.
 #[derive(Debug, Clone)]
 pub struct Traced {
-    /// Its trace.
     pub trace_id: u128,
-    /// Its own span.
     pub span_id: u64,
-    /// The span that it comes from.
     pub parent: Option<Parent>,
     /// The state that travels with the trace; may be empty.
     pub state: String,
-    /// How it came.
     pub protocol: Protocol,
-    /// When it came.
     pub began: Moment,
     /// When it was answered, or given up.
     pub ended: Moment,
-    /// How the request ended.
     pub outcome: Outcome,
-    /// The request's steps.
     pub journey: Journey,
 }
 
 impl Span<'_> {
-    /// Where the request's steps are noted.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// The request is answered.
     pub fn end(mut self, outcome: Outcome) {
         self.traced.outcome = outcome;
     }

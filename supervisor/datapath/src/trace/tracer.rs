@@ -19,7 +19,6 @@ const WAITING: usize = 4096;
 /// How spans ended since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Taken by the collector.
     pub exported: u64,
     /// Dropped, because [`WAITING`] requests waited.
     pub queue_full: u64,
@@ -30,12 +29,10 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All that were dropped.
     pub fn dropped(&self) -> u64 {
         self.queue_full + self.unsent + self.rejected
     }
 
-    /// Each count with its name.
     pub fn by_outcome(&self) -> [(&'static str, u64); 4] {
         let Self { exported, queue_full, unsent, rejected } = *self;
         [("exported", exported), ("queue_full", queue_full), ("unsent", unsent), ("rejected", rejected)]
@@ -53,29 +50,24 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// A tracer that traces `sample` of the requests without a parent, and where their traces come out.
     pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
         let (told, traced) = mpsc::channel(WAITING);
         (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
     }
 
-    /// From now on it traces another part of the requests without a parent.
     pub fn set_sample(&self, sample: Sample) {
         self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
-    /// How the spans ended.
     pub fn counts(&self) -> Counts {
         *self.counts.lock()
     }
 
-    /// Counts spans that ended.
     pub fn count(&self, add: impl FnOnce(&mut Counts)) {
         add(&mut self.counts.lock());
     }
 
-    /// Begins the span of a request, if it is traced: as its parent is, or by chance if it has no
-    /// parent.
+    /// A request is traced as its parent is, or by chance if it has no parent.
     pub fn begin(&self, headers: &HeaderMap, protocol: impl FnOnce() -> Protocol) -> Option<Span<'_>> {
         let parent = Parent::of(headers);
         let traced = match &parent {

@@ -1,10 +1,8 @@
 //! The control program's answers, from text to types. Nothing here trusts the text to be what its
 //! documentation shows.
 
-/// A state of an MPS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ServerStatus {
-    /// It takes clients.
     Active,
     /// A client's fault broke every context; the server takes no client until all have gone.
     Fault,

@@ -8,18 +8,15 @@ use super::answers::{self, ServerStatus};
 use crate::backend::Environment;
 use crate::backend::command::{self, CommandError};
 
-/// The control program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 
 /// Names the control program where it is not on the `PATH`, and in tests.
 const PROGRAM_VARIABLE: &str = "SHADOWSLICE_MPS_CONTROL";
 
-/// Which program controls MPS here.
 pub fn control_program() -> PathBuf {
     std::env::var_os(PROGRAM_VARIABLE).map_or_else(|| PathBuf::from(PROGRAM), PathBuf::from)
 }
 
-/// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     #[error("the MPS control program failed at `{command}`")]
@@ -34,7 +31,6 @@ pub enum ControlError {
     Unclear { command: String, said: String },
 }
 
-/// The control program, and how it finds its daemon.
 #[derive(Debug, Clone)]
 pub struct Control {
     pub(super) program: PathBuf,
@@ -43,12 +39,10 @@ pub struct Control {
 }
 
 impl Control {
-    /// The program that finds its daemon by this environment.
     pub fn new(program: PathBuf, environment: Environment, limits: Limits) -> Self {
         Self { program, environment, limits }
     }
 
-    /// Says one command, and returns the answer.
     pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
         self.run(&[], command, &format!("{command}\n"), self.limits.command).await
     }
@@ -70,17 +64,15 @@ impl Control {
         Err(ControlError::Refused { command: command.to_owned(), said })
     }
 
-    /// The program's own version, in its words. Needs no daemon.
+    /// Needs no daemon.
     pub(super) async fn version(&self) -> Result<String, ControlError> {
         self.run(&["-v"], "-v", "", self.limits.command).await
     }
 
-    /// The servers.
     pub(super) async fn servers(&self) -> Result<Vec<i32>, ControlError> {
         self.pids("get_server_list".to_owned()).await
     }
 
-    /// The clients of a server.
     pub(super) async fn clients(&self, server: i32) -> Result<Vec<i32>, ControlError> {
         self.pids(format!("get_client_list {server}")).await
     }
@@ -90,7 +82,6 @@ impl Control {
         answers::pids(&said).ok_or(ControlError::Unclear { command, said })
     }
 
-    /// The state of a server.
     pub(super) async fn server_status(&self, server: i32) -> Result<ServerStatus, ControlError> {
         let said = self.say(&format!("get_server_status {server}")).await?;
         Ok(answers::server_status(&said))

@@ -15,7 +15,6 @@ use crate::backend::command;
 /// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
 const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
 
-/// A control daemon that runs as a child of this process.
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
@@ -25,7 +24,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one. It takes commands some time later.
+    /// It takes commands some time later.
     pub(super) fn start(control: &Control) -> io::Result<Self> {
         let mut command = command::command(&control.program, &control.environment)?;
         // The daemon writes what matters to its log.
@@ -35,12 +34,11 @@ impl Daemon {
         Ok(Self { child, group, _input: input, guardian: guardian(control) })
     }
 
-    /// Its process.
     pub(super) fn pid(&self) -> Option<i32> {
         self.group.map(Pid::as_raw)
     }
 
-    /// Waits for its end. Cancel-safe.
+    /// Cancel-safe.
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
         self.child.wait().await
     }

@@ -26,7 +26,6 @@ const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A daemon that lived as long as this starts anew with the first pause.
 const LIVED: Duration = Duration::from_secs(60);
 
-/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Condition {
     /// Counts the lives of servers: contexts made in an earlier one are lost.
@@ -35,20 +34,17 @@ pub(super) struct Condition {
     pub(super) server: Result<i32, String>,
 }
 
-/// What is asked of a keeper.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Whether a process that has made its context is a client.
     IsClient(i32, oneshot::Sender<Result<bool, ControlError>>),
-    /// The clients of all servers.
     Clients(oneshot::Sender<Result<Vec<i32>, ControlError>>),
-    /// A client's work is to leave the GPU.
     Terminate(i32, oneshot::Sender<Result<(), ControlError>>),
     /// A client has died: is the server well?
     Examine,
 }
 
-/// What comes to a keeper: the stop has a channel of its own, so that it waits in no queue.
+/// The stop has a channel of its own, so that it waits in no queue.
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) requests: mpsc::Receiver<Request>,
@@ -56,7 +52,6 @@ pub(super) struct Inbox {
     pub(super) stop: oneshot::Receiver<bool>,
 }
 
-/// Keeps a daemon.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) control: Control,
@@ -67,7 +62,6 @@ pub(super) struct Keeper {
     pub(super) fault: Option<Instant>,
 }
 
-/// Why a daemon is not kept any longer.
 enum Over {
     Asked { at_once: bool },
     Dead(String),
@@ -98,7 +92,6 @@ impl Keeper {
         }
     }
 
-    /// Waits until the daemon answers, and until its server takes clients.
     async fn await_server(&self) -> Result<i32, ControlError> {
         while self.control.servers().await.is_err() {
             sleep(LOOK_EVERY).await;
@@ -170,7 +163,6 @@ impl Keeper {
         }
     }
 
-    /// Serves requests until the daemon ends or has to.
     async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> Over {
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -189,7 +181,7 @@ impl Keeper {
         }
     }
 
-    /// Answers a request; a receiver that is gone is no error.
+    /// A receiver that is gone is no error.
     async fn serve(&mut self, request: Request) {
         match request {
             Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
@@ -238,7 +230,6 @@ impl Keeper {
         Ok(())
     }
 
-    /// Looks whether there is a server, and in which state it is.
     async fn examine(&mut self) -> Result<(), ControlError> {
         if self.fault.is_some() {
             return Ok(());
@@ -281,8 +272,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// While the server is at fault: looks whether it has recovered. `Some` says why the daemon
-    /// must be restarted.
+    /// While the server is at fault. `Some` says why the daemon must be restarted.
     async fn recovering(&mut self) -> Option<String> {
         let since = self.fault?;
         if let Ok(servers) = self.control.servers().await
@@ -315,8 +305,7 @@ impl Keeper {
     }
 }
 
-/// Works to the end, unless asked to stop. Any other request is dropped, so that its sender gets an
-/// error at once.
+/// Any other request is dropped meanwhile, so that its sender gets an error at once.
 async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-/// How long MPS is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Until a new daemon answers and its server takes clients: the driver may have to come up first.
+    /// Until a new daemon's server takes clients: the driver may have to come up first.
     pub start: Duration,
     /// Until the daemon has answered a command.
     pub command: Duration,

@@ -41,10 +41,8 @@ const REQUESTS: usize = 256;
 /// So many failed measurements of whether partitions keep apart mean that they do not.
 const ISOLATION_TRIES: u32 = 3;
 
-/// How often the list of clients is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Why a GPU cannot be had under MPS.
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     #[error(
@@ -85,26 +83,21 @@ pub enum MpsError {
     Thread(#[source] io::Error),
 }
 
-/// What a GPU under MPS is started from.
 #[derive(Debug, Clone)]
 pub struct MpsSetup {
     /// The GPU, as the configuration names it.
     pub device: String,
-    /// Its place in the configuration.
     pub index: usize,
-    /// Its UUID.
     pub uuid: String,
-    /// The control program.
     pub program: PathBuf,
     /// The program that tells what a CUDA process finds, when run with `--probe`.
     pub probe: PathBuf,
     /// A folder of this user's alone.
     pub private: PathBuf,
-    /// How long MPS is waited for.
     pub limits: Limits,
 }
 
-/// A GPU under MPS. Its leases are lives of the server.
+/// Its leases are lives of the server.
 #[derive(Debug)]
 pub struct MpsGpu {
     setup: MpsSetup,
@@ -116,7 +109,6 @@ pub struct MpsGpu {
     running: Mutex<Option<Running>>,
 }
 
-/// The keeper's thread, and what ends it.
 #[derive(Debug)]
 struct Running {
     /// Whether at once.
@@ -124,7 +116,6 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// What is known of a GPU once its daemon runs.
 #[derive(Debug)]
 struct Found {
     total: Sms,
@@ -133,8 +124,7 @@ struct Found {
 }
 
 impl MpsGpu {
-    /// Starts a daemon and a server for a GPU, and asks what a share comes to. Blocks until clients
-    /// are taken, for a minute or two at most.
+    /// Blocks until clients are taken, for a minute or two at most.
     pub fn start(setup: MpsSetup) -> Result<Self, MpsError> {
         let place = Directories::of(&setup.private, setup.index);
         let surroundings = vec![
@@ -169,7 +159,7 @@ impl MpsGpu {
         self.condition.borrow().server.clone()
     }
 
-    /// Asks whether a process is a client. Blocks.
+    /// Blocks.
     fn is_client(&self, pid: i32) -> Result<bool, String> {
         let (reply, answer) = oneshot::channel();
         let ended = "the MPS control daemon is down".to_owned();
@@ -287,8 +277,7 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
     if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
 }
 
-/// How the GPU divides, if partitions keep apart. A busy host can spoil a measurement, so it is
-/// repeated.
+/// A busy host can spoil a measurement, so it is repeated.
 async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String> {
     let mut tries = 0;
     loop {

@@ -18,13 +18,11 @@ use crate::backend::PIPE_DIRECTORY;
 /// The longest pipe directory that MPS is sure to take, in bytes: names of sockets come behind it.
 const MAX_PIPE: usize = 75;
 
-/// The pipe directories that MPS uses by default.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
 /// How much of a log's end is shown, in bytes.
 const TAIL: i64 = 2048;
 
-/// How long a program of MPS may take to die of a kill.
 const DEATH_LIMIT: Duration = Duration::from_secs(5);
 
 /// How often to check whether the program is dead: most are no children of this process.
@@ -33,7 +31,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Names of programs of MPS begin so.
 const PROGRAMS: &str = "nvidia-cuda-mps-";
 
-/// The directories of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Directories {
     pub(super) pipe: PathBuf,
@@ -41,8 +38,8 @@ pub(super) struct Directories {
 }
 
 impl Directories {
-    /// The directories of the `index`th GPU's daemon of the supervisor that has the folder `private`;
-    /// the same every time. The pipe directory lies elsewhere if its path were too long there.
+    /// Of the `index`th GPU's daemon; the same every time. The pipe directory lies elsewhere if its
+    /// path in `private` were too long.
     pub(super) fn of(private: &Path, index: usize) -> Self {
         let folder = private.join(format!("mps{index}"));
         let pipe = folder.join("pipe");
@@ -54,7 +51,6 @@ impl Directories {
         Self { pipe: Path::new("/tmp").join(name), log }
     }
 
-    /// Makes the directories, closed to others.
     pub(super) fn make(&self) -> io::Result<()> {
         for directory in [&self.pipe, &self.log] {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -69,7 +65,6 @@ impl Directories {
         Ok(())
     }
 
-    /// Removes the directories. What is not there is fine.
     pub(super) fn remove(&self) {
         for directory in [&self.pipe, &self.log] {
             match fs::remove_dir_all(directory) {
@@ -115,13 +110,11 @@ impl Directories {
         }
     }
 
-    /// The ends of the daemon's logs.
     pub(super) fn logs(&self) -> String {
         let tails = ["control.log", "server.log"].map(|name| tail(&self.log.join(name)));
         tails.concat().trim_end().to_owned()
     }
 
-    /// The end of the server's log.
     pub(super) fn server_log(&self) -> String {
         tail(&self.log.join("server.log"))
     }
@@ -139,7 +132,6 @@ pub(super) fn foreign_daemon(named: Option<PathBuf>, program: &Path) -> Option<(
     })
 }
 
-/// Whether this process runs a program of MPS.
 fn is_mps(process: &Process, program: &Path) -> bool {
     let arguments = process.cmdline().unwrap_or_default();
     let name = arguments.first().and_then(|first| Path::new(first).file_name());

@@ -6,7 +6,6 @@ use super::super::Served;
 use super::super::reports::{ModelReport, ModelState};
 use super::orders::Orders;
 
-/// How a model stands, and what was seen of it since the last time.
 pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
     let report = sharer.report.borrow();
     let sms = |share| report.sms_of(&*sharer.gpu, share);

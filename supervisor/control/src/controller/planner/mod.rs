@@ -31,16 +31,13 @@ use shadowslice_datapath::pipeline::LatencyHistogram;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
-/// The last decision, and how long decisions take.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Planned {
-    /// The last decision.
     pub report: PlanReport,
     /// How long each took since the start.
     pub took: LatencyHistogram,
 }
 
-/// Asks a policy, and orders what it says.
 #[derive(Debug)]
 pub struct Planner {
     choice: Choice,
@@ -106,8 +103,7 @@ fn whole(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Sms> {
 }
 
 impl Planner {
-    /// A planner for these models, which may come and go, and its last decision; `None` where no
-    /// policy decides.
+    /// `None` where no policy decides.
     pub fn new(
         settings: &Settings,
         clock: Clock,
@@ -140,7 +136,6 @@ impl Planner {
         self.learn_terms();
     }
 
-    /// Decides when an interval is over, for ever. Models come and go meanwhile.
     pub async fn run(mut self) {
         // Before the first interval ends, a policy has nothing to go by.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
@@ -191,7 +186,6 @@ impl Planner {
         }
     }
 
-    /// How all models stand, and what was seen of them since the last time.
     fn facts(&mut self, now: Moment) -> Facts {
         for (sharer, orders) in &mut self.models {
             orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
@@ -201,7 +195,6 @@ impl Planner {
         Facts { now, gpus: self.gpus.clone(), models: models.collect() }
     }
 
-    /// Orders a change; else says why it does not.
     fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
         let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
@@ -237,9 +230,8 @@ impl Planner {
         Ok(())
     }
 
-    /// Tells the policy what is known of the models now: their configurations change, and whether a
-    /// model can be batched is known once it is loaded. The policy keeps what it learnt of models
-    /// that stay.
+    /// Configurations change, and whether a model can be batched is known once it is loaded. The
+    /// policy keeps what it learnt of models that stay.
     fn learn_terms(&mut self) {
         let (ids, terms): (Vec<usize>, Vec<Terms>) =
             self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();

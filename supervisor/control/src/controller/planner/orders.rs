@@ -15,7 +15,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 type Outcome = Result<HandoverReport, ResizeRefused>;
 
-/// What was ordered of one controller.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     under_way: Option<(Percent, oneshot::Receiver<Outcome>)>,
@@ -25,7 +24,6 @@ pub(super) struct Orders {
     rolled_back: u64,
 }
 
-/// The last order that came to nothing.
 #[derive(Debug)]
 struct Failed {
     until: Moment,
@@ -34,7 +32,6 @@ struct Failed {
 }
 
 impl Orders {
-    /// The share that the order under way will bring.
     pub(super) fn coming(&self) -> Option<Percent> {
         self.under_way.as_ref().map(|(share, _)| *share)
     }
@@ -44,7 +41,6 @@ impl Orders {
         self.wrong
     }
 
-    /// Takes note of what became of the last order.
     pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Moment) {
         // Only the policy's own changes count: a failure of an operator's order is not the
         // policy's.
@@ -77,7 +73,6 @@ impl Orders {
         self.failed = Some(Failed { until: now + pause, pause, why });
     }
 
-    /// Orders a share; else says why it is not ordered.
     pub(super) fn send(
         &mut self,
         to: &mpsc::Sender<Order>,

@@ -11,14 +11,11 @@ use super::{Served, Settings};
 use shadowslice_config::OnLate;
 use shadowslice_shared::units::ms;
 
-/// The last decision.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// The policy, as the configuration names it.
     pub policy: String,
     /// Whether decisions are carried out.
     pub act: bool,
-    /// How often it decides, in ms.
     pub interval_ms: f64,
     /// Decisions since the start; 0 while there is none, and always under `static`.
     pub decisions: u64,
@@ -26,20 +23,13 @@ pub struct PlanReport {
     pub models: Vec<ModelPlan>,
 }
 
-/// What was decided about a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelPlan {
-    /// Its name.
     pub name: String,
-    /// The index of its GPU.
     pub gpu: usize,
-    /// The share that was in force.
     pub share_percent: u32,
-    /// Its SMs.
     pub sms: u32,
-    /// The share that it should have.
     pub wanted_percent: u32,
-    /// Its SMs.
     pub wanted_sms: u32,
     /// How its share is changed: `in-process`, `shadow`, `restart` or `never`.
     pub mechanism: String,
@@ -49,21 +39,16 @@ pub struct ModelPlan {
     pub groups: Option<String>,
     /// The models that have some of these groups, too.
     pub groups_shared_with: Vec<String>,
-    /// Whether an operator holds its share.
     pub held: bool,
     /// `keep`, `grow`, `shrink` or `wait`.
     pub verdict: String,
-    /// Why, in words and numbers.
     pub why: String,
     /// Why a wanted change is not ordered.
     pub not_ordered: Option<String>,
-    /// How it batches, and which requests it lets in.
     pub door: DoorReport,
-    /// The figures behind the decision.
     pub seen: SeenReport,
 }
 
-/// A door.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DoorReport {
     /// The largest batch, in rows.
@@ -85,12 +70,10 @@ pub struct SeenReport {
     pub attainment: f64,
     /// The part of the time in which a batch executed.
     pub busy: f64,
-    /// Requests that waited.
     pub queued: usize,
 }
 
 impl PlanReport {
-    /// Before the first decision.
     pub fn nothing_yet(settings: &Settings) -> Self {
         Self {
             policy: settings.policy.to_string(),
@@ -103,7 +86,6 @@ impl PlanReport {
 }
 
 impl SeenReport {
-    /// The figures of what was seen.
     pub(super) fn of(seen: &Seen) -> Self {
         let seconds = seen.span.as_secs_f64();
         let ended = seen.answered + seen.refused;
@@ -118,7 +100,7 @@ impl SeenReport {
 }
 
 impl DoorReport {
-    /// A model's door. With `on_late: serve` it refuses no late request.
+    /// With `on_late: serve` it refuses no late request.
     fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
         let Door { max_batch, refuse_late } = *door;
         Self {
@@ -129,7 +111,7 @@ impl DoorReport {
     }
 }
 
-/// What was decided about all models. `obstacles`: why changes were not ordered.
+/// `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
     sharers: impl Iterator<Item = &'a Served>,
     facts: &Facts,
@@ -197,7 +179,7 @@ fn name(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// A verdict in words; `names` are those of all models.
+/// `names` are those of all models.
 pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String {
     let Verdict { from, to, waiting, why } = verdict;
     let why = reason(why, names, now);
