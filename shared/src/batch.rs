@@ -94,10 +94,7 @@ pub enum RunFailure {
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
     #[error("the answer has {needed} bytes and only {room} fit; raise limits.response_bytes")]
-    AnswerTooLarge {
-        needed: u64,
-        room: u64,
-    },
+    AnswerTooLarge { needed: u64, room: u64 },
     /// A fault of the supervisor.
     #[error("the worker could not use the batch: {0}")]
     BadBatch(String),

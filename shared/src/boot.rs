@@ -135,9 +135,7 @@ pub enum Provider {
     /// ONNX Runtime's own, on cuDNN and cuBLAS.
     Cuda,
     /// Engines are built for a share of the GPU and kept in `cache`.
-    TensorRt {
-        cache: PathBuf,
-    },
+    TensorRt { cache: PathBuf },
 }
 
 /// One input of the emulated engine, and the output that repeats it.

@@ -70,16 +70,9 @@ pub enum BadTable {
     #[error("batch sizes must differ and be at least 1")]
     RowsOutOfOrder,
     #[error("batch size {batch} has {got} times for {want} SM counts")]
-    Ragged {
-        batch: u32,
-        got: usize,
-        want: usize,
-    },
+    Ragged { batch: u32, got: usize, want: usize },
     #[error("batch size {batch}: {ms} is not an execution time; give milliseconds above 0 and below 1000000")]
-    NotATime {
-        batch: u32,
-        ms: f64,
-    },
+    NotATime { batch: u32, ms: f64 },
 }
 
 const MAX_MS: f64 = 1e6;

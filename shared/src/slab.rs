@@ -39,10 +39,7 @@ pub enum SlabError {
     #[error("a shared memory file does not tell its size")]
     Inspect(#[source] Errno),
     #[error("a shared memory file has {got} bytes instead of {want}")]
-    Size {
-        got: u64,
-        want: u64,
-    },
+    Size { got: u64, want: u64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

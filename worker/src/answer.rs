@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 use shadowslice_shared::batch::{Extent, RunFailure};
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
-/// The response slab's slots.
 #[derive(Debug)]
 pub struct AnswerSlots {
     writer: AnswerWriter,
@@ -13,7 +12,6 @@ pub struct AnswerSlots {
 }
 
 impl AnswerSlots {
-    /// The slots of `slot_bytes` bytes of a mapped slab.
     pub fn new(writer: AnswerWriter, slot_bytes: u64) -> Self {
         Self { writer, slot_bytes }
     }
@@ -23,15 +21,13 @@ impl AnswerSlots {
         self.writer.whole()
     }
 
-    /// A slot, empty.
     pub fn slot(&self, slot: u8) -> AnswerSlot<'_> {
         let start = u64::from(slot) * self.slot_bytes;
         AnswerSlot { writer: &self.writer, start, end: start, limit: start + self.slot_bytes }
     }
 }
 
-/// A slot that is being filled. When the answer does not fit, the slot goes on counting, to say how
-/// much room is needed.
+/// When the answer does not fit, the slot goes on counting, to say how much room is needed.
 #[derive(Debug)]
 pub struct AnswerSlot<'a> {
     writer: &'a AnswerWriter,
@@ -41,7 +37,6 @@ pub struct AnswerSlot<'a> {
 }
 
 impl AnswerSlot<'_> {
-    /// Appends one request's part of one output.
     pub fn put(&mut self, bytes: &[u8]) -> Extent {
         let (extent, place) = self.reserve(bytes.len() as u64);
         if place.is_some() {
@@ -50,7 +45,8 @@ impl AnswerSlot<'_> {
         extent
     }
 
-    /// Room for one request's part of one output, which a device will write: its address, unless it does not fit.
+    /// For one request's part of one output, which a device will write: its address, unless it does
+    /// not fit.
     pub fn reserve(&mut self, len: u64) -> (Extent, Option<NonNull<u8>>) {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset.saturating_add(len);
@@ -60,7 +56,6 @@ impl AnswerSlot<'_> {
         (Extent { offset, len }, fits.then(place))
     }
 
-    /// Whether the whole answer fitted.
     pub fn check(&self) -> Result<(), RunFailure> {
         let (needed, room) = (self.end - self.start, self.limit - self.start);
         if needed > room { Err(RunFailure::AnswerTooLarge { needed, room }) } else { Ok(()) }

@@ -14,12 +14,11 @@ pub(crate) fn now_ns() -> u64 {
     part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
 }
 
-/// The moment `span` after `ns`; a moment beyond the clock's range is never reached.
+/// A moment beyond the clock's range is never reached.
 pub(crate) fn after(ns: u64, span: Duration) -> u64 {
     ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// A moment or span of the clock as the kernel takes it.
 pub(crate) fn timespec(ns: u64) -> Timespec {
     let part = |part| i64::try_from(part).expect("a u64 of nanoseconds has fewer seconds than an i64 holds");
     Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
@@ -29,7 +28,6 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HungUp;
 
-/// Waits until the clock reads `deadline_ns`, or nothing more can come from the socket's other end.
 pub(crate) fn wait_until(deadline_ns: u64, socket: impl AsFd) -> Result<(), HungUp> {
     loop {
         let left = deadline_ns.saturating_sub(now_ns());
@@ -40,12 +38,10 @@ pub(crate) fn wait_until(deadline_ns: u64, socket: impl AsFd) -> Result<(), Hung
     }
 }
 
-/// Fails if nothing more can come from the socket's other end.
 pub(crate) fn still_wanted(socket: impl AsFd) -> Result<(), HungUp> {
     hears_within(0, &socket)
 }
 
-/// Waits for so many nanoseconds at most.
 fn hears_within(ns: u64, socket: &impl AsFd) -> Result<(), HungUp> {
     let mut watched = [PollFd::new(socket, PollFlags::RDHUP)];
     match poll(&mut watched, Some(&timespec(ns))) {

@@ -7,39 +7,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use shadowslice_shared::boot::descriptors as number;
 
-/// What the supervisor passed on.
 #[derive(Debug)]
 pub struct Descriptors {
-    /// The socket of the data path.
     pub batches: OwnedFd,
-    /// The model's request slab.
     pub requests: OwnedFd,
-    /// The worker's response slab.
     pub responses: OwnedFd,
-    /// The model's reference answers.
     pub reference: OwnedFd,
-    /// The emulated GPU's pool.
     pub pool: Option<OwnedFd>,
     /// The socket for weights on a GPU.
     pub weights: Option<OwnedFd>,
 }
 
-/// Why the descriptors could not be adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// A descriptor is not there.
     #[error("descriptor {0} was not passed to the worker")]
     Missing(RawFd),
-    /// The socket cannot be made to wait.
     #[error("the socket for batches cannot be made to wait")]
     Blocking(#[source] Errno),
-    /// The descriptors already have an owner.
     #[error("the inherited descriptors were adopted before")]
     Twice,
 }
 
-/// Takes the inherited descriptors, once. Call it before the process opens any of its own, which
-/// could otherwise get the number of one that was not passed.
+/// Once, and before the process opens any descriptor of its own, which could otherwise get the
+/// number of one that was not passed.
 pub fn adopt() -> Result<Descriptors, AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {
@@ -59,7 +49,7 @@ pub fn adopt() -> Result<Descriptors, AdoptError> {
     })
 }
 
-/// The descriptor of this number, if it is open.
+/// `None` if the descriptor is not open.
 fn take(number: RawFd) -> Option<OwnedFd> {
     // SAFETY: it is only passed to one call, which answers EBADF if it is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };

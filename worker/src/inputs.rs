@@ -5,8 +5,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-/// The inputs of a batch, checked: all parts lie in the slab and have the lengths that the shapes
-/// say.
+/// All parts lie in the slab and have the lengths that the shapes say.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     batch: &'a Batch,
@@ -16,7 +15,7 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Checks a batch. `batched` says whether shapes are preceded by a batch axis.
+    /// `batched` says whether shapes are preceded by a batch axis.
     pub fn check(
         batch: &'a Batch,
         slab: &'a ReadableSlab,
@@ -59,47 +58,40 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
-    /// The slot of its answer.
     pub fn slot(&self) -> u8 {
         self.batch.slot
     }
 
-    /// The partition on which it runs.
     pub fn groups(&self) -> Groups {
         self.batch.groups
     }
 
-    /// The number of requests.
     pub fn requests(&self) -> usize {
         self.batch.requests.len()
     }
 
-    /// A request's size along the batch axis.
     pub fn rows_of(&self, request: usize) -> u32 {
         self.batch.requests[request].rows
     }
 
-    /// The size of the whole batch; `None` for a model without a batch axis.
+    /// `None` for a model without a batch axis.
     pub fn rows(&self) -> Option<u32> {
         self.rows
     }
 
-    /// The model's inputs.
     pub fn specs(&self) -> &'a [TensorSpec] {
         self.specs
     }
 
-    /// An input's shape without the batch axis.
     pub fn row_shape(&self, input: usize) -> &'a [i64] {
         &self.batch.shapes[input]
     }
 
-    /// An input's shape, the batch axis included.
+    /// With the batch axis.
     pub fn shape(&self, input: usize) -> impl Iterator<Item = i64> + 'a {
         self.rows.map(i64::from).into_iter().chain(self.row_shape(input).iter().copied())
     }
 
-    /// A request's bytes of an input.
     pub fn part(&self, request: usize, input: usize) -> &'a [u8] {
         let Extent { offset, len } = self.batch.requests[request].inputs[input];
         self.slab.bytes(offset, len).expect("`check` found it inside the slab")

@@ -1,9 +1,8 @@
 //! One model's process: boots as the supervisor orders, proves its answers, and then runs batches
 //! until there is no more work.
 //!
-//! [`boot`] takes a worker through its phases; [`serve`] runs it afterwards. [`engine`] runs the
-//! model, [`device`] says how long that takes and which SMs the worker was given. An engine may use
-//! a real GPU, but no device uses an engine. [`probe`] reports what a process finds on a GPU.
+//! [`device`] says how long batches take and which SMs the worker was given. An engine may use a
+//! real GPU, but no device uses an engine.
 
 pub mod answer;
 pub mod boot;

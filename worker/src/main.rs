@@ -7,7 +7,7 @@ use shadowslice_shared::errors::chain;
 use shadowslice_worker::boot::{Connected, Fault};
 use shadowslice_worker::probe::Probe;
 
-/// Wrong usage, as sysexits has it.
+/// As sysexits has it.
 const EX_USAGE: u8 = 64;
 
 /// Something that is needed is not there, as sysexits has it.

@@ -1,6 +1,5 @@
 //! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as
-//! one line of JSON. The supervisor and measurements use it, so that they need no CUDA of their
-//! own.
+//! one line of JSON. The supervisor and measurements use it, and so need no CUDA of their own.
 
 use std::process::Command;
 use std::time::Instant;
@@ -37,7 +36,6 @@ pub enum ProbeError {
 }
 
 impl Probe {
-    /// Reads a command line after `--probe`; `None` if it is no valid one.
     pub fn read(arguments: &[String]) -> Option<Self> {
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         match words[..] {
@@ -48,7 +46,7 @@ impl Probe {
         }
     }
 
-    /// Finds it out; returns one line of JSON.
+    /// Returns one line of JSON.
     pub fn run(self) -> Result<String, ProbeError> {
         match self {
             Self::Facts => facts(),

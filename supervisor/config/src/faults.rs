@@ -46,10 +46,7 @@ impl fmt::Display for Fault {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {}; give the path of a YAML file", path.display())]
-    Read {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// All faults; every line of the text is a fault.
     #[error("{}", Listing(.0))]
     Faults(Vec<Fault>),

@@ -147,9 +147,7 @@ pub enum Engine {
         providers: Vec<Provider>,
     },
     /// Takes the time that the profile says.
-    Emulated {
-        tensors: Vec<EchoTensor>,
-    },
+    Emulated { tensors: Vec<EchoTensor> },
 }
 
 impl Engine {

@@ -13,14 +13,9 @@ const TURN_WITHIN: Duration = Duration::from_secs(5);
 pub enum Wish {
     /// The model is to serve, with its files read anew; `config` has the keys of its configuration
     /// that are to differ, as JSON.
-    Load {
-        model: String,
-        config: Option<String>,
-    },
+    Load { model: String, config: Option<String> },
     /// The model is to answer the requests that it accepted, and end.
-    Unload {
-        model: String,
-    },
+    Unload { model: String },
 }
 
 #[derive(Debug)]

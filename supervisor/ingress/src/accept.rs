@@ -17,10 +17,9 @@ use super::metrics::{self, Render};
 use super::stop::Stop;
 use super::{Frontend, grpc, http};
 
-/// How long accepting rests after a failure such as too many open files, which does not pass at once.
+/// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
-/// The service at an address.
 #[derive(Clone)]
 pub(super) enum Service {
     Http(Arc<Frontend>),
@@ -31,14 +30,13 @@ pub(super) enum Service {
 /// How long a peer may read nothing of an answer.
 pub(super) const UNREAD: Duration = Duration::from_secs(30);
 
-/// An accepted connection.
 pub(super) type Stream = Pin<Box<dyn Connection>>;
 
 pub(super) trait Connection: AsyncRead + AsyncWrite + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Send> Connection for S {}
 
-/// Serves at all the addresses until the end of the last connection after `stop`.
+/// Returns when the last connection after `stop` has ended.
 pub(super) async fn run(bound: impl Iterator<Item = (Service, Bound)>, connections: usize, stop: Stop) {
     // As many as can be waited for at once, below.
     let most = u32::try_from(connections.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
@@ -52,7 +50,7 @@ pub(super) async fn run(bound: impl Iterator<Item = (Service, Bound)>, connectio
     let _ = room.acquire_many(most).await;
 }
 
-/// Accepts until `stop`. At the bound, one more connection per listener is accepted and waits.
+/// At the bound, one more connection per listener is accepted and waits.
 async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop) {
     let mut begun = std::pin::pin!(stop.clone().begun());
     let accepting = async {
@@ -99,15 +97,13 @@ async fn accept(bound: &Bound, service: &Service) -> io::Result<Stream> {
     }
 }
 
-/// A stream that fails when its peer reads nothing for too long: answers that no client takes would
-/// stay in memory.
+/// Answers that no client takes would stay in memory.
 fn impatient(stream: impl Connection + 'static, unread: Duration) -> Stream {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(unread));
     Box::pin(stream)
 }
 
-/// Serves one connection; cuts it when it is overdue.
 async fn serve(service: Service, stream: Stream, stop: Stop) {
     let overdue = stop.clone().overdue();
     let serving = async {

@@ -11,17 +11,17 @@ use super::tensors::WantedOutput;
 use super::values;
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
 
-/// Room for the JSON of an answer with an output or two, and for a small tensor behind it, in bytes.
+/// Room for an answer with an output or two, and for a small tensor behind it.
 const JSON_BYTES: usize = 512;
 
-/// Tensors of fewer bytes together follow the JSON in its own piece: to copy them costs less than another piece.
+/// Tensors of fewer bytes together follow the JSON in its own piece: to copy them costs less than
+/// another piece.
 const SMALL: usize = 4096;
 
-/// A body, and the length of the JSON at its start where binary tensors follow.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Body {
     pub(super) bytes: Pieces,
-    /// For the header `Inference-Header-Content-Length`.
+    /// Of the JSON, where tensors follow: for the header `Inference-Header-Content-Length`.
     pub(super) header_length: Option<usize>,
 }
 
@@ -78,7 +78,6 @@ pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) ->
     Ok(Body { bytes: behind(json.into_bytes(), binary), header_length })
 }
 
-/// The tensors behind the JSON.
 fn behind<'d>(mut json: Vec<u8>, binary: impl Iterator<Item = &'d Bytes> + Clone) -> Pieces {
     if binary.clone().map(Bytes::len).sum::<usize>() < SMALL {
         binary.for_each(|data| json.extend_from_slice(data));

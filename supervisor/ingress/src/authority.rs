@@ -8,7 +8,8 @@
 //!
 //! Only plain literals are repaired, under the static table's name or the name spelled out, in the
 //! first frame of a header block; these clients send nothing else. A Huffman-coded authority passes
-//! unchanged, as does everything malformed. Once `h2` accepts such an authority, this file and its only use can go.
+//! unchanged, as does everything malformed. Once `h2` accepts such an authority, this file and its
+//! only use can go.
 
 use std::io;
 use std::ops::Range;
@@ -128,7 +129,6 @@ fn repair(bytes: &mut [u8], skip: &mut usize) -> usize {
     }
 }
 
-/// The frame's payload without padding and priority.
 fn header_block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     let (mut start, mut end) = (0, payload.len());
     if flags & PADDED != 0 {
@@ -174,7 +174,6 @@ fn is_of_a_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Reads an integer that begins with the last bits of a byte.
 fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     let mut next = || {
         let byte = usize::from(*block.get(*at)?);

@@ -19,29 +19,23 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// would keep its place for ever.
 pub(super) const SLOWEST: f64 = 1024.0;
 
-/// The largest request besides inferences, in bytes: such requests are not admitted before they are
-/// read.
+/// In bytes, of requests besides inferences: they are not admitted before they are read.
 pub(super) const SHORT: usize = 256 << 10;
 
-/// Pieces smaller than this, in bytes, are put together: each keeps the buffer that it was read into.
+/// Smaller pieces, in bytes, are put together: each keeps the buffer that it was read into.
 const SMALL: usize = 4096;
 
-/// Why a body was not read to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// It is longer than the limit.
     TooLarge,
     /// Nothing came for [`SILENCE`], or all of it too slowly.
     Stalled,
-    /// It is malformed, or the connection is gone.
     Broken(String),
 }
 
-/// How long the rest of a body is waited for.
 struct Patience {
     begun: Instant,
     bytes: f64,
-    /// When it is given up if nothing comes.
     until: Instant,
 }
 
@@ -51,7 +45,6 @@ impl Patience {
         Self { begun, bytes: 0.0, until: begun + SILENCE }
     }
 
-    /// So many bytes came now.
     fn came(&mut self, bytes: usize) {
         self.bytes += bytes as f64;
         let at_pace = self.begun + SILENCE + Duration::from_secs_f64(self.bytes / SLOWEST);
@@ -59,7 +52,7 @@ impl Patience {
     }
 }
 
-/// Reads a whole body of at most `limit` bytes; a body that announces more is not read at all.
+/// A body that announces more than `limit` bytes is not read at all.
 pub(super) async fn read<B>(mut body: B, limit: usize) -> Result<Pieces, Unread>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,

@@ -41,7 +41,6 @@ where
     }
 }
 
-/// Its half that reads.
 #[derive(Debug)]
 pub(crate) struct BoundedDecoder<U>(ProstDecoder<U>);
 

@@ -1,7 +1,6 @@
-//! Compressed messages and bodies: gzip and deflate (zlib's format), which both protocols share.
-//!
-//! A few compressed bytes may become gigabytes, so each caller gives a limit in bytes. The work is
-//! done away from the threads that serve connections.
+//! gzip and deflate (zlib's format), which both protocols share. A few compressed bytes may become
+//! gigabytes, so each caller gives a limit in bytes; the work is done away from the threads that
+//! serve connections.
 
 use std::io::Read;
 
@@ -11,7 +10,6 @@ use flate2::bufread::{GzEncoder, MultiGzDecoder, ZlibDecoder, ZlibEncoder};
 
 use super::request_error::{RequestError, away, invalid};
 
-/// A format of compressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Gzip,
@@ -30,7 +28,6 @@ impl Encoding {
         }
     }
 
-    /// Decompresses a request to at most `limit` bytes.
     pub(super) async fn decompress(self, bytes: Bytes, limit: usize) -> Result<Bytes, RequestError> {
         away("decompressing the request", move || self.decompress_here(&bytes, limit)).await
     }
@@ -57,7 +54,6 @@ impl Encoding {
         }
     }
 
-    /// Compresses an answer, rather fast than well.
     pub(super) async fn compress(self, bytes: Bytes) -> Result<Bytes, RequestError> {
         away("compressing the answer", move || Ok(self.compress_here(&bytes))).await
     }

@@ -14,12 +14,10 @@ use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
 use shadowslice_datapath::pipeline::Failure;
 
-/// The parameters of a tensor that lies in shared memory.
 const REGION: &str = "shared_memory_region";
 const OFFSET: &str = "shared_memory_offset";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 
-/// The request in the form that both protocols share.
 pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
     let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
@@ -45,7 +43,6 @@ pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failur
     Ok(InferRequest { id, inputs: read, outputs: wanted, terms })
 }
 
-/// A parameter of the request that is a whole number, in either of the protocol's forms.
 fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, Failure> {
     let Some(parameter) = parameters.get(name) else { return Ok(0) };
     match &parameter.parameter_choice {
@@ -81,7 +78,6 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
     Ok(NamedTensor { name, datatype, shape, data: data.into(), place })
 }
 
-/// Where a tensor lies in shared memory, if its parameters say so.
 fn place(
     kind: &str,
     name: &str,
@@ -106,7 +102,7 @@ fn unsupported(kind: &str, name: &str, parameters: &HashMap<String, InferParamet
     }
 }
 
-/// A tensor's bytes from its typed contents, which must be of its datatype's kind and no other.
+/// The contents must be of the datatype's kind and no other.
 fn typed(datatype: Datatype, contents: InferTensorContents) -> Result<Bytes, String> {
     let InferTensorContents {
         bool_contents,

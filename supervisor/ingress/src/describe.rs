@@ -8,7 +8,6 @@ use super::proto;
 use super::tensors::public_shape;
 use shadowslice_datapath::pipeline::Metadata;
 
-/// The protocol's extensions that are always served.
 const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
 
@@ -36,7 +35,7 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     }
 }
 
-/// A model's configuration as Triton's clients read it. Shapes are without the batch axis.
+/// Shapes are without the batch axis.
 pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
     let input = |spec: &TensorSpec| proto::ModelInput {
         name: spec.name.clone(),

@@ -21,7 +21,6 @@ const ALL: &str = "identity,deflate,gzip";
 /// A message's flag and length.
 const ENVELOPE: usize = 5;
 
-/// How the call's message is compressed; nothing if it is not.
 pub(super) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> {
     let Some(name) = headers.get(ENCODING).filter(|name| *name != "identity") else { return Ok(None) };
     let name = String::from_utf8_lossy(name.as_bytes());
@@ -33,8 +32,7 @@ pub(super) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> 
     })
 }
 
-/// Whether the caller reads answers in that form. A caller that does not say so reads the form that
-/// it writes.
+/// A caller that does not say which forms it reads, reads the form that it writes.
 pub(super) fn accepts(headers: &HeaderMap, encoding: Encoding) -> bool {
     let said = headers.get(ACCEPTED).map(|value| String::from_utf8_lossy(value.as_bytes()));
     said.is_none_or(|said| said.split(',').any(|name| Encoding::named(name.trim()) == Some(encoding)))
@@ -62,8 +60,8 @@ pub(super) async fn decompressed(
     Ok(Request::from_parts(head, Full::new(body)))
 }
 
-/// The answer with its message compressed; an answer without a message as it is. A refusal ends
-/// with its head, and only the original body says so.
+/// An answer without a message stays as it is: a refusal ends with its head, and only the original
+/// body says so.
 pub(super) async fn compressed(
     response: Response<Body>,
     encoding: Encoding,

@@ -45,18 +45,15 @@ use shadowslice_datapath::pipeline::{Coming, Metadata};
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// Where the health service's calls begin.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
 /// The most requests at a time on a connection; clients hold further requests back.
 const STREAMS: u32 = 1024;
 
-/// The longest frame, in bytes; a connection holds one incomplete frame. Compared with the
-/// protocol's 16 KiB, tensors of 600 kB take a quarter less of the supervisor's CPU time, and
-/// arrive in a third less time.
+/// In bytes; a connection holds one incomplete frame. Compared with the protocol's 16 KiB, tensors
+/// of 600 kB take a quarter less of the supervisor's CPU time, and arrive in a third less time.
 pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
-/// How long a connection may take until its first call.
 const FIRST_CALL: Duration = Duration::from_secs(75);
 
 /// A silent connection is pinged this often,
@@ -67,7 +64,6 @@ const PONG: Duration = Duration::from_secs(20);
 /// The most bytes of a message besides its tensors: names, shapes, the envelope.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
-/// Serves one connection to its end.
 pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
@@ -110,9 +106,8 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     }
 }
 
-/// Waits until the connection is to end: serving is over, or no call came in time. A connection
-/// without a call is cut then: its client may never have sent the HTTP/2 preface, and would not end
-/// the connection either.
+/// A connection without a call is cut: its client may never have sent the HTTP/2 preface, and would
+/// not end the connection either.
 async fn over(called: &AtomicBool, stop: Stop) {
     let uncalled = async {
         sleep(FIRST_CALL).await;
@@ -126,7 +121,6 @@ async fn over(called: &AtomicBool, stop: Stop) {
     }
 }
 
-/// The services that a connection may call.
 #[derive(Clone)]
 struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
@@ -134,7 +128,7 @@ struct Servers {
     limit: usize,
 }
 
-/// One call. An inference is admitted before its message is read, which bounds the memory of all.
+/// An inference is admitted before its message is read, which bounds the memory of all.
 async fn call(
     front: Arc<Frontend>,
     servers: Servers,
@@ -247,8 +241,7 @@ impl GrpcInferenceService for Service {
 
     async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        // Like Triton's: a model that is not there is not ready. Clients ask this until a model has
-        // gone.
+        // Like Triton's: an absent model is not ready. Clients ask this until a model has gone.
         let ready = model::find(&self.0.router, &name, &version).is_ok_and(|model| model.ready().is_ok());
         Ok(Response::new(ModelReadyResponse { ready }))
     }

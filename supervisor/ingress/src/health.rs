@@ -1,6 +1,5 @@
-//! gRPC's standard health service: for load balancers, `grpc_health_probe`, and Kubernetes.
-//!
-//! The server serves when all its models are ready, as `ServerReady` says.
+//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. The
+//! server serves when all its models are ready, as `ServerReady` says.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -65,7 +64,7 @@ impl HealthService for Health {
     }
 }
 
-/// Tells how things are, and again whenever that changes, until the watcher is gone or serving ends.
+/// Ends when the watcher is gone or serving ends.
 async fn follow(
     front: Arc<Frontend>,
     known: bool,
@@ -107,12 +106,11 @@ async fn follow(
     }
 }
 
-/// Whether each of the models that there are now is ready. No model is kept by being watched.
+/// No model is kept by being watched.
 fn readinesses(front: &Frontend) -> Vec<watch::Receiver<bool>> {
     front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
 }
 
-/// Waits until a model became ready, or ceased to be ready.
 async fn changed(readiness: &mut [watch::Receiver<bool>]) {
     let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
         Box::pin(async { model.changed().await.is_ok() })

@@ -25,7 +25,6 @@ use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::trace::Outcome;
 
-/// An answer; its body goes out in the pieces that it is made of.
 pub(super) type Answer = Response<Full<Pieces>>;
 
 /// How long a connection may lie idle, or take over the head of a request.
@@ -38,7 +37,6 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How long, once serving is to end, a peer may take over the rest of a request that it has begun.
 const UNASKED: Duration = Duration::from_secs(5);
 
-/// Serves one connection to its end.
 pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let service = service_fn(|request| Box::pin(answer(&front, &asked, &refused, request)));
@@ -48,7 +46,7 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     }
 }
 
-/// Waits until serving is over and the peer, given time, has still not sent a whole request.
+/// Returns when serving is over and the peer, given time, has still not sent a whole request.
 async fn unasked(asked: &AtomicBool, stop: Stop) {
     stop.begun().await;
     tokio::time::sleep(UNASKED).await;
@@ -57,7 +55,7 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
     }
 }
 
-/// Answers requests until the connection is to end, which is left to the caller to close.
+/// To close the connection is left to the caller.
 pub(super) async fn speak<S>(io: Stream, service: S, stop: Stop) -> Stream
 where
     S: HttpService<Incoming, ResBody = Full<Pieces>, Error = Infallible> + Unpin,
@@ -82,7 +80,7 @@ where
     connection.into_parts().io.into_inner()
 }
 
-/// Closes, and where a request was refused in mid-body waits a little until the peer has read why.
+/// Where a request was refused in mid-body, waits a little until the peer has read why.
 async fn close(mut io: Stream, linger: bool) {
     if io.shutdown().await.is_err() || !linger {
         return;
@@ -120,7 +118,7 @@ async fn answer(
     Ok(response)
 }
 
-/// The answer to a body that was not read to its end, after which the connection cannot go on.
+/// The body was not read to its end, after which the connection cannot go on.
 fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
     let mut response = match unread {
         Unread::TooLarge => {
@@ -137,7 +135,6 @@ fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
     response
 }
 
-/// An answer without a body.
 pub(super) fn empty(status: StatusCode) -> Answer {
     let mut response = Response::new(Full::default());
     *response.status_mut() = status;
@@ -151,7 +148,6 @@ pub(super) fn document(json: &impl Serialize) -> Answer {
     response
 }
 
-/// A refusal in the protocol's form.
 pub(super) fn error(status: StatusCode, message: &str) -> Answer {
     let mut response = document(&json!({"error": message}));
     *response.status_mut() = status;

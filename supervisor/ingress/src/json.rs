@@ -12,11 +12,9 @@ use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutp
 use super::values;
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
 
-/// A request, and the form its answer is to have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
     pub(super) request: InferRequest,
-    /// Which outputs are to be binary.
     pub(super) form: Form,
 }
 
@@ -29,7 +27,6 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Whether the output at that place of the answer is binary.
     pub(super) fn binary(&self, place: usize) -> bool {
         match self {
             Self::All(binary) => *binary,
@@ -139,9 +136,8 @@ struct OutputParameters {
     shared_memory_offset: Option<u64>,
 }
 
-/// Reads a whole body. `header_length` is the value of the header
-/// `Inference-Header-Content-Length`. Without it everything is JSON; with 0 everything is the
-/// model's only input.
+/// `header_length` is the header `Inference-Header-Content-Length`. Without it everything is JSON;
+/// with 0 everything is the model's only input.
 pub(super) fn parse(
     mut body: Pieces,
     header_length: Option<usize>,
@@ -180,7 +176,6 @@ pub(super) fn parse(
     Ok(HttpRequest { request, form })
 }
 
-/// One input, its bytes cut off the binary part of the body or encoded from its JSON values.
 fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Failure> {
     let Few(shape) = input.shape;
     let parameters = input.parameters.unwrap_or_default();

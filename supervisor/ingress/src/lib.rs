@@ -1,14 +1,13 @@
 //! The Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP.
 //!
-//! [`Ingress::bind`] takes the addresses, [`Ingress::run`] serves on them until it is told to stop.
 //! Requests are checked here, so that a pipeline sees only requests that its model takes.
 //! Deviations from the protocol as Triton speaks it: there is one version of every model, "1";
-//! classification, sequences and the extensions that [`absent`] names are not served, and a request
-//! that needs them is refused; a gRPC message over the limit is answered OUT_OF_RANGE, before it is
-//! read.
+//! classification, sequences and the extensions in `unsupported` are not served, and a request
+//! that needs them is refused; a gRPC message over the limit is answered OUT_OF_RANGE, before it
+//! is read.
 //!
-//! [`MetricsListeners`] are for operators, with room and an end of their own: they answer while
-//! clients wait, and until the last client is served.
+//! [`MetricsListeners`] have room and an end of their own: they answer while clients wait, and
+//! until the last client is served.
 //!
 //! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and
 //! as much again if the request came compressed; a gRPC request is read only once it is among the
@@ -60,7 +59,6 @@ pub use metrics::{MetricsListeners, Render};
 /// How long connections may take to end once serving is to end.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// The protocol's messages.
 #[allow(
     unreachable_pub,
     unused_qualifications,
@@ -75,7 +73,6 @@ mod proto {
     }
 }
 
-/// All addresses, bound.
 #[derive(Debug)]
 pub struct Ingress {
     http: Vec<listen::Bound>,
@@ -84,8 +81,8 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Takes all the addresses, or none: sockets made before a failure are removed again.
-    /// Connections wait in their backlogs until [`Ingress::run`]. Must be called on a Tokio runtime.
+    /// Takes all the addresses, or none: sockets made before a failure are removed again. Must be
+    /// called on a Tokio runtime. Connections wait in their backlogs until [`Ingress::run`].
     pub async fn bind(http: &[Listener], grpc: &[Listener], limits: &Limits) -> Result<Self, BindError> {
         let http = listen::bind_all("HTTP", http).await?;
         Ok(Self { http, grpc: listen::bind_all("gRPC", grpc).await?, limits: *limits })
@@ -93,8 +90,7 @@ impl Ingress {
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the
     /// Unix sockets are removed, idle connections are closed, and requests under way are answered;
-    /// returns when the last connection has ended, at most 30 s later. If there is a `tracer`, it
-    /// gets the spans of inferences.
+    /// returns when the last connection has ended, at most 30 s later.
     pub async fn run(
         self,
         router: Arc<Router>,
@@ -117,7 +113,6 @@ impl Ingress {
     }
 }
 
-/// The state that all connections share.
 #[derive(Debug)]
 struct Frontend {
     router: Arc<Router>,
@@ -130,7 +125,6 @@ struct Frontend {
 }
 
 impl Frontend {
-    /// A place among the requests in flight, held until it is dropped.
     fn admit(&self) -> Result<SemaphorePermit<'_>, Failure> {
         self.in_flight.try_acquire().map_err(|_| {
             Failure::Unavailable(

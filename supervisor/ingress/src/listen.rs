@@ -11,15 +11,13 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use shadowslice_config::{Address, Listener};
 
-/// Connections that the kernel keeps until they are accepted; at most `net.core.somaxconn`, which
-/// is usually the same number. Beyond it, a client of a Unix socket that does not block is turned
-/// away at once.
+/// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
+/// socket that does not block is turned away at once.
 const BACKLOG: u32 = 4096;
 
-/// The mode of a Unix socket without a configured mode: its owner and its group may connect.
+/// Where no mode is configured: the socket's owner and its group may connect.
 const MODE: u32 = 0o660;
 
-/// Why an address could not be taken.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct BindError {
@@ -28,17 +26,10 @@ pub struct BindError {
     source: Option<io::Error>,
 }
 
-/// A listening socket.
 #[derive(Debug)]
 pub(super) enum Bound {
-    /// With its file, which goes when the listener does.
-    Unix {
-        listener: UnixListener,
-        _file: SocketFile,
-    },
-    Tcp {
-        listener: TcpListener,
-    },
+    Unix { listener: UnixListener, _file: SocketFile },
+    Tcp { listener: TcpListener },
 }
 
 /// Takes all the addresses, or none of them. `what` names the service for the log.

@@ -20,7 +20,6 @@ struct Register {
     byte_size: u64,
 }
 
-/// Answers one request about the region of that name, or about all of them.
 pub(super) fn answer(
     regions: &Regions,
     name: String,
@@ -40,7 +39,6 @@ pub(super) fn answer(
     Ok(empty(StatusCode::OK))
 }
 
-/// Answers one request about CUDA memory, of which there is none.
 pub(super) fn answer_cuda(name: &str, what: OfMemory) -> Result<Answer, RequestError> {
     match what {
         OfMemory::Status => {

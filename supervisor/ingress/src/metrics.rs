@@ -23,16 +23,13 @@ use shadowslice_config::Listener;
 /// The most connections at a time; a scraper needs one connection.
 const CONNECTIONS: usize = 64;
 
-/// How long connections may take to end once serving is to end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The text format of Prometheus.
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
-/// Writes the metrics of this moment. Called on a thread that serves clients: must not wait.
+/// Called on a thread that serves clients: must not wait.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The metrics' addresses, bound.
 #[derive(Debug)]
 pub struct MetricsListeners(Vec<Bound>);
 
@@ -42,15 +39,14 @@ impl MetricsListeners {
         listen::bind_all("metrics", listeners).await.map(Self)
     }
 
-    /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix sockets
-    /// are removed.
+    /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix
+    /// sockets are removed.
     pub async fn run(self, render: Render, stop: watch::Receiver<bool>) {
         let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(render.clone()), bound));
         accept::run(bound, CONNECTIONS, Stop::new(stop, DRAIN)).await;
     }
 }
 
-/// Serves one connection to its end.
 pub(super) async fn serve(io: Stream, render: Render, stop: Stop) {
     let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request))));
     // It only fails when the peer is gone.

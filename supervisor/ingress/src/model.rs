@@ -14,7 +14,6 @@ use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
 
-/// One output of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answered {
     pub(super) name: String,
@@ -26,7 +25,7 @@ pub(super) struct Answered {
     pub(super) placed: bool,
 }
 
-/// The model of that name and version; an empty version means the only version.
+/// An empty version means the only version.
 pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, RequestError> {
     let pipeline = router.model(name).ok_or_else(|| {
         RequestError::NotFound(format!("Request for unknown model: '{}' is not found", Clipped(name)))
@@ -42,7 +41,6 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, 
     }
 }
 
-/// The model's description, or why it is not known yet.
 pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
@@ -50,8 +48,6 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
     })
 }
 
-/// Checks the request, runs it, and picks the outputs that it asks for. Its steps are noted if it
-/// is traced.
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Pipeline,
@@ -89,8 +85,8 @@ pub(super) async fn infer(
     Ok(answered)
 }
 
-/// Reads the inputs that lie in shared memory. All of them together are bounded as if they had been sent, for
-/// a short request may name the same region many times.
+/// All inputs in shared memory together are bounded as if they had been sent, for a short request
+/// may name the same region many times.
 fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), RequestError> {
     let mut left = front.request_bytes as u64;
     for input in inputs {

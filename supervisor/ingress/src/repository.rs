@@ -19,7 +19,6 @@ use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
 
-/// The meaning of a path below `/v2/repository`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
     Index,
@@ -27,14 +26,12 @@ pub(super) enum Route {
     Unload(String),
 }
 
-/// The body of an index request over HTTP.
 #[derive(Debug, Default, Deserialize)]
 struct IndexBody {
     #[serde(default)]
     ready: bool,
 }
 
-/// The body of a load or unload request over HTTP.
 #[derive(Debug, Default, Deserialize)]
 struct Body {
     #[serde(default)]
@@ -107,7 +104,7 @@ pub(super) async fn load(
     Ok(repository.wish(Wish::Load { model: request.model_name, config }).await?)
 }
 
-/// Unloads a model, over gRPC. No model depends on another.
+/// No model depends on another.
 pub(super) async fn unload(
     repository: &Repository,
     request: RepositoryModelUnloadRequest,
@@ -116,7 +113,6 @@ pub(super) async fn unload(
     Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
 }
 
-/// The models, or only those that are ready.
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
     let model = |Listed { name, state, reason }| ModelIndex {
@@ -135,8 +131,6 @@ fn only_one(name: &str) -> Result<(), Failure> {
     invalid("'repository_name' is not supported; leave it empty: there is one repository".to_owned())
 }
 
-/// The keys that are to differ in a model's configuration. Any other parameter is refused rather
-/// than ignored.
 fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<Option<String>, Failure> {
     let mut config = None;
     for (name, text) in parameters {

@@ -8,19 +8,14 @@ use shadowslice_datapath::pipeline::Failure;
 /// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-/// Why a request is not answered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RequestError {
-    /// Nothing of that name is here.
     #[error("{0}")]
     NotFound(String),
-    /// Something of that name is here already.
     #[error("{0}")]
     AlreadyExists(String),
-    /// It asks for an extension that is not served.
     #[error("{0}")]
     Unsupported(String),
-    /// It has more bytes than are taken.
     #[error("{0}")]
     TooLarge(String),
     /// The pipeline's failure, or a failure found before it.
@@ -42,7 +37,6 @@ impl RequestError {
         }
     }
 
-    /// Its text, cut where it is too long for a header.
     pub(super) fn message(&self) -> String {
         let mut message = self.to_string();
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));

@@ -20,20 +20,18 @@ use shadowslice_datapath::router;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// JSON longer than this, in bytes, is parsed away from the threads that serve connections, as tensors
-/// longer than this are written as JSON.
+/// JSON longer than this, in bytes, is parsed away from the threads that serve connections, as
+/// tensors longer than this are written as JSON: values are slow to write.
 const LONG_JSON_BYTES: usize = 256 * 1024;
 
 /// No path that means something has more segments behind `/v2`.
 const MAX_SEGMENTS: usize = 5;
 
-/// Answers shorter than this, in bytes, are not compressed.
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
 const SYSTEM_MEMORY: &str = "systemsharedmemory";
 const CUDA_MEMORY: &str = "cudasharedmemory";
 
-/// The meaning of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Live,
@@ -55,7 +53,6 @@ pub(super) enum Route {
     Absent(&'static str),
 }
 
-/// The operations on shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OfMemory {
     Status,
@@ -63,7 +60,6 @@ pub(super) enum OfMemory {
     Unregister,
 }
 
-/// The operations on a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Metadata,
@@ -148,12 +144,11 @@ impl Route {
     }
 }
 
-/// `None` if the segment is not UTF-8 and hence names no model.
 fn decoded(segment: &str) -> Option<String> {
     percent_decode_str(segment).decode_utf8().ok().map(String::from)
 }
 
-/// Answers one request; its path means `route`, or has no meaning.
+/// `route`: what the path means; `None` if it means nothing.
 pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts, body: Pieces) -> Answer {
     let Some(route) = route else {
         let path = Clipped(head.uri.path());
@@ -227,7 +222,6 @@ async fn of_model(
     }
 }
 
-/// Values written as JSON are slow to write: long answers are written away from the connections, too.
 async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
     let json_bytes =
         |(place, output): (usize, &Answered)| if form.binary(place) { 0 } else { output.data.len() };
@@ -283,7 +277,6 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     })
 }
 
-/// The answer, compressed where the client would rather have that and there is something to gain.
 async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, RequestError> {
     let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);

@@ -1,8 +1,8 @@
 //! Tensors in POSIX shared memory of the client's, where `limits.shared_memory` allows it.
 //!
-//! A region is read and written through its descriptor and never mapped: a client may shrink it at any
-//! moment, and reading a page that is gone from a mapping would end the server. So every use may find less
-//! than was registered, and says so.
+//! A region is read and written through its descriptor and never mapped: a client may shrink it at
+//! any moment, and reading a page that is gone from a mapping would end the server. So every use
+//! may find less than was registered, and says so.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,21 +28,18 @@ const MAX_NAME_BYTES: usize = 1024;
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// The regions that clients registered, by the clients' names for them.
 #[derive(Debug)]
 pub(super) struct Regions {
     allowed: bool,
     by_name: Mutex<BTreeMap<String, Arc<Region>>>,
 }
 
-/// A part of a client's shared memory.
 #[derive(Debug)]
 struct Region {
     told: RegionStatus,
     file: File,
 }
 
-/// Where a tensor lies, as a request says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SharedTensor {
     pub(super) region: String,
@@ -51,7 +48,7 @@ pub(super) struct SharedTensor {
 }
 
 impl SharedTensor {
-    /// The region that the parameters of a tensor name; `None` if they name no region.
+    /// `None` if the parameters name no region.
     pub(super) fn named(
         region: Option<String>,
         byte_size: Option<u64>,
@@ -69,7 +66,7 @@ impl SharedTensor {
     }
 }
 
-/// The same, found and within its region.
+/// A place that was found to lie within its region.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     region: Arc<Region>,
@@ -92,7 +89,6 @@ impl Regions {
         if self.allowed { Ok(()) } else { Err(RequestError::Unsupported(why.to_owned())) }
     }
 
-    /// Opens the shared memory of that key, and lets requests name `byte_size` bytes of it from `offset` on.
     pub(super) fn register(&self, told: RegionStatus) -> Result<(), RequestError> {
         self.check_allowed()?;
         let RegionStatus { name, key, offset, byte_size } = &told;
@@ -123,8 +119,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets a region; an unknown region is no error. Requests under way keep the region until
-    /// they end.
+    /// An unknown region is no error. Requests under way keep the region until they end.
     pub(super) fn unregister(&self, name: &str) -> Result<(), RequestError> {
         self.check_allowed()?;
         // Dropped after the lock: to close the last descriptor of a region may take long.
@@ -140,7 +135,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The region of that name, or all regions if the name is empty, by name.
+    /// All regions, by name, if the name is empty.
     pub(super) fn status(&self, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
         self.check_allowed()?;
         let by_name = self.by_name.lock();
@@ -151,7 +146,6 @@ impl Regions {
         Ok(wanted.map(|(_, region)| region.told.clone()).collect())
     }
 
-    /// The place, if it lies within a region.
     pub(super) fn find(&self, place: &SharedTensor) -> Result<Found, RequestError> {
         self.check_allowed()?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;

@@ -22,18 +22,14 @@ use super::body::SLOWEST;
 /// time. hyper does not wait until the last piece has gone, so as many bytes may stay.
 const PIECE: usize = 256 << 10;
 
-/// The answers of a connection that wait for their peer.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
     answers: AtomicU64,
-    /// Until when each that waits may do so.
     until: Mutex<HashMap<u64, Instant>>,
-    /// An answer began to wait.
     begun: Notify,
 }
 
 impl Untaken {
-    /// Waits until a peer has not taken an answer in time.
     pub(super) async fn overdue(&self) {
         loop {
             let first = self.until.lock().values().min().copied();

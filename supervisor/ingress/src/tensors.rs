@@ -1,5 +1,4 @@
-//! Checks a request's tensors against the model's. Pure; every message names both the expected and
-//! the received tensors.
+//! Checks a request's tensors against the model's; messages name both. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +9,6 @@ use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOptions};
 
-/// An inference request in the form that both protocols share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InferRequest {
     /// The client's name for it, echoed in the answer.
@@ -21,7 +19,6 @@ pub(super) struct InferRequest {
     pub(super) terms: RequestOptions,
 }
 
-/// An output that a client names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WantedOutput {
     pub(super) name: String,
@@ -29,7 +26,6 @@ pub(super) struct WantedOutput {
     pub(super) place: Option<SharedTensor>,
 }
 
-/// A tensor as a client names and describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedTensor {
     pub(super) name: String,
@@ -37,7 +33,6 @@ pub(super) struct NamedTensor {
     pub(super) shape: Vec<i64>,
     /// Its elements, as in [`Input::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,
-    /// Where in shared memory it lies.
     pub(super) place: Option<SharedTensor>,
 }
 
@@ -45,20 +40,17 @@ pub(super) struct NamedTensor {
 /// huge axis to the model.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
-/// The options that the request parameters `priority` and `timeout` (in µs) ask for; 0 asks for
-/// nothing.
+/// The parameters `priority` and `timeout`; 0 asks for nothing.
 pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
 }
 
-/// The datatype that a client names for an input.
 pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, Failure> {
     datatype.parse().or_else(|UnknownDatatype(got)| {
         invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(input), Clipped(&got)))
     })
 }
 
-/// The refusal of a request whose `priority` or `timeout` is no number.
 pub(super) fn no_number(name: &str, got: &str) -> Failure {
     let unit = if name == "timeout" { " of microseconds" } else { "" };
     Failure::Invalid(format!(
@@ -68,7 +60,7 @@ pub(super) fn no_number(name: &str, got: &str) -> Failure {
     ))
 }
 
-/// The inputs in the model's order, or the fault that was found.
+/// The inputs, in the model's order.
 pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
     let mut inputs: Vec<Option<Input>> = vec![None; model.inputs.len()];
     for tensor in tensors {
@@ -97,8 +89,7 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
     Ok(inputs)
 }
 
-/// The positions of the wanted outputs among the model's, in the order wanted; all outputs if the
-/// request names none.
+/// Positions among the model's outputs, in the order wanted; all if the request names none.
 pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, Failure> {
     if wanted.is_empty() {
         return Ok((0..model.outputs.len()).collect());
@@ -125,7 +116,6 @@ pub(super) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     shape
 }
 
-/// The number of elements of a client's shape, or the shape's fault.
 pub(super) fn count(shape: &[i64]) -> Result<usize, String> {
     if let Some(axis) = shape.iter().find(|&&axis| axis < 0) {
         return Err(format!("shape {} has the negative dimension {axis}", Shape(shape)));
@@ -187,7 +177,6 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
     no_bool.map_or(Ok(()), |byte| Err(format!("expected 0 or 1 for each BOOL, got the byte {byte}")))
 }
 
-/// All inputs of a request have the same number of rows, and that many fit into a batch.
 fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
     let rows = |input: &Input| input.shape.first().copied().unwrap_or(0);
     let Some(first) = inputs.first().map(rows) else { return Ok(()) };

@@ -12,7 +12,6 @@ use shadowslice_datapath::pipeline::Coming;
 use shadowslice_datapath::trace::{Journal, Outcome, Protocol, Span};
 
 impl Frontend {
-    /// A request begins to come over HTTP. Its span, if it is an inference that is traced.
     pub(super) fn begin_http(&self, head: &mut Parts) -> Option<Span<'_>> {
         let path = head.uri.path();
         let infers =
@@ -24,7 +23,6 @@ impl Frontend {
         span
     }
 
-    /// An inference begins to come over gRPC. Its span, if it is traced.
     pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
         let tracer = self.tracer.as_deref();
         let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
@@ -45,7 +43,7 @@ pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
 }
 
-/// A traced request is answered over gRPC. An answer without a status in its head has a message.
+/// An answer without a status in its head has a message.
 pub(super) fn end_grpc<B>(span: Span<'_>, response: &Response<B>) {
     let code = match Status::from_header_map(response.headers()) {
         Some(status) => {

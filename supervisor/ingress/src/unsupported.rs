@@ -1,28 +1,24 @@
-//! Extensions that Triton may have and this server has not. Clients get the answers of a Triton
+//! Extensions that Triton may have and this server has not: clients get the answers of a Triton
 //! that was built without them. Pure.
 
 use super::request_error::RequestError;
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
-/// Extensions of the protocol of which every call is refused.
 pub(super) const TRACING: &str = "tracing";
 pub(super) const LOGGING: &str = "dynamic logging";
 
-/// The refusal of such a call.
 pub(super) fn extension(what: &str) -> RequestError {
     Failure::Unavailable(format!("the server does not support {what}")).into()
 }
 
-/// No region of CUDA memory is registered,
 pub(super) fn register_cuda(name: &str) -> RequestError {
     let name = Clipped(name);
     let why = "CUDA shared memory is not supported here; use system shared memory";
     Failure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
 }
 
-/// so no region can be found by its name. An empty name stands for all regions, of which there are
-/// none.
+/// An empty name stands for all regions, of which there are none.
 pub(super) fn cuda_status(name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Ok(());
@@ -30,7 +26,6 @@ pub(super) fn cuda_status(name: &str) -> Result<(), RequestError> {
     Err(RequestError::NotFound(format!("Unable to find cuda shared memory region: '{}'", Clipped(name))))
 }
 
-/// A gRPC call that is not served.
 pub(super) fn call(path: &str) -> RequestError {
     RequestError::Unsupported(format!("the server does not support {}", Clipped(path)))
 }

@@ -22,7 +22,6 @@ pub(super) fn encode(datatype: Datatype, values: &RawValue, elements: usize) -> 
     Ok(sink.bytes.into())
 }
 
-/// Refuses the datatypes that cannot be JSON.
 pub(super) fn no_json_form(datatype: Datatype) -> Result<(), String> {
     match datatype {
         Datatype::Fp16 | Datatype::Bf16 => {
@@ -32,7 +31,6 @@ pub(super) fn no_json_form(datatype: Datatype) -> Result<(), String> {
     }
 }
 
-/// Where values go as they are parsed.
 struct Sink {
     datatype: Datatype,
     elements: usize,
@@ -131,9 +129,8 @@ impl<'de> Visitor<'de> for &mut Sink {
     }
 }
 
-/// Appends a tensor's values to `json` as a flat array. As Triton does, numbers that JSON lacks are
-/// written `NaN`, `Infinity` and `-Infinity`, which Python's parsers read. A value without a JSON
-/// form is an error.
+/// Appends the values to `json` as a flat array. As Triton does, numbers that JSON lacks are
+/// written `NaN`, `Infinity` and `-Infinity`, which Python's parsers read.
 pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Result<(), String> {
     no_json_form(datatype)?;
     json.push('[');

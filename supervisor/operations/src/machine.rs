@@ -8,8 +8,7 @@ use shadowslice_shared::units::Moment;
 
 use shadowslice_datapath::clock::Clock;
 
-/// How long a reading is kept, so that several callers see the load of the same period, and not of
-/// an instant.
+/// How long a reading is kept, so that several callers see the load of the same period.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The machine at work. A part is `None` if `/proc` does not give it.
@@ -17,20 +16,17 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub struct MachineUsage {
     /// Part of the CPUs' time in which they were not idle, from 0 to 1, between the last two looks.
     pub cpu_busy: Option<f64>,
-    /// Its memory.
     pub memory: Option<MachineMemory>,
 }
 
-/// Memory, in bytes.
+/// In bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineMemory {
-    /// All of it.
     pub total: u64,
     /// The memory that could not be had at present without swapping.
     pub used: u64,
 }
 
-/// Looks at the machine when asked, at most once a second.
 #[derive(Debug)]
 pub struct Machine {
     clock: Clock,
@@ -52,13 +48,12 @@ struct CpuTimes {
 }
 
 impl Machine {
-    /// From now on.
     pub fn new(clock: Clock) -> Self {
         let usage = MachineUsage { cpu_busy: None, memory: memory() };
         Self { clock, last: Mutex::new(Last { at: clock.now(), times: cpu_times(), usage }) }
     }
 
-    /// How it is used. The first second says nothing of the CPUs yet.
+    /// The first second says nothing of the CPUs yet.
     pub fn usage(&self) -> MachineUsage {
         let now = self.clock.now();
         let mut last = self.last.lock();

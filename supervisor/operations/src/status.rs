@@ -19,58 +19,45 @@ use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelSt
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 
-/// The whole supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Every model, as the configuration orders them; unloaded models come last.
+    /// As the configuration orders them; unloaded models come last.
     pub models: Vec<ModelStatus>,
-    /// Every GPU, as the configuration orders them.
     pub gpus: Vec<GpuStatus>,
 }
 
-/// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
     /// Its place in the configuration.
     pub index: usize,
-    /// As the configuration names it.
     pub device: String,
-    /// Its UUID, if it is real.
     pub uuid: Option<String>,
-    /// The mechanism that enforces the shares: `emulated`, `mps`, or `none` if they are not
-    /// enforced.
+    /// How shares are enforced: `emulated`, `mps`, or `none` if they are not.
     pub backend: String,
-    /// Its SMs.
     pub sms: u32,
-    /// How the SMs divide into groups, of which partitions inside workers are made; `None` if there
-    /// are no groups.
+    /// The SMs of each group, of which partitions inside workers are made; `None` without groups.
     #[serde(default)]
     pub groups: Option<Vec<u32>>,
-    /// Why there are no groups.
     #[serde(default)]
     pub no_partitions: Option<String>,
-    /// The MPS server's process, while it takes clients.
+    /// While it takes clients.
     pub mps_server_pid: Option<i32>,
     /// Why it takes no workers at the moment.
     pub why: Option<String>,
-    /// NVML's facts; `None` for an emulated GPU, and where NVML does not know the GPU.
+    /// `None` for an emulated GPU, and where NVML does not know the GPU.
     pub nvml: Option<NvmlStatus>,
 }
 
-/// One model.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
-    /// Its name.
     pub name: String,
     /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
     pub state: String,
     /// Why it is unready, or why its worker cannot be started.
     pub why: Option<String>,
-    /// The index of its GPU.
     pub gpu: usize,
     /// The share in force.
     pub share_percent: u32,
-    /// Its SMs.
     pub sms: u32,
     /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
@@ -78,68 +65,53 @@ pub struct ModelStatus {
     /// Why not inside the worker, where it is not.
     #[serde(default)]
     pub no_partition: Option<String>,
-    /// Where it is a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
+    /// Of a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
     #[serde(default)]
     pub groups: Option<String>,
-    /// Whether an operator holds the share.
     pub held: bool,
-    /// The share that the policy wants; `None` where no policy decides, or none has decided yet.
+    /// `None` where no policy decides, or none has decided yet.
     pub wanted_percent: Option<u32>,
-    /// Why, in words.
     pub verdict: Option<String>,
-    /// Requests that wait.
     pub queue: usize,
-    /// Requests that its workers have.
     pub in_flight: usize,
-    /// Its workers.
     pub workers: Vec<WorkerStatus>,
-    /// Deaths since the start of the worker that served or was to serve.
+    /// Deaths of the worker that served or was to serve, since the start.
     pub worker_deaths: u64,
-    /// Workers started in the place of dead workers, where no other worker stood ready.
+    /// Starts in the place of dead workers where no other worker stood ready.
     pub worker_restarts: u64,
-    /// How its requests ended since the start.
     pub requests: Counts,
-    /// Batches answered since the start.
+    /// Answered since the start.
     pub batches: u64,
-    /// How long a batch executes at the share in force, in ms, by rows: a mean that gives recent
-    /// batches more weight.
+    /// At the share in force, by rows: a mean that gives recent batches more weight.
     pub execution_ms: BTreeMap<u32, f64>,
     /// Over the last minute or two, from acceptance to answer.
     pub latency_ms: Latency,
-    /// Its objective, and how well it is met.
     pub slo: SloStatus,
-    /// Why its share cannot be changed now: there is no memory for a second worker.
+    /// There is no memory for a second worker.
     pub cannot_resize: Option<String>,
     /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
-    /// Its hand-overs.
     pub handovers: Handovers,
 }
 
-/// Percentiles of latency.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Median.
     pub p50: f64,
-    /// 99th percentile.
     pub p99: f64,
 }
 
-/// An objective.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SloStatus {
-    /// The latency, in ms.
     pub latency_ms: f64,
-    /// The percentage of requests that must meet it.
+    /// The percentage of requests that must meet the latency.
     pub percentile: f64,
-    /// Answered within it / offered, over the last minute or two.
+    /// Answered within the latency / offered, over the last minute or two.
     pub attainment: f64,
     /// The part of the SLO's latency that the latency at the percentile leaves, over the same time;
     /// negative where the objective is missed, `None` where no request was answered.
     pub slack: Option<f64>,
 }
 
-/// One GPU's status.
 pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
     let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.status();
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
@@ -150,7 +122,6 @@ pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatu
     GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
 }
 
-/// One model's status, from its parts, the status of all GPUs, and the last decision about it.
 pub fn of_model(
     model: &Model,
     pipeline: &Pipeline,
@@ -206,8 +177,7 @@ pub fn of_model(
     }
 }
 
-/// The status of a model that was unloaded; `going`: it still answers the requests that it
-/// accepted.
+/// `going`: it still answers the requests that it accepted.
 pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
     ModelStatus {
         name: model.name.clone(),
@@ -224,7 +194,6 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
     }
 }
 
-/// The table that `shadowslice status` prints.
 pub fn table(status: &Status) -> String {
     let mut text = aligned(&COLUMNS, &status.models);
     for model in &status.models {
@@ -264,7 +233,6 @@ pub fn table(status: &Status) -> String {
 /// A column of a table: its head, and a row's text.
 type Column<R> = (&'static str, fn(&R) -> String);
 
-/// Rows as lines below the heads, with their columns aligned.
 fn aligned<R>(columns: &[Column<R>], rows: &[R]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];
     for (head, cell) in columns {

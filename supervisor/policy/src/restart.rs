@@ -21,9 +21,7 @@ pub const STOOD: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterDeath {
     After(Duration),
-    GiveUp {
-        deaths: u32,
-    },
+    GiveUp { deaths: u32 },
 }
 
 /// Since one of the model's workers served.

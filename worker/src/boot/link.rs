@@ -7,22 +7,16 @@ use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
 use crate::clock::HungUp;
 use crate::serve::ServeFault;
 
-/// Why a worker ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The server name leads nowhere.
     #[error("the supervisor cannot be reached")]
     Connect(#[source] std::io::Error),
-    /// The channel for its orders could not be made.
     #[error("a channel for the supervisor's orders cannot be made")]
     Channel(#[source] std::io::Error),
-    /// The supervisor closed its end, or died.
     #[error("the supervisor is gone")]
     SupervisorGone,
-    /// The worker cannot do what it was ordered to, and has said so.
     #[error("the worker cannot go on")]
     Refused(#[source] BootRefusal),
-    /// Serving failed.
     #[error(transparent)]
     Serve(#[from] ServeFault),
 }
@@ -33,7 +27,6 @@ impl From<HungUp> for Fault {
     }
 }
 
-/// Messages to the supervisor, and its orders.
 #[derive(Debug)]
 pub(super) struct Link {
     supervisor: IpcSender<WorkerSays>,
@@ -41,7 +34,6 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Says hello to a one-shot server.
     pub(super) fn connect(server: String) -> Result<Self, Fault> {
         let supervisor = IpcSender::connect(server).map_err(Fault::Connect)?;
         let (order_here, orders) = ipc::channel().map_err(Fault::Channel)?;
@@ -50,12 +42,10 @@ impl Link {
         Ok(link)
     }
 
-    /// Sends a message.
     pub(super) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
         self.supervisor.send(word).map_err(|_| Fault::SupervisorGone)
     }
 
-    /// Says why the worker cannot go on.
     pub(super) fn refuse(&self, refusal: BootRefusal) -> Fault {
         match self.say(WorkerSays::Refused(refusal.clone())) {
             Ok(()) => Fault::Refused(refusal),
@@ -63,7 +53,6 @@ impl Link {
         }
     }
 
-    /// Waits for the next order; the wait ends if the supervisor ends.
     pub(super) fn order(&self) -> Result<Order, Fault> {
         self.orders.recv().map_err(|fault| match fault {
             IpcError::Disconnected | IpcError::Io(_) => Fault::SupervisorGone,
@@ -71,7 +60,6 @@ impl Link {
         })
     }
 
-    /// Refuses an order that makes no sense now.
     pub(super) fn out_of_step(&self) -> Fault {
         let why = "an order was not the one expected; are supervisor and worker of the same version?";
         self.refuse(BootRefusal::Setup(why.to_owned()))

@@ -29,7 +29,6 @@ pub use link::Fault;
 use link::Link;
 use shadowslice_shared::errors::chain;
 
-/// A worker that runs and has said hello.
 #[derive(Debug)]
 pub struct Connected {
     link: Link,
@@ -37,7 +36,6 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Takes the inherited descriptors, and says hello to the supervisor's one-shot server.
     pub fn to(server: String) -> Result<Self, Fault> {
         let adopted = adopt();
         let link = Link::connect(server)?;
@@ -45,9 +43,8 @@ impl Connected {
         Ok(Self { link, descriptors })
     }
 
-    /// Waits for the assignment and loads its model. On an emulated device this takes at least as
-    /// long as the profile says for starting a process and loading: the assignment brings those
-    /// times.
+    /// On an emulated device this takes at least as long as the assignment's profile says for
+    /// starting a process and loading.
     pub fn load(self) -> Result<Loaded, Fault> {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
@@ -70,20 +67,18 @@ impl Connected {
     }
 }
 
-/// A worker that has its model in memory.
 #[derive(Debug)]
 pub struct Loaded {
     link: Link,
     purpose: Purpose,
     partition: Option<Partitioned>,
-    /// How long warming takes on the emulated device, at least.
+    /// The least time that warming takes on the emulated device.
     warm: Duration,
     parts: Parts,
 }
 
 impl Loaded {
-    /// Waits for the order to warm up, runs every batch size once, and proves the answers. `None`
-    /// from a worker that only computes the reference answers: it has done its work then.
+    /// `None` from a worker that only computes the reference answers: it has done its work then.
     ///
     /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
@@ -114,7 +109,6 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
-/// What a loaded worker consists of.
 #[derive(Debug)]
 struct Parts {
     engine: Engine,
@@ -183,7 +177,6 @@ impl Parts {
         Ok((parts, took, weights))
     }
 
-    /// Runs every batch size, and writes or checks the answers.
     fn prove(
         &mut self,
         (purpose, partition): (Purpose, Option<&Partitioned>),

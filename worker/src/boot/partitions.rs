@@ -2,8 +2,7 @@
 //!
 //! How a batch fares depends on the number of SMs, and not on which they are: a kernel may not fit
 //! on them, or may count on the SMs that there were when it was recorded. So every number of groups
-//! is proven before the worker serves, on the first groups; afterwards any partition may be used
-//! without a proof.
+//! is proven before the worker serves, on the first groups; any partition may be used afterwards.
 
 use std::fs::File;
 
@@ -13,8 +12,8 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
-/// Proves each number of groups; the answers of the whole GPU have been proven, with `times`. Then
-/// makes the partition ready that the worker begins with.
+/// The answers of the whole GPU have been proven, with `times`. Also makes the partition ready
+/// that the worker begins with.
 pub(super) fn prove(
     trial: &mut Trial<'_>,
     reference: &File,
@@ -44,7 +43,7 @@ pub(super) fn prove(
     Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
 }
 
-/// Makes ready as large a part of a partition as the model can have, and returns that part.
+/// Makes as large a part of the partition ready as the model can have, and returns that part.
 fn begin(engine: &mut Engine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;
@@ -60,8 +59,6 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
     parts.find(can_have).unwrap_or(Groups::WHOLE)
 }
 
-/// How long every size takes on a partition, and its error; or why the model cannot have the
-/// partition.
 fn try_on(
     trial: &mut Trial<'_>,
     reference: &File,

@@ -23,7 +23,6 @@ use super::timeline::Progress;
 use crate::clock::{now_ns, timespec};
 use shadowslice_shared::errors::chain;
 
-/// A worker's part of an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     pool: Pool,
@@ -31,7 +30,6 @@ pub struct EmulatedGpu {
     gpu: Gpu,
     /// The SMs of a share by percentage; `None` for partitions.
     share: Option<Occupant>,
-    /// What it occupies while it executes.
     own: Occupant,
     execution: Option<Execution>,
     occupied: bool,
@@ -40,8 +38,9 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the pool of a GPU of `gpu` SMs, with the share that the environment gives; with a `division`, with
-    /// the partition that each batch names. Without execution times it adds no time of its own.
+    /// Takes `seat` in the GPU's pool, with the share that the environment gives; with a
+    /// `division`, with the partition that each batch names. Without execution times it adds no
+    /// time of its own.
     pub fn open(
         (sms, division): (Sms, Option<Division>),
         seat: u32,
@@ -66,12 +65,10 @@ impl EmulatedGpu {
         Ok(Self { pool, seat, gpu, share, own, execution, occupied: false, free_ns: now_ns() })
     }
 
-    /// The SMs that the share comes to.
     pub fn sms(&self) -> Sms {
         self.own.sms
     }
 
-    /// A batch starts on a partition.
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         let seen_ns = now_ns();
         let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups));
@@ -84,8 +81,7 @@ impl EmulatedGpu {
         Started { at_ns, seen_ns, rows }
     }
 
-    /// Waits until the batch is through. If computing its answer took longer than the profile says,
-    /// the batch took that long.
+    /// If computing the answer took longer than the profile says, the batch took that long.
     pub fn finish(&mut self, started: Started) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
@@ -96,12 +92,11 @@ impl EmulatedGpu {
         Duration::from_nanos(self.free_ns.saturating_sub(started.at_ns))
     }
 
-    /// Leaves the seat empty.
     pub fn leave(&mut self) {
         self.occupy(None);
     }
 
-    /// Takes or leaves the seat, and wakes the workers that this slows down or speeds up.
+    /// Wakes the workers that this slows down or speeds up.
     fn occupy(&mut self, occupant: Option<Occupant>) {
         let before = self.occupied.then_some(self.own);
         if occupant == before {
@@ -121,12 +116,11 @@ impl EmulatedGpu {
         self.gpu.free(own, self.pool.others(self.seat)) < f64::from(own.sms.0)
     }
 
-    /// How long a batch takes beside the workers that execute now.
     fn time(&self, execution: &Execution, rows: u32) -> Duration {
         self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
-    /// Waits until the batch is through at the speeds that the pool gives; returns when that was.
+    /// Returns when the batch was through, at the speeds that the pool gave.
     fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
         let pool = &self.pool;
         let mut progress = Progress::start(started.at_ns, self.time(execution, started.rows));
@@ -156,13 +150,12 @@ impl Drop for EmulatedGpu {
     }
 }
 
-/// Wakes every worker that waits on the pool, in whichever process.
 fn wake_all(pool: &Pool) {
     // It cannot fail on a mapped word, and a worker that is not woken looks again at its deadline.
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// The share that the environment gives; the whole GPU if it says nothing, as with CUDA.
+/// The whole GPU if the environment says nothing, as with CUDA.
 fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> {
     let Some(text) = variable else { return Ok(Percent::WHOLE) };
     let share =

@@ -18,18 +18,14 @@ use crate::clock::now_ns;
 use cuda::CudaGpu;
 use emulated::EmulatedGpu;
 
-/// A device.
 #[derive(Debug)]
 pub enum Device {
-    /// The host's processor alone, which computes reference answers. It adds no time.
+    /// Computes reference answers, and adds no time.
     Host,
-    /// The emulated GPU.
     Emulated(EmulatedGpu),
-    /// A real GPU.
     Cuda(Arc<CudaGpu>),
 }
 
-/// When a batch started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the batch is through when it was handed to `finish`"]
 pub struct Started {
@@ -41,7 +37,6 @@ pub struct Started {
 }
 
 impl Device {
-    /// The device of an assignment. `pool` is the emulated GPU's, if one was inherited.
     pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, BootRefusal> {
         match (assignment.purpose, assignment.device) {
             (Purpose::Reference, _) => Ok(Self::Host),
@@ -63,14 +58,14 @@ impl Device {
         }
     }
 
-    /// Bytes of a real GPU's memory that are free; 0 for other devices.
+    /// Bytes; 0 where the device is no real GPU.
     pub fn free_memory(&self) -> u64 {
         let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
         free.unwrap_or(0)
     }
 
-    /// Takes memory of an emulated GPU as the profile says. `weights` is the socket over which a
-    /// model's weights come and go.
+    /// As an emulated GPU's profile says. `weights`: the socket over which a model's weights come
+    /// and go.
     pub fn take_memory(
         &self,
         profile: Option<&Profile>,
@@ -83,7 +78,6 @@ impl Device {
         }
     }
 
-    /// The real GPU, if the device is one.
     pub fn gpu(&self) -> Option<&Arc<CudaGpu>> {
         match self {
             Self::Host | Self::Emulated(_) => None,
@@ -91,7 +85,7 @@ impl Device {
         }
     }
 
-    /// How long starting takes on this device, at least.
+    /// The least times that starting takes on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> Start {
         match self {
             Self::Host | Self::Cuda(_) => Start::default(),
@@ -99,7 +93,6 @@ impl Device {
         }
     }
 
-    /// A batch of `rows` rows, sent at `sent_ns`, starts to execute on a partition.
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         match self {
             Self::Host | Self::Cuda(_) => {
@@ -110,8 +103,7 @@ impl Device {
         }
     }
 
-    /// Waits until the batch is through, and returns how long it executed. Its answer has been
-    /// computed already.
+    /// Returns how long the batch executed. Its answer has been computed already.
     pub fn finish(&mut self, started: Started) -> Duration {
         match self {
             Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),

@@ -1,27 +1,25 @@
-//! The arithmetic of the emulated GPU's time: which part of a batch is done when, while its
-//! duration changes with the other workers that execute. Pure: moments are nanoseconds of a clock
-//! that the caller reads.
+//! The emulated GPU's time: which part of a batch is done when, while its duration changes with the
+//! other workers that execute. Pure: moments are nanoseconds of a clock that the caller reads.
 
 use std::time::Duration;
 
-/// How much of a batch is done.
 #[derive(Debug)]
 pub struct Progress {
     /// Up to when the parts done were counted.
     at_ns: u64,
-    /// The part done, 0 to 1.
+    /// 0 to 1.
     done: f64,
     /// What the whole batch takes at the present speed.
     whole_ns: f64,
 }
 
 impl Progress {
-    /// A batch that starts at `at_ns` and takes so long in all, if nothing changes.
+    /// `whole`: what the batch takes in all, if nothing changes.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// From `now_ns` on the batch is as fast as one that takes so long in all.
+    /// From `now_ns` on the batch is as fast as one that takes `whole` in all.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
         // While the speed stays the same, nothing is rounded.
@@ -33,7 +31,6 @@ impl Progress {
         }
     }
 
-    /// When it will be through if nothing changes.
     pub fn end_ns(&self) -> u64 {
         self.at_ns.saturating_add(((1.0 - self.done).max(0.0) * self.whole_ns).round() as u64)
     }

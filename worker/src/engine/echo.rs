@@ -8,7 +8,7 @@ use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
-/// The signature of a model with these tensors, their shapes preceded by a batch axis if `batched`.
+/// `batched`: shapes are preceded by a batch axis.
 pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     let whole = |name: &str, tensor: &EchoTensor| {
         let batch = batched.then_some(-1);
@@ -21,7 +21,6 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     }
 }
 
-/// Answers a batch with its inputs.
 pub(super) fn run(inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Vec<Output> {
     let output = |input| Output {
         shape: inputs.row_shape(input).to_vec(),

@@ -20,28 +20,23 @@ pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
 use shadowslice_shared::errors::chain;
 
-/// An engine with its model.
 #[derive(Debug)]
 pub enum Engine {
-    /// Answers with its input.
     Emulated,
     /// ONNX Runtime on the host's processor.
     OnnxRuntime(Box<OnnxRuntime>),
-    /// ONNX Runtime on a GPU.
     OnGpu(Box<OnGpu>),
 }
 
-/// Libraries that an engine needs, loaded before the device is known.
+/// Loaded before the device is known.
 #[derive(Debug)]
 pub enum Libraries {
-    /// No library.
     None,
-    /// ONNX Runtime.
     OnnxRuntime(Library),
 }
 
 impl Libraries {
-    /// Loads them; with `gpu` also those that compute on GPUs. No GPU is touched.
+    /// With `gpu` also those that compute on GPUs. No GPU is touched.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } => Ok(Self::None),
@@ -50,19 +45,15 @@ impl Libraries {
     }
 }
 
-/// What a model takes and gives, whole shapes.
+/// With whole shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
-    /// Its inputs.
     pub inputs: Vec<TensorSpec>,
-    /// Its outputs.
     pub outputs: Vec<TensorSpec>,
 }
 
 impl Engine {
-    /// Loads a model, on the host's processor or on this GPU, where `weights` is the socket over
-    /// which its weights come and go. `partitioned`: its share is a
-    /// partition inside the process.
+    /// `weights`: the socket over which the model's weights come and go.
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
@@ -92,8 +83,7 @@ impl Engine {
         }
     }
 
-    /// How long the batch in this slot executed, if a GPU measured that. The batch must be
-    /// [through](Self::run).
+    /// `None` if no GPU measured it. The batch must be [through](Self::run).
     pub fn executed(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => None,
@@ -101,7 +91,6 @@ impl Engine {
         }
     }
 
-    /// Why the model's weights are not all shared with other workers, if so.
     pub fn unshared(&self) -> Option<&str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => None,
@@ -109,8 +98,7 @@ impl Engine {
         }
     }
 
-    /// Has executions of batches of this size recorded, where that makes them cheaper; every size has
-    /// run before.
+    /// Only where recording makes executions cheaper; every size has run before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -118,7 +106,6 @@ impl Engine {
         }
     }
 
-    /// What a real GPU's memory holds of the model; `None` on other devices.
     pub fn memory(&self) -> Option<DeviceMemory> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => None,
@@ -126,7 +113,6 @@ impl Engine {
         }
     }
 
-    /// The warm-up is over: batches come from clients now.
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -134,8 +120,7 @@ impl Engine {
         }
     }
 
-    /// Makes a partition ready, at once where the engine is not bound to SMs. `None` if the result
-    /// comes later.
+    /// At once where the engine is not bound to SMs. `None` if the result comes later.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
@@ -143,7 +128,6 @@ impl Engine {
         }
     }
 
-    /// Forgets a partition that was made ready.
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
@@ -152,7 +136,6 @@ impl Engine {
         }
     }
 
-    /// Runs a batch, and writes the parts of its answer into `slot`.
     pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
         let outputs = match self {
             Self::Emulated => echo::run(inputs, slot),

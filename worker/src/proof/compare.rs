@@ -5,7 +5,6 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::reference::ReferenceOutput;
 
-/// How an answer differs from the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum Wrong {
     #[error("has the shape {got:?} instead of {want:?}")]
@@ -22,9 +21,10 @@ pub(super) enum Wrong {
 
 /// How far a float may lie from the reference, relative to the output's largest magnitude.
 ///
-/// Two correct kernels differ by the order of their sums and, on a GPU, by TF32, which keeps ten bits
-/// of each factor; through a deep network that adds up to some thousandths. Half precision starts
-/// there, and bfloat16, of eight bits, at ten times as much. A defective kernel is off by about 0.9.
+/// Two correct kernels differ by the order of their sums and, on a GPU, by TF32, which keeps ten
+/// bits of each factor; through a deep network that adds up to some thousandths. Half precision
+/// starts there, and bfloat16, of eight bits, at ten times as much. A defective kernel is off by
+/// about 0.9.
 fn tolerance(datatype: Datatype) -> f64 {
     match datatype {
         Datatype::Bf16 => 0.05,
@@ -33,8 +33,8 @@ fn tolerance(datatype: Datatype) -> f64 {
     }
 }
 
-/// Compares an answer with the reference; returns how far the answer lies from it, relative to the
-/// output's largest magnitude. All but floats must be equal.
+/// Returns how far the answer lies from the reference, relative to the output's largest magnitude.
+/// All but floats must be equal.
 pub(super) fn compare(
     datatype: Datatype,
     want: &ReferenceOutput,
@@ -75,7 +75,7 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong>
     Ok(farthest)
 }
 
-/// The values of a tensor of floats; `None` for other types.
+/// `None` for other types than floats.
 fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
     fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()

@@ -20,17 +20,14 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// What made-up inputs are for. The two differ, so that a result kept from one cannot pass for an
-/// answer to the other.
+/// The two differ, so that a result kept from one cannot pass for an answer to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
-    /// Warming up, and recording.
     WarmUp,
-    /// Being compared with the reference.
     Proof,
 }
 
-/// The tensor of input number `input` at a batch size: floats uniform in -1 to 1, all else as `fill` says.
+/// Floats are uniform in -1 to 1, all else as `fill` says.
 pub(super) fn tensor(
     datatype: Datatype,
     count: usize,
@@ -76,7 +73,6 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in -1 to 1.
     fn float(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }

@@ -1,7 +1,6 @@
 //! The proof that a worker answers rightly: at every batch size, on inputs that every worker can
-//! make again, it must agree with the model's reference answers, which were computed on the CPU.
-//!
-//! Every size is tried because the kernel that runs depends on it, and so may a kernel's faults.
+//! make again, it must agree with the model's reference answers. Every size is tried because the
+//! kernel that runs depends on it, and so may a kernel's faults.
 
 mod compare;
 mod made_up;
@@ -31,18 +30,13 @@ use shadowslice_shared::errors::chain;
 /// A model on trial. It answers as it does in service.
 #[derive(Debug)]
 pub struct Trial<'a> {
-    /// What runs the model.
     pub engine: &'a mut Engine,
-    /// The model's inputs and outputs.
     pub signature: &'a Signature,
-    /// Where the model answers.
     pub slots: &'a AnswerSlots,
-    /// The same memory, to read.
+    /// The memory of the slots, to read.
     pub answers: &'a ReadableSlab,
-    /// What to run.
     pub warm_up: &'a WarmUp,
-    /// A socket that closes when the supervisor no longer waits for the trial; `None` if it always
-    /// does.
+    /// Closes when the supervisor no longer waits for the trial; `None` if it always does.
     pub socket: Option<BorrowedFd<'a>>,
     /// How many slots are tried: all, if batches of each slot have places of their own.
     pub slots_tried: u8,
@@ -50,7 +44,6 @@ pub struct Trial<'a> {
     pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
 }
 
-/// A batch of made-up inputs, and the slab in which they lie.
 #[derive(Debug)]
 pub struct MadeUp {
     fill: Fill,
@@ -59,7 +52,6 @@ pub struct MadeUp {
     request: BatchRequest,
 }
 
-/// One run of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     size: u32,
@@ -69,13 +61,10 @@ struct Run {
     groups: Groups,
 }
 
-/// Why a worker is not proven.
 #[derive(Debug, thiserror::Error)]
 pub enum Unproven {
-    /// It cannot run, or answers wrongly.
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    /// The supervisor no longer waits for the proof.
     #[error("the supervisor has hung up")]
     HungUp,
 }
@@ -86,8 +75,7 @@ impl From<HungUp> for Unproven {
     }
 }
 
-/// Runs every size, and writes the answers for other workers to be compared with. If a model cannot
-/// run on some made-up inputs, as when it divides by them, others are tried.
+/// If a model cannot run on some made-up inputs, as when it divides by them, others are tried.
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
     let mut refusals = Vec::new();
     for fill in Fill::ALL {
@@ -111,9 +99,9 @@ fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, BootRefu
 }
 
 /// Runs every size in every slot, so that whatever happens only once in a process has happened:
-/// memory taken, kernels loaded and chosen, executions recorded. The inputs are of the kind on
-/// which the reference answers were computed, because the model may not run on another kind, but
-/// have other values. Without reference answers the first kind is used.
+/// memory taken, kernels loaded and chosen, executions recorded. The inputs are of the reference
+/// answers' kind, because the model may not run on another, but have other values. Without
+/// reference answers the first kind is used.
 pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
     let fill = match file {
         Some(file) => read(file)?.fill,
@@ -138,8 +126,7 @@ fn read(file: &File) -> Result<Reference, BootRefusal> {
     Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))
 }
 
-/// Runs every size on a partition, and compares the answers with the reference; returns how long
-/// each took.
+/// Returns how long each size took.
 pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
     let Reference { fill, sizes } = read(file)?;
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
@@ -161,7 +148,7 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
     Ok(times)
 }
 
-/// How far answers lie from the reference; an error if too far.
+/// Returns how far answers lie from the reference; an error if too far.
 fn off(
     signature: &Signature,
     expected: &[ReferenceOutput],
@@ -183,7 +170,6 @@ impl Trial<'_> {
         self.socket.map_or(Ok(()), still_wanted)
     }
 
-    /// Runs one batch of a single request; returns its answers, and how long it executed.
     fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
         let Run { slot, groups, .. } = run;

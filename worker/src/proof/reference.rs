@@ -8,22 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use super::made_up::Fill;
 
-/// The answers at every batch size.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
-    /// What the inputs were made up from.
     pub(super) fill: Fill,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
-/// The answers at one batch size, in the order of the model's outputs.
+/// In the order of the model's outputs.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SizeAnswers {
     pub(super) size: u32,
     pub(super) answers: Vec<ReferenceOutput>,
 }
 
-/// One output.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ReferenceOutput {
     /// Without the batch axis.
@@ -31,7 +28,6 @@ pub(super) struct ReferenceOutput {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What failed about the reference answers.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReferenceError {
     #[error("the reference answers cannot be put into bytes")]
@@ -45,14 +41,12 @@ pub(super) enum ReferenceError {
 }
 
 impl Reference {
-    /// Writes them to an empty file.
     pub(super) fn write(&self, file: &File) -> Result<(), ReferenceError> {
         let bytes = postcard::to_stdvec(self).map_err(ReferenceError::Encode)?;
         file.write_all_at(&bytes, 0).map_err(ReferenceError::Write)
     }
 
-    /// Reads the answers. Other workers have the same file open and share its position, which is
-    /// not used.
+    /// Other workers have the same file open and share its position, which is not used.
     pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
         let len = file.metadata().map_err(ReferenceError::Read)?.len();
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];

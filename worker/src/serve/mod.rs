@@ -1,5 +1,4 @@
-//! How a warm worker serves: batches in, answers out, one after the other, until there is no more
-//! work.
+//! How a warm worker serves: batches in, answers out, until there is no more work.
 
 mod on_gpu;
 
@@ -22,11 +21,9 @@ use crate::inputs::Inputs;
 use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
 
-/// An engine's error text is cut to this many bytes, so that an answer always fits into its
-/// message.
+/// An engine's error text is cut to this, so that an answer always fits into its message.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// A worker that can serve.
 #[derive(Debug)]
 pub struct Warm {
     pub(crate) engine: Engine,
@@ -39,16 +36,12 @@ pub struct Warm {
     pub(crate) socket: OwnedFd,
 }
 
-/// Why serving ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServeFault {
-    /// No batch could be received.
     #[error("batches cannot be received")]
     Receive(#[source] Errno),
-    /// An answer could not be sent.
     #[error("answers cannot be sent")]
     Send(#[source] Errno),
-    /// The next event could not be waited for.
     #[error("the next batch cannot be waited for")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is of no use to this process any more; another process may still use it.
@@ -57,7 +50,6 @@ pub enum ServeFault {
 }
 
 impl Warm {
-    /// Runs batches until the supervisor closes the socket, or is gone.
     pub fn serve(self) -> Result<(), ServeFault> {
         match self.engine {
             Engine::OnGpu(engine) => {
@@ -85,9 +77,8 @@ impl Warm {
         Ok(())
     }
 
-    /// The length of the next message, which is more than the buffer's if the message did not fit;
-    /// `None` if no more will come. The device is left to other workers only if no batch is there
-    /// yet.
+    /// More than the buffer's length if the message did not fit; `None` if no more will come. The
+    /// device is left to other workers only if no batch is there yet.
     fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeFault> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
@@ -118,7 +109,6 @@ impl Warm {
     }
 }
 
-/// The result of a receive: a message's length, or the end.
 fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
     match received {
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
@@ -127,7 +117,6 @@ fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
     }
 }
 
-/// The command in a message of this length, or the answer to one that cannot be read.
 fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
     match message.get(..len).map(decode::<Command>) {
         Some(Ok(command)) => Ok(command),
@@ -136,7 +125,7 @@ fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
     }
 }
 
-/// Sends a report; `false` if the supervisor is gone.
+/// `false` if the supervisor is gone.
 fn say(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeFault> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),

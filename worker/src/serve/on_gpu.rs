@@ -19,7 +19,6 @@ use crate::answer::AnswerSlots;
 use crate::engine::{OnGpu as Engine, Signature};
 use crate::inputs::Inputs;
 
-/// A worker that serves on a GPU.
 pub(super) struct OnGpu {
     engine: Engine,
     signature: Signature,
@@ -37,7 +36,6 @@ struct Flying {
     outputs: Vec<Output>,
 }
 
-/// What there is to do.
 struct Ready {
     message: bool,
     through: bool,
@@ -54,7 +52,7 @@ impl OnGpu {
         Self { engine, signature, batched, requests, slots, flying: VecDeque::with_capacity(IN_FLIGHT) }
     }
 
-    /// Runs batches until there are no more, and answers all that it began.
+    /// Answers all that it began.
     pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
@@ -85,7 +83,7 @@ impl OnGpu {
         Ok(())
     }
 
-    /// Carries out a command; returns a report only if the command is done already.
+    /// Returns a report only if the command is done already.
     fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
@@ -99,7 +97,6 @@ impl OnGpu {
         }
     }
 
-    /// Waits for a message, if there may be more, or for a batch that is through.
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
         let through = self.engine.gpu().through();
         let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
@@ -113,7 +110,7 @@ impl OnGpu {
         Ok(Ready { through: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// Puts a batch on the GPU; an answer comes back at once only if that failed.
+    /// An answer comes back at once only if the launch failed.
     fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
         if self.flying.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
@@ -146,8 +143,7 @@ impl OnGpu {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Reports the batches that are through, and the partitions that are ready; `false` if the
-    /// supervisor is gone.
+    /// `false` if the supervisor is gone.
     fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
         while let Some(prepared) = self.engine.made() {

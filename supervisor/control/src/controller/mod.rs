@@ -78,9 +78,7 @@ pub enum Order {
         reply: oneshot::Sender<bool>,
     },
     /// Go by this configuration from now on. What the workers were started with does not differ.
-    Configure {
-        model: Arc<Model>,
-    },
+    Configure { model: Arc<Model> },
     /// End all workers, and then the controller. The pipeline is shut first.
     Stop,
 }

@@ -6,23 +6,19 @@ use std::path::{Path, PathBuf};
 
 use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// No process listens.
     #[error(
         "no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
     )]
     Connect(PathBuf, #[source] io::Error),
-    /// The conversation broke.
     #[error("the supervisor did not answer; its log says why")]
     Talk(#[source] io::Error),
-    /// Not our language.
     #[error("the supervisor's answer could not be understood; are both binaries from one build?")]
     Understand(#[source] serde_json::Error),
 }
 
-/// Asks the supervisor of `run_dir`, and waits for its answer: a hand-over's for as long as that takes.
+/// Waits for the answer: a hand-over's for as long as that takes.
 pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
     let socket = run_dir.join(SOCKET);
     let mut stream = UnixStream::connect(&socket).map_err(|error| AskError::Connect(socket, error))?;

@@ -21,7 +21,7 @@ use shadowslice_control::controller::{
 use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
 
-/// How long accepting rests after a failure such as too many open files, which does not pass at once.
+/// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
 
 const MAX_CONVERSATIONS: usize = 64;
@@ -29,42 +29,32 @@ const MAX_CONVERSATIONS: usize = 64;
 /// Conversations that the kernel keeps until they are accepted; as many as may be held.
 const BACKLOG: u32 = MAX_CONVERSATIONS as u32;
 
-/// How long a conversation may take to ask.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it may take to read its answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parts of the supervisor that the control socket reaches.
 #[derive(Debug)]
 pub struct Reach {
-    /// The models that there are now.
     pub models: watch::Receiver<Arc<ModelSet>>,
-    /// The way to the task that adds, removes and changes models.
     pub reloads: mpsc::Sender<Reload>,
-    /// The GPUs, as the configuration orders them.
+    /// As the configuration orders them.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
-    /// NVML's readings of the GPUs.
     pub readings: Arc<Readings>,
-    /// How shares are decided.
     pub controller: Controller,
-    /// The last decision; `None` where no policy decides.
+    /// `None` where no policy decides.
     pub planned: Option<watch::Receiver<Planned>>,
 }
 
 impl Reach {
-    /// The models that there are now.
     pub fn models(&self) -> Arc<ModelSet> {
         Arc::clone(&self.models.borrow())
     }
 
-    /// The changes that the policy would make now.
     pub fn plan(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
         decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
     }
 
-    /// How everything stands.
     pub fn status(&self) -> Status {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
@@ -83,7 +73,6 @@ impl Reach {
     }
 }
 
-/// A model's status on these GPUs, and the last decision about it.
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut report = served.report.borrow().clone();
     // The worker that is to take over is shown as a shadow, even if it has a queue of its own.
@@ -95,21 +84,17 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
     status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
 }
 
-/// The control socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Something is in its way.
     #[error("what lies at {0} is in the control socket's way; remove it, or take another run directory")]
     Remove(PathBuf, #[source] io::Error),
-    /// No socket.
     #[error("the control socket {0} cannot be made")]
     Bind(PathBuf, #[source] io::Error),
-    /// Every user could use it.
     #[error("the control socket {0} cannot be protected")]
     Protect(PathBuf, #[source] io::Error),
 }
 
-/// The control socket, bound. Its file goes with it.
+/// The bound control socket. Its file goes with it.
 #[derive(Debug)]
 pub struct Admin {
     listener: UnixListener,
@@ -136,7 +121,6 @@ impl Admin {
         Ok(Self { listener, path })
     }
 
-    /// Answers for ever.
     pub async fn run(&self, reach: Arc<Reach>) {
         let places = Arc::new(Semaphore::new(MAX_CONVERSATIONS));
         loop {
@@ -153,7 +137,7 @@ impl Admin {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the control socket cannot accept");
-                    // Out of descriptors, most likely: some come back when a connection ends, whosever it is.
+                    // Out of descriptors, most likely: some come back when any connection ends.
                     tokio::time::sleep(REST).await;
                 }
             }
@@ -195,7 +179,6 @@ async fn answer(ask: Ask, reach: &Reach) -> Reply {
     answered.unwrap_or_else(Reply::Refused)
 }
 
-/// The model of that name; else why it does not run, or which there are.
 fn named(name: &str, reach: &Reach) -> Result<Served, String> {
     let models = reach.models();
     if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
@@ -209,7 +192,6 @@ fn named(name: &str, reach: &Reach) -> Result<Served, String> {
     })
 }
 
-/// Gives a model's controller an order, if it has room for one, and waits for what becomes of it.
 async fn order<T>(
     name: &str,
     reach: &Reach,

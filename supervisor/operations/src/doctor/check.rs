@@ -13,7 +13,6 @@ pub(super) struct Checks {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
-    /// The part that was checked.
     pub(super) name: String,
     pub(super) level: Level,
     pub(super) finding: String,
@@ -52,12 +51,10 @@ impl Check {
         Self { level: Level::Fault, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
-    /// A fault that was met as an error.
     pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
         Self::fault(name, finding, advice)
     }
 
-    /// Where something was found, or why it was not.
     pub(super) fn found(name: &str, path: &Result<PathBuf, Trouble>) -> Self {
         match path {
             Ok(path) => Self::ok(name, path.display().to_string()),
@@ -65,7 +62,6 @@ impl Check {
         }
     }
 
-    /// The same of something that is not needed: no more than a note.
     pub(super) fn not_needed(self) -> Self {
         match self.level {
             Level::Ok => self,
@@ -86,7 +82,6 @@ impl Check {
 }
 
 impl Checks {
-    /// A line a check.
     pub(super) fn lines(&self) -> String {
         self.checks.iter().map(Check::line).collect::<Vec<_>>().join("\n")
     }

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use shadowslice_control::nvml;
 use shadowslice_shared::errors;
 
-/// Bytes of a MiB.
 pub(super) const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -16,16 +15,17 @@ pub(super) struct Facts {
     pub(super) mps: Mps,
     pub(super) system: System,
     pub(super) engine: EngineFacts,
-    /// Whether partitions inside processes keep apart, where that was measured.
+    /// `None` unless it was measured whether partitions inside processes keep apart.
     pub(super) partitions: Option<Vec<Partitions>>,
 }
 
-/// The result of a measurement of a GPU under MPS.
+/// A measurement of a GPU under MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Partitions {
     /// The GPU, as the configuration names it.
     pub(super) device: String,
-    /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be measured.
+    /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be
+    /// measured.
     pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
 }
 
@@ -49,7 +49,6 @@ impl Trouble {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Driver {
-    /// NVML's facts, or why it gives none.
     pub(super) nvml: Result<nvml::Host, Trouble>,
     /// Where the dynamic linker finds `libcuda.so.1`.
     pub(super) libcuda: Option<PathBuf>,
@@ -99,7 +98,6 @@ pub(super) enum MpsKind {
     Server,
 }
 
-/// A directory where a daemon listens, or did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PipeDirectory {
     pub(super) path: PathBuf,
@@ -120,9 +118,8 @@ pub(super) struct System {
     /// Bytes of `/dev/shm`; `None` where there is none to write to.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
-    /// The temporary directory, from which workers are started, or why they cannot be.
+    /// The directory from which workers are started.
     pub(super) temporary: Result<PathBuf, Trouble>,
-    /// The worker's binary, or why there is none.
     pub(super) worker: Result<PathBuf, Trouble>,
 }
 
@@ -134,37 +131,28 @@ pub(super) enum RunDir {
     Usable(PathBuf),
     /// A supervisor serves there.
     Taken(PathBuf),
-    /// It cannot be used, and why.
     Unusable(PathBuf, String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
-    /// The library, or why there is none.
     pub(super) library: Result<Shared, Trouble>,
-    /// ONNX Runtime's version, if the library tells it.
     pub(super) version: Option<Version>,
-    /// The library that all providers in libraries of their own need,
-    /// `libonnxruntime_providers_shared.so`.
+    /// `libonnxruntime_providers_shared.so`, which all providers in libraries of their own need.
     pub(super) shared: Option<Shared>,
-    /// `libonnxruntime_providers_cuda.so`.
     pub(super) cuda: Option<Shared>,
-    /// `libonnxruntime_providers_tensorrt.so`.
     pub(super) tensorrt: Option<Shared>,
     /// cuDNN as the CUDA provider names it, and where the dynamic linker finds it.
     pub(super) cudnn: (String, Option<PathBuf>),
 }
 
-/// A shared library that is there.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     /// The names of the libraries that it names itself.
     pub(super) needs: Vec<String>,
-    /// The libraries that the dynamic linker would not find, whether this library needs them itself
-    /// or through another library; each is listed once.
+    /// Libraries that the dynamic linker would not find, needed here or further down; each once.
     pub(super) missing: Vec<Missing>,
-    /// Why it cannot be read.
     pub(super) unreadable: Option<String>,
 }
 

@@ -1,6 +1,5 @@
-//! `shadowslice doctor`: what a host offers, and how to get the missing parts.
-//!
-//! `gather` looks at the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
+//! `shadowslice doctor`: what a host offers, and how to get the missing parts. `gather` looks at
+//! the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
 
 mod check;
 mod facts;
@@ -31,7 +30,7 @@ pub struct Options {
     partitions: bool,
 }
 
-/// Checks the host; returns the exit code.
+/// Returns the exit code.
 pub fn run(options: &Options) -> u8 {
     let config = match options.config.as_deref().map(config::load_here).transpose() {
         Ok(config) => config,

@@ -2,21 +2,17 @@
 
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
 
-/// Descriptors that are reckoned with where no configuration says how many connections there may be.
+/// Reckoned with where no configuration says how many connections there may be.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// The needed parts. A missing part that is not needed is only a note.
+/// A missing part that is not needed is only a note.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
     /// The real GPUs; `None` for all that the host has.
     pub(super) gpus: Option<Vec<CudaDevice>>,
-    /// CUDA MPS, for shares of a GPU.
     pub(super) mps: bool,
-    /// ONNX Runtime, for models on any device.
     pub(super) onnxruntime: bool,
-    /// Its CUDA provider, for models on real GPUs.
     pub(super) cuda: bool,
-    /// Its TensorRT provider, for models that ask for it.
     pub(super) tensorrt: bool,
     pub(super) descriptors: u64,
 }
@@ -58,7 +54,6 @@ impl Need {
         }
     }
 
-    /// Whether any real GPU is.
     pub(super) fn gpu(&self) -> bool {
         self.gpus.as_ref().is_none_or(|gpus| !gpus.is_empty())
     }

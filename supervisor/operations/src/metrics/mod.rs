@@ -12,28 +12,22 @@ use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
 use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
-/// The source of one model's metrics.
+/// Totals and changes are those since the start.
 #[derive(Debug)]
 pub struct ModelMetrics {
-    /// How it stands.
     pub status: ModelStatus,
-    /// Totals of its requests and batches since the start.
     pub totals: Totals,
-    /// The changes of its share since the start.
     pub changes: Changes,
 }
 
-/// The source of the policy's metrics.
 #[derive(Debug)]
 pub struct Policy {
-    /// Its name.
     pub name: String,
-    /// How long its decisions took since the start.
+    /// How long its decisions took, since the start.
     pub took: LatencyHistogram,
 }
 
-/// The text for these models and GPUs, for the policy, if one decides, for traces, if requests are
-/// traced, and for the machine. The supervisor's own metrics come before Triton's.
+/// The supervisor's own metrics come before Triton's.
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,

@@ -8,10 +8,9 @@ use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::LatencyHistogram;
 
-/// The upper bounds of the buckets of batches by their rows.
 const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// All metrics of models. Values of one metric may be added up: no event is counted under two labels.
+/// Values of one metric may be added up: no event is counted under two labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_model_ready",
@@ -174,13 +173,12 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
 ];
 
-/// The metrics of the policy. They have no values where no policy decides.
+/// Without values where no policy decides.
 pub(super) const POLICY: &[Metric<Policy>] =
     &[histogram("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
         latencies(&policy.took)
     })];
 
-/// The metrics of traces: spans by the end that they came to.
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     "shadowslice_trace_spans_total",
     "Spans of traced requests, by outcome: exported, or dropped as the queue was full, \
@@ -188,8 +186,7 @@ pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     |(_, spans)| one(*spans as f64),
 )];
 
-/// The outcomes of orders, by the giver of the order. Orders that answer no change of a load come
-/// first.
+/// Orders that answer no change of a load come first.
 fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
@@ -250,7 +247,6 @@ fn refusals(model: &ModelMetrics) -> Vec<Sample> {
     by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 
-/// The only value of a metric, if it has one.
 pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<Sample> {
     value.into().map(|value| Sample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
 }
@@ -276,7 +272,6 @@ fn rows(model: &ModelMetrics) -> Vec<Sample> {
     buckets(bounded, model.totals.batch_execution.count(), batch_rows(model))
 }
 
-/// The rows of all batches that were answered.
 pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
     let by_rows = model.totals.by_rows.iter();
     by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64

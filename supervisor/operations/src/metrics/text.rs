@@ -1,6 +1,5 @@
 //! The text format of Prometheus, version 0.0.4.
 
-/// A metric, and how it is read off its subject.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
@@ -9,7 +8,6 @@ pub(super) struct Metric<S> {
     pub(super) samples: fn(&S) -> Vec<Sample>,
 }
 
-/// A metric that only grows.
 pub(super) const fn counter<S>(
     name: &'static str,
     help: &'static str,
@@ -18,7 +16,6 @@ pub(super) const fn counter<S>(
     Metric { name, kind: "counter", help, samples }
 }
 
-/// A metric that goes up and down.
 pub(super) const fn gauge<S>(
     name: &'static str,
     help: &'static str,
@@ -27,7 +24,6 @@ pub(super) const fn gauge<S>(
     Metric { name, kind: "gauge", help, samples }
 }
 
-/// A metric in buckets.
 pub(super) const fn histogram<S>(
     name: &'static str,
     help: &'static str,
@@ -36,16 +32,13 @@ pub(super) const fn histogram<S>(
     Metric { name, kind: "histogram", help, samples }
 }
 
-/// One value of a metric.
 pub(super) struct Sample {
     /// The text after the metric's name; empty except for histograms.
     pub(super) suffix: &'static str,
-    /// Labels beyond the subject's own, of subjects that have some.
     pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,
 }
 
-/// Writes metrics of all their subjects; `labels` gives a subject's own labels, if it has any.
 pub(super) fn write_all<S>(
     text: &mut String,
     metrics: &[Metric<S>],
@@ -66,7 +59,6 @@ pub(super) fn write_all<S>(
     }
 }
 
-/// A label's value, between its quotes.
 pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }

@@ -1,5 +1,4 @@
-//! The metrics that Triton has, under its names, so that readers of Triton's metrics can read them
-//! here.
+//! Triton's metrics under its names, for readers that know those.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {
     attribute(key, Value::StringValue(value.into()))
 }
 
-/// An attribute that is a number, the largest there is where it is larger.
+/// Too large a number becomes the largest that there is.
 pub(super) fn number(key: &'static str, value: impl TryInto<i64>) -> KeyValue {
     attribute(key, Value::IntValue(value.try_into().unwrap_or(i64::MAX)))
 }

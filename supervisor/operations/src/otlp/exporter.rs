@@ -22,35 +22,28 @@ use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{Traced, Tracer};
 use shadowslice_shared::errors;
 
-/// The longest time in which the remaining spans are sent at the end.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the first request of a message waits for further requests.
+/// How long the first request of a message waits for more.
 const GATHER: Duration = Duration::from_millis(200);
 
 const BATCH: usize = 256;
 
-/// How long the collector may take to be reached.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long it may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 const NAME: &str = env!("CARGO_PKG_NAME");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Why traces cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    /// The address is malformed.
     #[error("`tracing.otlp: {0}` is no address that can be sent to; write `http://127.0.0.1:4317`, say")]
     Address(String, #[source] tonic::transport::Error),
-    /// No thread.
     #[error("the thread that sends traces cannot be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
 
-/// Sends the spans that a tracer takes in.
 #[derive(Debug)]
 pub struct Exporter {
     stop: oneshot::Sender<()>,
@@ -58,7 +51,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts to send a tracer's spans. The collector need not be there.
+    /// The collector need not be there.
     pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
@@ -86,7 +79,6 @@ impl Exporter {
         Ok((tracer, Self { stop, ended }))
     }
 
-    /// Sends the remaining spans, for [`FLUSH_WITHIN`] at most.
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
@@ -117,7 +109,6 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends until it is told to stop, and then sends the remaining spans.
     async fn run(mut self, mut traced: mpsc::Receiver<Traced>, stopped: oneshot::Receiver<()>) {
         let mut stopped = std::pin::pin!(stopped);
         loop {
@@ -135,7 +126,7 @@ impl Sender {
         }
     }
 
-    /// Waits for a request, and then for company. Nothing is lost where that is cut short.
+    /// Nothing is lost where this is cut short.
     async fn gather(&mut self, traced: &mut mpsc::Receiver<Traced>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
@@ -195,7 +186,6 @@ impl Sender {
         self.tell(&why);
     }
 
-    /// Has the log say how it goes, once in a while.
     fn tell(&mut self, why: &str) {
         let dropped = self.tracer.counts().dropped();
         let now = dropped - std::mem::replace(&mut self.dropped, dropped);

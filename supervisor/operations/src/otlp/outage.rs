@@ -8,7 +8,6 @@ use shadowslice_shared::units::Moment;
 /// The log is told of dropped spans this often at most.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Spans that were dropped, and how many of them the log has reported.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     unsaid: u64,
@@ -16,17 +15,15 @@ pub(super) struct Outage {
     failing: bool,
 }
 
-/// A line for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// So many spans were dropped since this was last said.
+    /// So many since this was last said.
     Dropped(u64),
-    /// It works again; so many were dropped that nothing was said of yet.
+    /// It works again; so many were dropped that were not reported yet.
     Over(u64),
 }
 
 impl Outage {
-    /// So many spans were dropped.
     pub(super) fn dropped(&mut self, spans: u64, now: Moment) -> Option<Word> {
         self.unsaid += spans;
         self.failing |= spans > 0;

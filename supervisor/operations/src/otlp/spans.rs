@@ -21,7 +21,6 @@ const SAMPLED: u32 = 0x101;
 
 const REMOTE: u32 = 0x200;
 
-/// The wall clock's time at a moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wall {
     /// Since 1970, at [`Wall::at`].
@@ -74,7 +73,6 @@ impl Maker<'_> {
         span
     }
 
-    /// A stay with a worker, and in it the execution where it is known.
     fn batch(&mut self, ran: &Ran, spans: &mut Vec<Span>) {
         let end = match ran.ending {
             Ending::Open => self.traced.ended,

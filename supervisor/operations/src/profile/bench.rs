@@ -41,7 +41,7 @@ pub(super) enum BenchError {
     Spawn(#[from] SpawnError),
     #[error("the model cannot be run: {0}")]
     Refused(String),
-    /// The host's processor has none of the operators that the reference answers need.
+    /// The host's processor lacks operators that the reference answers need.
     #[error("the model cannot be run: {0}")]
     NoOperator(String),
     #[error("the model cannot be run on partitions: {0}")]
@@ -83,18 +83,17 @@ pub(super) struct Bench<'b> {
     pub(super) all_memory: &'b dyn Fn(i32) -> u64,
 }
 
-/// The results at one share.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) sms: Sms,
-    /// Per batch size: the median of its execution times, in ms.
+    /// Per batch size, the median execution time in ms.
     pub(super) ms: Vec<(u32, f64)>,
     pub(super) boot: BootMs,
     pub(super) memory: Memory,
 }
 
 impl Bench<'_> {
-    /// Has the reference answers computed, by the GPU where the host's processor cannot.
+    /// The GPU computes the reference answers where the host's processor cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(Purpose::Reference).await {
             Err(BenchError::NoOperator(why)) => {
@@ -111,7 +110,6 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Measures every batch size at a share by percentage.
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
         let mut warm = self.start(Purpose::Serve, share, None).await?;
         let (socket, _answers) = warm.lane()?;
@@ -169,7 +167,6 @@ impl Bench<'_> {
         Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
     }
 
-    /// Starts a worker, and takes it to being warm.
     async fn start(
         &self,
         purpose: Purpose,
@@ -215,7 +212,7 @@ impl Bench<'_> {
         Ok(Warm { worker, events: heard, loaded, warmed })
     }
 
-    /// The median time that a batch of this size executes, in ms.
+    /// The median execution time, in ms.
     async fn time(
         &self,
         socket: &BatchSocket,
@@ -264,7 +261,6 @@ impl Bench<'_> {
     }
 }
 
-/// A worker that is warm, and what it reported.
 struct Warm {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
@@ -277,14 +273,12 @@ impl Warm {
         self.worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))
     }
 
-    /// Why the model cannot have a partition of so many groups.
     fn refusal(&self, count: usize) -> Option<&str> {
         let proven = self.warmed.partitions.as_ref()?;
         let proof = proven.counts.iter().find(|proof| proof.groups == count)?;
         proof.result.as_ref().err().map(String::as_str)
     }
 
-    /// Lets the worker finish, and waits for its exit.
     async fn end(mut self) {
         self.worker.stop();
         while let Some(event) = self.events.recv().await {
@@ -344,7 +338,6 @@ async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
     Ok(decode(message.get(..len).unwrap_or_default())?)
 }
 
-/// Has a partition made ready.
 async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
@@ -355,7 +348,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     }
 }
 
-/// Runs one batch; returns its execution time in µs.
+/// Returns the execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
     let FromWorker::Answer(answer) = report(socket).await? else {

@@ -72,7 +72,7 @@ impl ProfileError {
     }
 }
 
-/// Measures; returns the exit code.
+/// Returns the exit code.
 pub fn run(options: &Options) -> u8 {
     host::init_logging();
     measure(options).unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
@@ -112,7 +112,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     put(options, &yaml::write(&profile, &comment))
 }
 
-/// Measures to the end, or until this process is told to end: then all that it made goes, too.
+/// If this process is told to end, all that the measurement made goes, too.
 async fn unless_interrupted(
     measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
 ) -> Result<Vec<Column>, ProfileError> {
@@ -149,7 +149,6 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     Ok(columns)
 }
 
-/// The configuration that serves this model on this device, in a folder of its own.
 fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileError> {
     let json = |path: &PathBuf| {
         let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
@@ -191,7 +190,6 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     }
 }
 
-/// A profile of the measurements, one column a share.
 fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
@@ -211,7 +209,6 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
     Ok(Profile { source, memory, start, bandwidth, execution: Execution::new(sms, rows)? })
 }
 
-/// A worker's start in the three parts of a profile.
 fn start(boot: BootMs) -> Start {
     let BootMs { spawn, libraries, context, session, warmup, proof } = boot;
     let span = |ms: f64| Duration::from_secs_f64(ms / 1e3);

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The longest name that a model may have.
 const LONGEST_NAME: usize = 128;
 
-/// The option that stands for a key of the configuration.
 const OPTIONS: [(&str, &str); 7] = [
     ("models[0].path", "MODEL"),
     ("models[0].profile", "--emulate"),
@@ -17,7 +15,6 @@ const OPTIONS: [(&str, &str); 7] = [
     ("onnxruntime.library", "--library"),
 ];
 
-/// A worker's advice about a configuration, and its form on the command line.
 const ADVICE: [(&str, &str); 6] = [
     ("raise limits.response_bytes", "give a smaller --max-batch"),
     ("use a smaller batch.max", "give a smaller --max-batch"),
@@ -80,8 +77,7 @@ impl Options {
     }
 }
 
-/// A message about the configuration that was made up in that file, in terms of the options that it
-/// was made from.
+/// A message about the configuration that was made up in that file, in terms of the options.
 pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
     let place = format!("{}:", made_up.display());
     let line = |line: &str| {
@@ -94,7 +90,6 @@ pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
     said.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A worker's words, told of the options.
 pub(super) fn advice(said: &str) -> String {
     ADVICE.iter().fold(said.to_owned(), |said, (key, option)| said.replace(key, option))
 }

@@ -27,12 +27,12 @@ impl DriverView {
         Some((host.driver, found))
     }
 
-    /// The GPU's memory that a process has, in bytes; 0 where that is not known.
+    /// In bytes; 0 where it is not known.
     pub(super) fn memory_of(&self, pid: i32) -> u64 {
         self.gpu().and_then(|(_, gpu)| gpu.usage.bytes_of(pid)).unwrap_or(0)
     }
 
-    /// The device and the time of the measurement; `None` on an emulated device.
+    /// `None` on an emulated device.
     pub(super) fn source(&self) -> Option<Source> {
         let (driver, gpu) = self.gpu()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -44,8 +44,8 @@ impl DriverView {
     }
 }
 
-/// The date in UTC, ISO 8601, so many days after 1970-01-01: the civil calendar counted from March, as its leap day
-/// then comes last (Howard Hinnant, chrono-Compatible Low-Level Date Algorithms).
+/// The UTC date, ISO 8601, so many days after 1970-01-01: the civil calendar counted from March,
+/// as its leap day then comes last (Howard Hinnant, chrono-Compatible Low-Level Date Algorithms).
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

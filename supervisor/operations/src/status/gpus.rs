@@ -7,53 +7,41 @@ use shadowslice_control::backend::gib;
 use shadowslice_control::controller::WorkerReport;
 use shadowslice_control::nvml::{Memory, Reading, Watched};
 
-/// Bytes of a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// NVML's facts of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlStatus {
     /// `GPU-...`.
     pub uuid: String,
-    /// The product's name.
     pub name: String,
-    /// Its memory; `None` while NVML does not give it.
+    /// `None` while NVML does not give it.
     pub memory: Option<GpuMemory>,
     /// The part of the last moments in which any kernel ran, however few SMs it took.
     pub utilisation_percent: Option<u32>,
-    /// Its power now, in mW.
     pub power_mw: Option<u32>,
-    /// The most that it may draw, in mW.
     pub power_limit_mw: Option<u32>,
-    /// The energy that it used since its driver was loaded, in mJ.
+    /// Since its driver was loaded.
     pub energy_mj: Option<u64>,
-    /// Errors that the driver reported since the start.
+    /// Reported by the driver since the start.
     pub xid_errors: u64,
 }
 
-/// A GPU's memory. The driver's own memory is neither used nor free.
+/// The driver's own memory is neither used nor free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuMemory {
-    /// Taken by processes.
     pub used_mib: u64,
-    /// To be had.
     pub free_mib: u64,
-    /// All of it.
     pub total_mib: u64,
 }
 
-/// One worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// As its controller sees it.
     #[serde(flatten)]
     pub report: WorkerReport,
-    /// The memory that it has on its GPU; `None` on an emulated GPU, and where NVML does not give
-    /// it.
+    /// `None` on an emulated GPU, and where NVML does not give it.
     pub memory_mib: Option<u64>,
 }
 
-/// The status of workers on this GPU.
 pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
     let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
     let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
@@ -62,8 +50,8 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Why a model with these workers cannot have another worker, if there is no memory for it. The new
-/// worker takes as much memory as the serving worker has beside weights, else `need`, in bytes; the memory of the
+/// Why a model with these workers cannot have another, if there is no memory for it. The new worker
+/// takes as much as the serving worker has beside weights, else `need`, in bytes; the memory of the
 /// standing worker would be given up for it.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
@@ -78,7 +66,6 @@ pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&
     lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
 
-/// A GPU in a line of text; `None` where there is nothing to say.
 pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
     let NvmlStatus { name, memory, utilisation_percent, xid_errors, .. } = gpu.nvml.as_ref()?;
     let memory = memory.map_or("memory unknown".to_owned(), |GpuMemory { used_mib, total_mib, .. }| {
@@ -93,7 +80,6 @@ pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
     Some(format!("GPU {} ({name}): {memory}{busy}{errors}", gpu.device))
 }
 
-/// A reading's part in the status.
 pub(super) fn of_reading(reading: &Reading) -> NvmlStatus {
     let usage = reading.usage.as_ref();
     let power = usage.map(|usage| usage.power).unwrap_or_default();

@@ -3,7 +3,6 @@
 use super::{Column, aligned};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 
-/// The last decision: a line a model, and why.
 pub fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
     if policy == "static" {
@@ -28,7 +27,6 @@ pub fn plan(report: &PlanReport) -> String {
     text
 }
 
-/// How a model's share is changed, and where it is.
 fn place(model: &ModelPlan) -> String {
     let mut text = model.mechanism.clone();
     match model.groups.as_deref() {

@@ -29,7 +29,10 @@ pub(super) enum Change {
         /// Whether a worker served at the share before.
         served: bool,
     },
-    Inside { request: ResizeRequest, from: Percent },
+    Inside {
+        request: ResizeRequest,
+        from: Percent,
+    },
 }
 
 /// `until`: the shadow must have said hello.
@@ -56,9 +59,7 @@ impl Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
     InProcess,
-    Shadow {
-        at_once: bool,
-    },
+    Shadow { at_once: bool },
     Restart,
 }
 
@@ -108,17 +109,9 @@ pub enum Reason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeRefused {
     #[error("{share} ({sms} SMs) is in force already; nothing was done")]
-    InForce {
-        share: Percent,
-        sms: u32,
-    },
+    InForce { share: Percent, sms: u32 },
     #[error("{share} is outside of share.min {min} and share.max {max} of model '{model}'")]
-    OutOfBounds {
-        model: String,
-        share: Percent,
-        min: Percent,
-        max: Percent,
-    },
+    OutOfBounds { model: String, share: Percent, min: Percent, max: Percent },
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
     Never(String),
     #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
@@ -126,25 +119,13 @@ pub enum ResizeRefused {
     #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
     Busy(String),
     #[error("model '{model}' cannot have a partition of that size: {why}; it has the share before")]
-    NoPartition {
-        model: String,
-        why: String,
-    },
+    NoPartition { model: String, why: String },
     #[error("model '{model}' does not answer rightly at {share}. {WRONG_AT_A_SHARE}")]
-    Wrong {
-        model: String,
-        share: Percent,
-    },
+    Wrong { model: String, share: Percent },
     #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]
-    NoWorker {
-        model: String,
-        why: String,
-    },
+    NoWorker { model: String, why: String },
     #[error("model '{model}' does not serve: {why}")]
-    NotServing {
-        model: String,
-        why: String,
-    },
+    NotServing { model: String, why: String },
     #[error(
         "the workers of this model are told to end: the supervisor is stopping, or the model is unloaded or replaced"
     )]

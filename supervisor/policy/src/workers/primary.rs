@@ -23,14 +23,24 @@ const WRONG_TWICE: u32 = 2;
 pub(super) enum Primary {
     /// Its role says whether the worker serves already, or still.
     Worker(WorkerId),
-    BackingOff { until: Moment },
+    BackingOff {
+        until: Moment,
+    },
     /// The standing worker still starts, and will serve. If that start fails, the next worker is
     /// started, at `back_off` at the earliest.
-    AwaitingStanding { back_off: Moment, why: String },
+    AwaitingStanding {
+        back_off: Moment,
+        why: String,
+    },
     /// The GPU takes no worker, and is asked again.
-    Waiting { until: Moment, why: String },
+    Waiting {
+        until: Moment,
+        why: String,
+    },
     /// No worker will be started until an operator or a client acts.
-    Down { why: String },
+    Down {
+        why: String,
+    },
 }
 
 impl Primary {

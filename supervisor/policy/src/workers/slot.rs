@@ -18,17 +18,34 @@ pub(super) struct Slot {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
-    Starting { aim: Aim, phase: Phase, until: Moment },
+    Starting {
+        aim: Aim,
+        phase: Phase,
+        until: Moment,
+    },
     /// The worker has the traffic.
-    Serving { since: Moment },
+    Serving {
+        since: Moment,
+    },
     /// The traffic was taken from it, and it finishes what it has.
-    Draining { then: Drained, until: Moment },
+    Draining {
+        then: Drained,
+        until: Moment,
+    },
     /// It has served until the cut-over, and takes the traffic back if the shadow fails.
-    Parked { until: Moment },
+    Parked {
+        until: Moment,
+    },
     /// Traffic can move to it at once.
-    Standing { since: Moment },
+    Standing {
+        since: Moment,
+    },
     /// When it has not ended by `until`, it is killed, again and again.
-    Leaving { leaver: Leaver, killed: bool, until: Moment },
+    Leaving {
+        leaver: Leaver,
+        killed: bool,
+        until: Moment,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,12 +77,18 @@ pub(super) enum Leaver {
     /// No worker serves until then: that is the death of the model's worker, of this cause if it is
     /// known before the exit. `since`: it has served since then, and whether it had no batch is
     /// heard at its exit.
-    Primary { why: Option<String>, since: Option<Moment> },
+    Primary {
+        why: Option<String>,
+        since: Option<Moment>,
+    },
     /// Another worker starts in its place, at the share that is asked for.
     Replaced,
     Handover(Outcome),
     /// The next standing worker starts so long after it.
-    Standing { rest: std::time::Duration, failed: bool },
+    Standing {
+        rest: std::time::Duration,
+        failed: bool,
+    },
     Unneeded,
 }
 

@@ -32,10 +32,7 @@ pub enum Wrong {
     #[error("an arrival at {0} s is too late; a load lasts at most {MAX_SECONDS} s")]
     TooLate(f64),
     #[error("time goes back from {before} s to {seconds} s; sort the lines by time")]
-    Backwards {
-        seconds: f64,
-        before: f64,
-    },
+    Backwards { seconds: f64, before: f64 },
     #[error("{0:?} is no model of the configuration")]
     UnknownModel(String),
     #[error("a load has at most {MAX_ARRIVALS} arrivals; give fewer")]

@@ -1,5 +1,4 @@
-//! Memory on the GPU that does not come from an engine, so that no computation of the engine shares
-//! it.
+//! Memory on the GPU that no computation of an engine shares.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,7 +8,6 @@ use cudarc::driver::{CudaContext, result};
 
 use super::{CudaFault, CudaGpu, fault};
 
-/// Memory on the GPU, zero at first.
 pub struct DeviceBuffer {
     start: NonNull<u8>,
     bytes: usize,
@@ -37,12 +35,10 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Where it starts, on the GPU.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

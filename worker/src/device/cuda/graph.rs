@@ -1,5 +1,5 @@
-//! A piece of work that was recorded once, and is started again at the cost of one call: on the SMs of the whole process,
-//! or on those of a partition that it was moved to.
+//! Work that was recorded once, and is started again at the cost of one call: on the SMs of the
+//! whole process, or on those of a partition that it was moved to.
 //!
 //! A kernel runs where the context of its node lies, whichever stream the graph is put on. So a
 //! recording is moved by giving its nodes another context; executables made from it before stay as
@@ -15,7 +15,6 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use super::partition::GreenContext;
 use super::{CudaFault, CudaGpu, fault};
 
-/// Types of nodes, as the driver numbers them.
 const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
 const COPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
 const FILL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
@@ -23,18 +22,16 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const ALLOT: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// Recorded work that can be made ready for partitions. The memory that it reads and writes must
-/// stay where it was.
+/// The memory that the work reads and writes must stay where it was.
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
 }
 
-/// Recorded work that can be started.
 pub struct Executable {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
-    /// The partition that it was moved to; dropped after the executable.
+    /// Dropped after the executable.
     _partition: Option<Arc<GreenContext>>,
 }
 
@@ -56,22 +53,19 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// Why recorded work cannot be moved to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unmovable {
     /// A kernel of an older kind, which belongs to the context that loaded it.
     #[error("a kernel in it is bound to its context")]
     BoundKernel,
-    /// A node of another kind.
     #[error("it has a node of type {0}, which cannot be moved")]
     Node(u32),
-    /// The driver failed.
     #[error("the driver cannot tell what is in it")]
     Driver(#[source] DriverError),
 }
 
 impl CudaGpu {
-    /// Records what `work` puts on the compute stream, without executing it; `None` if that cannot be recorded.
+    /// Nothing is executed; `None` if the work cannot be recorded.
     pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaFault> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.compute.begin_capture(relaxed).map_err(fault("record a batch"))?;
@@ -84,7 +78,6 @@ impl CudaGpu {
         Ok(recording.filter(|_| worked.is_ok()))
     }
 
-    /// Puts recorded work on the compute stream.
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaFault> {
         // SAFETY: both are alive, and of this process.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
@@ -96,7 +89,6 @@ impl CudaGpu {
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
-    /// A stream of its own.
     pub fn new(gpu: &CudaGpu) -> Result<Self, CudaFault> {
         gpu.context.new_stream().map(Self).map_err(fault("make a stream"))
     }
@@ -109,13 +101,13 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Makes the recording ready on all SMs of the process, where it was recorded.
+    /// On all SMs of the process, where it was recorded.
     pub fn ready(&self) -> Result<Executable, CudaFault> {
         self.instantiate(None)
     }
 
-    /// Makes the recording ready on the SMs of a partition, so that its first start takes no longer
-    /// than later ones. The recording must be movable.
+    /// On the SMs of a partition, so that the first start takes no longer than later ones. The
+    /// recording must be movable.
     pub fn ready_on(
         &mut self,
         partition: &Arc<GreenContext>,
@@ -138,7 +130,6 @@ impl Recording {
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
     }
 
-    /// Whether the recording can be moved to partitions.
     pub fn movable(&self) -> Result<(), Unmovable> {
         self.nodes().map_err(Unmovable::Driver)?.into_iter().try_for_each(|node| {
             match type_of(node).map_err(Unmovable::Driver)? {
@@ -181,7 +172,7 @@ impl Recording {
     }
 }
 
-/// The type of a node, as a number: a driver may know more types than its bindings.
+/// A number: a driver may know more types than its bindings.
 fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
     let mut kind = u32::MAX;
     // SAFETY: the node is alive, and the driver writes one number of this size.
@@ -221,7 +212,7 @@ fn move_copy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), Driv
     set(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
 }
 
-/// Gives a node other parameters, which `fill_in` writes over zeros.
+/// `fill_in` writes over zeros.
 fn set(
     node: sys::CUgraphNode,
     kind: sys::CUgraphNodeType,

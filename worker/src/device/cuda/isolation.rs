@@ -1,6 +1,5 @@
 //! Tests whether partitions of two processes keep apart if they share no group, and do not if they
-//! share all: on each GPU this is measured before it is relied on, because NVIDIA documents no
-//! order of the groups.
+//! share all.
 //!
 //! One process holds half of the groups with work that never ends. The other process times a short
 //! kernel on the other half, and on the same half, where it has to wait for the long kernels.
@@ -18,7 +17,6 @@ use shadowslice_shared::groups::{Division, Groups};
 use super::partition::{GreenStream, SmGroups, Undivided};
 use super::{CudaFault, CudaGpu, fault};
 
-/// How often each is timed.
 const TIMES: usize = 21;
 
 /// How long the short kernel and one of the long ones spin, in cycles: some 20 us and 3 ms.
@@ -51,26 +49,21 @@ again:
 }
 ";
 
-/// Why it could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum IsolationError {
-    /// There are no groups.
     #[error(transparent)]
     Undivided(#[from] Undivided),
-    /// The GPU.
     #[error("partitions cannot be measured")]
     Gpu(#[from] CudaFault),
-    /// The other process.
     #[error("another process cannot be started or heard")]
     Other(#[from] std::io::Error),
 }
 
-/// How long a short kernel took at the median, in us.
+/// Medians.
 #[derive(Debug, Serialize)]
 pub struct Isolation {
-    /// How the GPU divides.
     pub division: Division,
-    /// On half of the GPU, with no other process on it.
+    /// With no other process on the GPU.
     pub alone_us: f64,
     /// While another process holds the other half.
     pub apart_us: f64,
@@ -78,7 +71,7 @@ pub struct Isolation {
     pub together_us: f64,
 }
 
-/// Times a short kernel beside another process, which `holder` starts with the groups to hold as its last argument.
+/// `holder` starts the other process, with the groups to hold as its last argument.
 pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let division = groups.division().clone();
@@ -110,11 +103,9 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     Ok(Isolation { division, alone_us, apart_us, together_us })
 }
 
-/// Another process that holds a part of the GPU until its standard input ends.
 struct Holding(Child);
 
 impl Holding {
-    /// Waits until the process holds the groups.
     fn wait_for(mut child: Child) -> std::io::Result<Self> {
         let said = child.stdout.take().map(BufReader::new);
         let holding = Self(child);
@@ -130,8 +121,7 @@ impl Holding {
     }
 }
 
-/// Keeps these groups busy until standard input ends; reports on standard output once they are
-/// busy.
+/// Ends with standard input; reports on standard output once the groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
@@ -163,7 +153,6 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     Ok(spin.finish(&stream)?)
 }
 
-/// A kernel that spins.
 struct Spin {
     module: sys::CUmodule,
     function: sys::CUfunction,
@@ -184,7 +173,6 @@ impl Spin {
         Ok(Self { module, function })
     }
 
-    /// Starts it with so many blocks.
     fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
         let mut arguments = [(&raw mut cycles).cast()];
         // SAFETY: the kernel takes one number of 64 bits, which is read before the call returns.

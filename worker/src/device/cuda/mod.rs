@@ -1,9 +1,9 @@
 //! A real GPU, at the share of it that MPS gives this process.
 //!
 //! Two streams: inputs travel on one while the batch before executes on the other, which also takes
-//! the answers back. Everything of a batch on the second stream lies between two events, which time
-//! it, and a callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for
-//! it and for further batches at once.
+//! the answers back. A batch's part of the second lies between two events, which time it, and a
+//! callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for it and
+//! for further batches at once.
 #![allow(unsafe_code)] // calls into CUDA's driver
 
 pub mod buffer;
@@ -31,7 +31,7 @@ use shadowslice_shared::units::Sms;
 
 use shadowslice_shared::errors::chain;
 
-/// What CUDA's driver could not do. The context may be beyond use afterwards.
+/// The context may be beyond use afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the GPU cannot {what}")]
 pub struct CudaFault {
@@ -44,7 +44,6 @@ fn fault(what: &'static str) -> impl Fn(DriverError) -> CudaFault {
     move |source| CudaFault { what, source }
 }
 
-/// A GPU as this process may use it.
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
@@ -54,7 +53,7 @@ pub struct CudaGpu {
     sms: Sms,
 }
 
-/// Tells how far a batch has come; there is one for each batch that may be on the GPU at once.
+/// One for each batch that may be on the GPU at once.
 struct Flight {
     copied: CudaEvent,
     start: CudaEvent,
@@ -72,7 +71,7 @@ impl fmt::Debug for CudaGpu {
 }
 
 impl CudaGpu {
-    /// Opens the first GPU that the environment lets the process see, and makes its context.
+    /// The first GPU that the environment lets the process see.
     pub fn open() -> Result<Arc<Self>, BootRefusal> {
         let context = open::context().map_err(|why| BootRefusal::Setup(chain(&why)))?;
         Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
@@ -91,12 +90,11 @@ impl CudaGpu {
         Ok(Self { context, compute, copies, flights, through, sms })
     }
 
-    /// The SMs that MPS really gave, as the device says.
+    /// Those that MPS really gave, as the device says.
     pub fn sms(&self) -> Sms {
         self.sms
     }
 
-    /// The chip's compute capability, major and minor.
     pub fn capability(&self) -> Option<(i32, i32)> {
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -106,8 +104,7 @@ impl CudaGpu {
             .zip(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
     }
 
-    /// The stream that an engine must compute on, as CUDA's runtime knows it. It lives as long as
-    /// `self`.
+    /// As CUDA's runtime knows it; it lives as long as `self`.
     pub fn compute_stream(&self) -> *mut () {
         self.compute.cu_stream().cast()
     }
@@ -133,12 +130,12 @@ impl CudaGpu {
         rustix::io::read(&self.through, &mut [0; 8]).ok();
     }
 
-    /// Copies the bytes to an address on the GPU, without waiting.
+    /// Without waiting.
     ///
     /// # Safety
     ///
-    /// Until the batch is through the bytes stay as they are. The address has room for them, and nothing on the
-    /// GPU uses it meanwhile.
+    /// Until the batch is through the bytes stay as they are. The address has room for them, and
+    /// nothing on the GPU uses it meanwhile.
     pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaFault> {
         if from.is_empty() {
             return Ok(());
@@ -156,7 +153,7 @@ impl CudaGpu {
         flight.start.record(&self.compute).map_err(fault("mark the start of a batch"))
     }
 
-    /// Copies an answer back once it is computed, without waiting.
+    /// Once the answer is computed, without waiting.
     ///
     /// # Safety
     ///
@@ -177,12 +174,12 @@ impl CudaGpu {
         let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
         flight.end.record(&self.compute).map_err(fault("mark the end of a batch"))?;
         let file = self.through.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the callback only writes to the event file, which is closed after the stream ended.
+        // SAFETY: the callback only writes to the event file, closed after the stream ended.
         let launched = unsafe { result::stream::launch_host_function(self.compute.cu_stream(), tell, file) };
         launched.map_err(fault("announce the end of a batch"))
     }
 
-    /// How long the batch of this slot executed; `None` while it does.
+    /// `None` while the batch executes.
     pub fn executed(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
         let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
         if !flight.end.try_is_complete().map_err(fault("say whether a batch is through"))? {
@@ -192,24 +189,23 @@ impl CudaGpu {
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
-    /// A mark behind all that was put on the compute stream so far.
+    /// Behind all that was put on the compute stream so far.
     pub fn mark(&self) -> Result<Mark, CudaFault> {
         self.compute.record_event(None).map(Mark).map_err(fault("mark what it has to do"))
     }
 
-    /// Waits until everything is through.
     pub fn synchronize(&self) -> Result<(), CudaFault> {
         self.context.synchronize().map_err(fault("go on"))
     }
 
-    /// Bytes of its memory: what is free, and all.
+    /// Bytes: what is free, and all.
     pub fn memory(&self) -> Result<(usize, usize), CudaFault> {
         self.context.mem_get_info().map_err(fault("be asked for its memory"))
     }
 }
 
 impl Mark {
-    /// Waits until the GPU is through with all before the mark, or is lost and runs nothing of it
+    /// Returns when the GPU is through with all before the mark, or is lost and runs nothing of it
     /// any more.
     pub fn wait(self) {
         self.0.synchronize().ok();

@@ -7,13 +7,12 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::clock::{after, now_ns};
 
-/// How long the MPS server may be starting, or be busy with ending a client, before a worker gives up.
+/// The MPS server may be starting, or be busy with ending a client.
 const SERVER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Time between two checks whether the server is ready: there is no event to wait for.
 const SERVER_POLL: Duration = Duration::from_millis(20);
 
-/// Why there is no context.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
     #[error(
@@ -28,7 +27,7 @@ pub(super) enum OpenError {
     Driver(#[source] DriverError),
 }
 
-/// The primary context of the first GPU that the process sees, which is the one that engines use too.
+/// Of the first GPU that the process sees: the primary context, which engines use too.
 pub(super) fn context() -> Result<Arc<CudaContext>, OpenError> {
     load_driver()?;
     let deadline_ns = after(now_ns(), SERVER_PATIENCE);
@@ -42,7 +41,6 @@ pub(super) fn context() -> Result<Arc<CudaContext>, OpenError> {
     }
 }
 
-/// Loads the driver's library, without initialising it.
 pub(super) fn load_driver() -> Result<(), OpenError> {
     // SAFETY: loading NVIDIA's library runs its initialisers, which is what a CUDA program does.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(OpenError::NoDriver) }

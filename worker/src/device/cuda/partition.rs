@@ -1,4 +1,4 @@
-//! Partitions of the GPU within this process: green contexts, each of which has some of the groups of SMs.
+//! Partitions of the GPU within this process: green contexts, each on some of the groups of SMs.
 //!
 //! NVIDIA documents no order of the groups. So each GPU is tested (`shadowslice-worker --probe
 //! partitions`) before it is relied on that all processes divide it alike.
@@ -15,7 +15,6 @@ use shadowslice_shared::units::Sms;
 
 use super::{CudaFault, CudaGpu, fault};
 
-/// The groups of SMs of a GPU.
 #[derive(Clone)]
 pub struct SmGroups {
     resources: Vec<sys::CUdevResource>,
@@ -23,7 +22,6 @@ pub struct SmGroups {
     context: Arc<CudaContext>,
 }
 
-/// A part of the GPU, to which work can be moved.
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
@@ -49,19 +47,16 @@ impl fmt::Debug for GreenContext {
     }
 }
 
-/// Why a process has no groups of SMs.
 #[derive(Debug, thiserror::Error)]
 pub enum Undivided {
-    /// The driver does not divide: it is too old, or the process has a share of the GPU by percentage.
+    /// It is too old, or the process has a share of the GPU by percentage.
     #[error("the driver does not divide the GPU's SMs (CUDA 12.4 or later is needed, and a share of 100 %)")]
     Driver(#[source] DriverError),
-    /// The GPU has too few SMs.
     #[error("the GPU has too few SMs to be divided: {0}")]
     TooFew(Sms),
 }
 
 impl SmGroups {
-    /// Divides the SMs of the process.
     pub fn of(gpu: &CudaGpu) -> Result<Self, Undivided> {
         let resources = split(gpu).map_err(Undivided::Driver)?;
         // SAFETY: resources of the kind SM carry a count of SMs.
@@ -70,12 +65,10 @@ impl SmGroups {
         Ok(Self { resources, division, context: Arc::clone(&gpu.context) })
     }
 
-    /// How the SMs divide.
     pub fn division(&self) -> &Division {
         &self.division
     }
 
-    /// Makes a context on these groups.
     pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaFault> {
         let failed = fault("make a partition");
         self.context.bind_to_thread().map_err(&failed)?;
@@ -84,7 +77,8 @@ impl SmGroups {
         let count = u32::try_from(resources.len()).expect("a handful of groups");
         let (mut description, mut green, mut context) = (null_mut(), null_mut(), null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: the resources come from one division, and each pointer is to a handle of ours that the driver fills in.
+        // SAFETY: the resources come from one division, and each pointer is to a handle of ours
+        // that the driver fills in.
         unsafe {
             sys::cuDevResourceGenerateDesc(&mut description, resources.as_mut_ptr(), count)
                 .result()
@@ -109,7 +103,8 @@ fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
     // SAFETY: as above.
     let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();
-    // SAFETY: each pointer is to a resource or number of ours, and there is room for as many groups as are asked for.
+    // SAFETY: each pointer is to a resource or number of ours, and there is room for as many groups
+    // as are asked for.
     unsafe {
         sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
         sys::cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &all, &mut rest, 0, GROUP_SMS)
@@ -124,12 +119,10 @@ fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
 }
 
 impl GreenContext {
-    /// The context that work is moved to.
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context
     }
 
-    /// A stream that keeps its work to the partition.
     pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -140,7 +133,6 @@ impl GreenContext {
     }
 }
 
-/// A stream in a partition.
 pub(super) struct GreenStream<'c> {
     stream: sys::CUstream,
     _context: PhantomData<&'c GreenContext>,

@@ -7,9 +7,8 @@ use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
 use super::CudaGpu;
 
-/// Registers the slabs with the driver, so that copies need not go through the driver's own
-/// buffers. The slabs stay mapped as long as the process uses the GPU. If the driver refuses, only
-/// speed is lost.
+/// Registers the slabs, so that copies need not go through the driver's own buffers. The slabs stay
+/// mapped as long as the process uses the GPU. If the driver refuses, only speed is lost.
 pub fn pin(gpu: &CudaGpu, requests: &ReadableSlab, responses: &AnswerWriter) {
     let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
     if gpu.context.attribute(supported).unwrap_or(0) != 0 {
@@ -22,6 +21,5 @@ fn register((start, bytes): (NonNull<u8>, u64), flags: u32) {
     let bytes = usize::try_from(bytes).expect("it is mapped");
     // SAFETY: it is mapped and stays so; registering neither reads nor writes it.
     let registered = unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) };
-    // Without registration the driver copies through its own buffers.
     registered.result().ok();
 }

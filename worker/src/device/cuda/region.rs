@@ -1,5 +1,5 @@
-//! Memory on the GPU that outlives its process: whatever process has its descriptor keeps it and can
-//! map it.
+//! Memory on the GPU that outlives its process: whatever process has its descriptor keeps it and
+//! can map it.
 #![allow(unsafe_code)] // CUDA's calls for virtual memory
 
 use std::fmt;
@@ -11,11 +11,9 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::{CudaFault, CudaGpu, fault};
 
-/// How a descriptor of memory is called by the driver.
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Memory on the GPU, mapped into this process.
 pub struct Region {
     start: NonNull<u8>,
     /// What is mapped, which is more than was asked for.
@@ -65,7 +63,6 @@ impl Region {
         Ok(region)
     }
 
-    /// Memory that another process has filled with `bytes` bytes.
     pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaFault> {
         let mapped = round_up(gpu, bytes, &location(gpu))?;
         let mut memory = 0;
@@ -112,7 +109,6 @@ impl Region {
         self.start.as_ptr() as u64
     }
 
-    /// Where it starts, on the GPU.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -137,14 +133,12 @@ impl Drop for Region {
     }
 }
 
-/// Memory that is to be mapped.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
     mapped: usize,
 }
 
-/// Fills a new region.
 #[derive(Debug)]
 pub struct Writer<'r> {
     region: &'r Region,
@@ -152,8 +146,6 @@ pub struct Writer<'r> {
 }
 
 impl Writer<'_> {
-    /// Copies bytes to this place.
-    ///
     /// # Panics
     ///
     /// If they do not fit.

@@ -20,7 +20,6 @@ use crate::device::cuda::graph::{Executable, Recording};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BatchForm {
     pub(super) slot: u8,
-    /// The batch size; `None` for a model without a batch axis.
     pub(super) rows: Option<u32>,
     /// Per input, without the batch axis.
     pub(super) shapes: Vec<Vec<i64>>,
@@ -43,7 +42,6 @@ pub(super) struct Bound {
     pub(super) inputs: Vec<DeviceBuffer>,
 }
 
-/// Which session executes batches of a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionOf {
     pub(super) index: usize,
@@ -51,7 +49,6 @@ pub(super) struct SessionOf {
     pub(super) recordable: bool,
 }
 
-/// How a batch is executed.
 #[derive(Debug)]
 pub(super) enum How {
     /// Operator by operator, by ONNX Runtime, which allots the outputs.
@@ -61,31 +58,26 @@ pub(super) enum How {
     Recorded(Recorded),
 }
 
-/// A recorded execution.
 #[derive(Debug)]
 pub(super) struct Recorded {
     /// On all SMs of the process.
     pub(super) whole: Executable,
-    /// Which of the model's recordings it is.
     pub(super) recording: usize,
     pub(super) outputs: Vec<Fixed>,
 }
 
-/// An output that stays where it is.
 #[derive(Debug)]
 pub(super) struct Fixed {
     pub(super) layout: Layout,
     pub(super) buffer: DeviceBuffer,
 }
 
-/// Makes places on the GPU.
 pub(super) struct Maker<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
 }
 
-/// Records executions.
 pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,
@@ -93,7 +85,6 @@ pub(super) struct Recorder<'m> {
 }
 
 impl Maker<'_> {
-    /// Places for batches of this kind.
     pub(super) fn bind(
         &self,
         session: &Session,
@@ -115,7 +106,6 @@ impl Maker<'_> {
         Ok(Bound { kind, session: of, how: How::Eager(Box::new(binding)), inputs: buffers })
     }
 
-    /// Memory for a tensor, and the tensor over it.
     fn place(&self, spec: &TensorSpec, shape: &[i64]) -> Result<(DeviceBuffer, DynTensor), RunFailure> {
         let size = spec.datatype.size().expect("strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
@@ -141,9 +131,9 @@ impl Maker<'_> {
 }
 
 impl Recorder<'_> {
-    /// Records the execution of a batch, if that is possible, and so many further copies, which are
-    /// returned. Its inputs must be in place. It is executed once before, so that all that happens
-    /// only once has happened.
+    /// Records the execution, if that is possible, and so many further copies, which are returned.
+    /// The inputs must be in place. It is executed once before, so that all that happens only once
+    /// has happened.
     pub(super) fn record(
         &mut self,
         bound: &mut Bound,

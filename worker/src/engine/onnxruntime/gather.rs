@@ -4,27 +4,26 @@ use shadowslice_shared::slab::ALIGNMENT;
 
 use crate::inputs::Inputs;
 
-/// Where the rows of several requests are stacked; kept from batch to batch.
+/// Kept from batch to batch.
 #[derive(Debug, Default)]
 pub(super) struct GatherBuffer {
     bytes: Vec<u8>,
 }
 
 impl GatherBuffer {
-    /// The bytes of an input in one aligned piece: in place if they are one already, else here.
+    /// In one aligned piece: in place if the bytes are one already, else here.
     pub(super) fn whole<'b>(&'b mut self, inputs: &Inputs<'b>, input: usize) -> &'b [u8] {
         let first = inputs.part(0, input);
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
     }
 
-    /// The booleans of an input, stacked here. Bytes other than 0 and 1 mean true, as in C.
+    /// Bytes other than 0 and 1 mean true, as in C.
     pub(super) fn booleans(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let bytes = self.gathered(inputs, input);
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         bytes
     }
 
-    /// The bytes of an input, stacked here.
     pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));
         let len = parts().map(<[u8]>::len).sum::<usize>();

@@ -13,7 +13,7 @@ use super::gather::GatherBuffer;
 use super::{failed, strings};
 use crate::inputs::Inputs;
 
-/// The tensor of an input: one request's is read in place, several requests' are stacked in `buffer`.
+/// One request's tensor is read in place, several requests' are stacked in `buffer`.
 pub(super) fn value<'b>(
     inputs: &Inputs<'b>,
     input: usize,

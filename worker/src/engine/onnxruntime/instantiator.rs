@@ -15,7 +15,6 @@ use crate::device::cuda::{CudaFault, CudaGpu, Mark};
 pub(super) const NONE_FIRST: usize = usize::MAX;
 pub(super) const NO_MORE: usize = usize::MAX - 1;
 
-/// A partition that is to be made ready at a seat that is free.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) seat: usize,
@@ -26,17 +25,15 @@ pub(super) struct Order {
     pub(super) before: Option<Left>,
 }
 
-/// Recordings that were ready at a seat, by number, and when the GPU is through with them.
+/// Recordings by number, and when the GPU is through with them.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) executables: Vec<Option<Executable>>,
     pub(super) through: Option<Mark>,
 }
 
-/// A step that was done.
 #[derive(Debug)]
 pub(super) enum Made {
-    /// One recording.
     Recording(Groups, usize, Result<Executable, CudaFault>),
     /// All recordings that there will be.
     All(Groups),
@@ -46,14 +43,12 @@ pub(super) enum Made {
 #[derive(Debug, Default)]
 struct Seat(Vec<Recording>);
 
-/// An order of which not all recordings are ready.
 #[derive(Debug)]
 struct Unfinished {
     order: Order,
     left: Vec<usize>,
 }
 
-/// Makes recordings ready.
 #[derive(Debug)]
 pub(super) struct Instantiator {
     seats: Vec<Seat>,
@@ -63,7 +58,6 @@ pub(super) struct Instantiator {
 }
 
 impl Left {
-    /// Frees one recording of those that were ready before.
     fn free(&mut self, number: usize) {
         self.wait();
         drop(self.executables.get_mut(number).and_then(Option::take));
@@ -83,8 +77,7 @@ impl Drop for Left {
 }
 
 impl Unfinished {
-    /// Orders that a batch waits for go before others. Cancelled orders go first of all, because
-    /// their end is waited for.
+    /// Cancelled orders go first of all, because their end is waited for.
     fn urgency(&self) -> u8 {
         match self.order.first.load(Ordering::Acquire) {
             NO_MORE => 2,
@@ -95,14 +88,13 @@ impl Unfinished {
 }
 
 impl Instantiator {
-    /// Has no recordings yet.
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
         Ok(Self { seats, uploads, unfinished: Vec::new(), gpu })
     }
 
-    /// Adds an execution, with a recording of it for each seat; returns its number.
+    /// `copies`: a recording for each seat; returns the execution's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         let number = self.seats[0].0.len();
         for (seat, recording) in self.seats.iter_mut().zip(copies) {
@@ -111,7 +103,6 @@ impl Instantiator {
         number
     }
 
-    /// Carries out an order to its end, telling `tell` of each step.
     pub(super) fn finish(&mut self, order: Order, mut tell: impl FnMut(Made)) {
         self.begin(order);
         while !self.unfinished.is_empty() {
@@ -119,7 +110,6 @@ impl Instantiator {
         }
     }
 
-    /// Carries out orders until there will be no more.
     pub(super) fn work(mut self, orders: &Receiver<Order>, mut tell: impl FnMut(Made)) {
         // Without the context every order fails, and the failure is reported.
         self.gpu.bind().ok();
@@ -141,7 +131,6 @@ impl Instantiator {
         self.unfinished.push(Unfinished { order, left });
     }
 
-    /// Makes the next recording.
     fn step(&mut self, tell: &mut impl FnMut(Made)) {
         // Of equally urgent orders, the last one given goes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());

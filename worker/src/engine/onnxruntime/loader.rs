@@ -19,18 +19,14 @@ use super::{OnnxRuntime, Signature, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
-/// What it takes to load a session once more.
 pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
-    /// Threads within an operator that runs on the host's processor.
     pub(super) threads: u32,
     pub(super) providers: Vec<Provider>,
-    /// Where the model's optimised forms are kept, if they are.
     pub(super) optimised: Option<Optimised>,
     /// The large tensors of those forms, for all sessions.
     pub(super) weights: Weights,
-    /// Why a session has weights of its own, if one has.
     pub(super) unshared: Option<String>,
     pub(super) gpu: Arc<CudaGpu>,
 }
@@ -46,10 +42,9 @@ pub(super) enum Fallback {
 pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
-    /// A session for all shapes; axes with these names have these lengths.
-    ///
-    /// It is made from the kept form of the model, which is made first if it is not there. What
-    /// prevents that costs time and memory, and nothing else.
+    /// A session for all shapes; axes with these names have these lengths. It is made from the kept
+    /// form of the model, which is made first if it is not there. What prevents that costs time and
+    /// memory, and nothing else.
     pub(super) fn session(
         &mut self,
         fallback: Fallback,
@@ -78,7 +73,6 @@ impl Loader {
         OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
-    /// Has ONNX Runtime optimise the model, and write what comes of it to this file.
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
         let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
         let builder = self
@@ -92,7 +86,6 @@ impl Loader {
         OnnxRuntime::commit(builder, &self.model).map(drop)
     }
 
-    /// A session of the form, with the weights that all sessions share.
     fn session_of(
         &mut self,
         form: &Form,
@@ -142,8 +135,8 @@ impl Loader {
     }
 }
 
-/// The lengths that this form of batch gives to the axes that a model leaves open; `None` where
-/// such an axis has no name, or a name would stand for two lengths.
+/// Of the axes that a model leaves open; `None` where such an axis has no name, or a name would
+/// stand for two lengths.
 pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {

@@ -1,5 +1,5 @@
-//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU, on a real one with the
-//! providers that the assignment names.
+//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU, on a
+//! real one with the providers that the assignment names.
 
 mod bound;
 mod gather;
@@ -38,18 +38,17 @@ pub(super) use on_gpu::Kept;
 pub use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
 
-/// ONNX Runtime's library, loaded.
 #[derive(Debug)]
 pub struct Library {
     environment: Environment,
 }
 
 impl Library {
-    /// Loads the library, once a process; with `gpu` also the libraries that it needs to compute on
-    /// GPUs. The GPU itself is not touched.
+    /// Once a process; with `gpu` also the libraries that it needs to compute on GPUs. The GPU
+    /// itself is not touched.
     ///
-    /// The supervisor sets `ORT_DISABLE_TELEMETRY` so that the library sends no telemetry: its
-    /// first event goes out before a call from here could turn that off.
+    /// The supervisor sets `ORT_DISABLE_TELEMETRY`: the library's first event goes out before a
+    /// call from here could turn that off.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let environment = ort::init_from(library)
@@ -65,17 +64,15 @@ impl Library {
     }
 }
 
-/// A model in ONNX Runtime.
 #[derive(Debug)]
 pub struct OnnxRuntime {
     session: Session,
     outputs: Vec<TensorSpec>,
-    /// For each input, where the rows of several requests are stacked.
     buffers: Vec<GatherBuffer>,
 }
 
 impl OnnxRuntime {
-    /// Loads a model with `threads` threads within an operator on the host's processor.
+    /// `threads`: within an operator on the host's processor.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
         let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
         Self::commit(builder, model)
@@ -98,7 +95,6 @@ impl OnnxRuntime {
         Ok((engine, Signature { inputs, outputs }))
     }
 
-    /// Runs a batch.
     pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
@@ -109,8 +105,7 @@ impl OnnxRuntime {
     }
 }
 
-/// All options of a session but its model. Spinning costs 10 ms of CPU per run at a 10 ms pause,
-/// and other workers want the cores.
+/// Spinning costs 10 ms of CPU per run at a 10 ms pause, and other workers want the cores.
 fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
     let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
     Session::builder(environment)
@@ -136,7 +131,6 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     outlets.iter().map(spec).collect()
 }
 
-/// The protocol's name for an element type, if it has one.
 fn datatype(element: TensorElementType) -> Option<Datatype> {
     Some(match element {
         TensorElementType::Bool => Datatype::Bool,
@@ -157,7 +151,6 @@ fn datatype(element: TensorElementType) -> Option<Datatype> {
     })
 }
 
-/// The element type of a datatype.
 fn element_type(datatype: Datatype) -> TensorElementType {
     match datatype {
         Datatype::Bool => TensorElementType::Bool,

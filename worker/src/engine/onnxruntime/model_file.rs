@@ -11,7 +11,6 @@ use prost::Message;
 struct ModelProto {
     #[prost(message, optional, tag = "7")]
     graph: Option<Graph>,
-    /// The model's own functions, which nodes may call.
     #[prost(message, repeated, tag = "25")]
     functions: Vec<Function>,
 }
@@ -38,7 +37,6 @@ struct Tensor {
     element: i32,
     #[prost(string, tag = "8")]
     name: String,
-    /// Where its bytes are, if they are in another file.
     #[prost(message, repeated, tag = "13")]
     external: Vec<Property>,
 }
@@ -51,7 +49,6 @@ struct Property {
     value: String,
 }
 
-/// A tensor of a model whose bytes are in another file than the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,
@@ -65,7 +62,7 @@ pub(super) struct ExternalTensor {
     pub(super) bytes: Option<u64>,
 }
 
-/// The tensors of a model's main graph whose bytes are in other files.
+/// Those of the main graph.
 pub(super) fn external_tensors(model: &Path) -> io::Result<Vec<ExternalTensor>> {
     let model = ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)?;
     let tensors = model.graph.map_or_else(Vec::new, |graph| graph.initializers);

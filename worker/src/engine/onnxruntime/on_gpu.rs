@@ -1,5 +1,5 @@
-//! A model on a real GPU: inputs go from the request slab straight to tensors on the GPU, answers straight back
-//! into the response slab, and nothing waits on the way.
+//! A model on a real GPU: inputs go from the request slab straight to tensors on the GPU, answers
+//! straight back into the response slab, and nothing waits on the way.
 #![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
 
 use std::fmt;
@@ -29,7 +29,6 @@ use crate::device::cuda::partition::SmGroups;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
-/// What is there of a model before a worker starts.
 #[derive(Debug, Default)]
 pub struct Kept<'k> {
     /// The folder of its optimised forms.
@@ -41,14 +40,12 @@ pub struct Kept<'k> {
 /// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;
 
-/// A model that has its tensors on the GPU.
 pub struct OnGpu {
     // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
     // last.
     bound: Vec<Bound>,
     /// `None` where the model's share is not a partition inside the process.
     partitions: Option<Partitions>,
-    /// Why a recording cannot be moved to partitions.
     unmovable: Option<Unmovable>,
     options: RunOptions,
     allocator: Allocator,
@@ -64,8 +61,8 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// Loads a model with `threads` threads within operators that run on the host's processor.
-    /// `partitioned`: the model's share is a partition inside the process.
+    /// `threads`: within operators that run on the host's processor. `partitioned`: the model's
+    /// share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
@@ -107,29 +104,24 @@ impl OnGpu {
         Ok((engine, signature))
     }
 
-    /// Why the weights are not all shared with other workers and sessions, if so.
     pub fn unshared(&self) -> Option<&str> {
         self.sessions.unshared()
     }
 
-    /// What it has of the GPU's memory, by kind.
     pub fn memory(&self) -> DeviceMemory {
         let (weights, brought) = self.sessions.weights();
         DeviceMemory { weights, brought, scratch: scratch::bytes(&self.allocator).unwrap_or(0) }
     }
 
-    /// The GPU.
     pub fn gpu(&self) -> &Arc<CudaGpu> {
         &self.gpu
     }
 
-    /// How the GPU's SMs divide, where the model's share is a partition.
     pub fn division(&self) -> Option<&Division> {
         self.partitions.as_ref().map(Partitions::division)
     }
 
-    /// Checks that all that was warmed up can be moved to partitions, and that nothing else can
-    /// come; else says why not.
+    /// Whether all that was warmed up can be moved to partitions, and nothing else can come.
     pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
@@ -156,7 +148,7 @@ impl OnGpu {
         }
     }
 
-    /// Makes a partition ready. The result comes from this call or from [`made`](Self::made).
+    /// The result comes from this call or from [`made`](Self::made).
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -172,15 +164,13 @@ impl OnGpu {
         self.partitions.as_mut()?.made()
     }
 
-    /// Forgets a partition that was made ready. `in_use`: a batch is on its way there.
     pub fn forget(&mut self, groups: Groups, in_use: bool) {
         if let Some(partitions) = &mut self.partitions {
             partitions.forget(groups, in_use);
         }
     }
 
-    /// Puts a batch on the GPU, and says where its answer will be once the GPU is [through](CudaGpu::executed)
-    /// with this slot.
+    /// Says where the answer will be once the GPU is [through](CudaGpu::executed) with this slot.
     pub fn begin(
         &mut self,
         inputs: &Inputs<'_>,
@@ -204,8 +194,7 @@ impl OnGpu {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// A batch that is not recorded runs on all SMs of the process, and so cannot keep to a
-    /// partition.
+    /// A batch that is not recorded runs on all SMs of the process.
     fn whole_only(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
@@ -215,9 +204,8 @@ impl OnGpu {
         ))
     }
 
-    /// Records the executions of batches of this size, if they can be. All sizes must have run
-    /// before the first is recorded, because what they keep for later must not lie where a recording
-    /// writes.
+    /// All sizes must have run before the first is recorded, because what they keep for later must
+    /// not lie where a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| broken(&fault))?;
         let wanted = |bound: &Bound| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
@@ -227,7 +215,6 @@ impl OnGpu {
         Ok(())
     }
 
-    /// The warm-up is over.
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         self.sessions.warmed_up(&self.bound)?;
         self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(BootRefusal::NoPartitions)
@@ -274,7 +261,6 @@ impl OnGpu {
         }
     }
 
-    /// The places for a batch like this one, made if need be.
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
         let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
@@ -311,7 +297,6 @@ impl OnGpu {
         Ok(())
     }
 
-    /// Copies the parts of all inputs to their places, one after the other.
     fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
         for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
@@ -336,7 +321,7 @@ fn size_of(spec: &TensorSpec) -> usize {
     spec.datatype.size().expect("strings are not bound")
 }
 
-/// Where the model's optimised forms are. TensorRT keeps its engines itself.
+/// TensorRT keeps its engines itself.
 fn optimised(
     folder: &Path,
     model: &Path,
@@ -350,7 +335,6 @@ fn optimised(
     Some(Optimised::of(folder, model, &environment))
 }
 
-/// The recording on the partition of a batch.
 fn executable<'e>(
     partitions: Option<&'e mut Partitions>,
     recorded: &'e Recorded,

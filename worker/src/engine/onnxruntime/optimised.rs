@@ -1,5 +1,5 @@
-//! Models as ONNX Runtime has optimised them, kept in files: a model is optimised once for a GPU, and
-//! every later session loads the result.
+//! Models as ONNX Runtime has optimised them, kept in files: a model is optimised once for a GPU,
+//! and every later session loads the result.
 //!
 //! ```text
 //! CACHE/index.json                which content the model's files had, by their size and time
@@ -28,10 +28,8 @@ pub(super) const LARGE: u64 = 4096;
 /// Contents of a model that are kept: the one that serves, and the one before or after it.
 const KEPT: usize = 2;
 
-/// Bytes that are read at once.
 const PIECE: usize = 1 << 22;
 
-/// What identifies some bytes.
 pub(super) type Fingerprint = [u8; 32];
 
 /// The optimised forms of a model with this content, for this GPU and this ONNX Runtime.
@@ -40,27 +38,22 @@ pub(super) struct Optimised {
     folder: PathBuf,
 }
 
-/// A form of a model.
 #[derive(Debug)]
 pub(super) struct Form {
     folder: PathBuf,
     pub(super) tensors: Vec<Tensor>,
 }
 
-/// A large tensor of a form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tensor {
     pub(super) name: String,
-    /// The number that ONNX has for the type of its elements.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
-    /// Where its bytes are in the file of weights.
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) fingerprint: Fingerprint,
 }
 
-/// What `form.json` holds.
 #[derive(Serialize, Deserialize)]
 struct Description {
     /// Of the optimised graph's file.
@@ -97,8 +90,7 @@ impl Stamp {
 }
 
 impl Optimised {
-    /// Of this model; `environment` is all besides the model that decides what an optimised form is
-    /// like.
+    /// `environment`: all besides the model that decides what an optimised form is like.
     pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
         fs::create_dir_all(cache)?;
         let content = content(cache, model)?;
@@ -112,13 +104,13 @@ impl Optimised {
         Ok(Self { folder })
     }
 
-    /// The form of this name, if it is there and undamaged.
+    /// `None` also if the form is damaged.
     pub(super) fn form(&self, name: &str) -> Option<Form> {
         Form::read(self.folder.join(digest_of(name)))
     }
 
-    /// Has `save` write an optimised graph and its weights to these two files, and keeps both as the
-    /// form of this name.
+    /// Has `save` write the optimised graph to this file and its weights beside it, and keeps both
+    /// as the form of this name.
     pub(super) fn keep<E>(
         &self,
         name: &str,
@@ -152,12 +144,11 @@ impl Form {
         (fingerprint(&model) == description.model).then_some(form)
     }
 
-    /// The optimised graph.
     pub(super) fn model(&self) -> PathBuf {
         self.folder.join("model.onnx")
     }
 
-    /// The bytes of a tensor, from the file; an error also if they are damaged.
+    /// Fails also if the bytes are damaged.
     pub(super) fn bytes(&self, tensor: &Tensor) -> io::Result<Vec<u8>> {
         let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
         let mut bytes = vec![0; size];
@@ -168,7 +159,6 @@ impl Form {
         }
     }
 
-    /// Removes it: it is of no use.
     pub(super) fn discard(self) {
         fs::remove_dir_all(self.folder).ok();
     }
@@ -195,7 +185,7 @@ fn describe(draft: &Path) -> io::Result<()> {
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
-/// The fingerprint of a model's files, which are read only if they have changed since the last time.
+/// The files are read only if they have changed since the last time.
 fn content(cache: &Path, model: &Path) -> io::Result<Fingerprint> {
     let index = cache.join("index.json");
     let known = fs::read(&index).ok().and_then(|bytes| serde_json::from_slice::<Vec<Entry>>(&bytes).ok());

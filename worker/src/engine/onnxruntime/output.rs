@@ -13,7 +13,6 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 
-/// Writes the parts of an output into the slot, in the order of the requests.
 pub(super) fn split(
     spec: &TensorSpec,
     value: &DynValue,
@@ -33,8 +32,8 @@ pub(super) fn split(
     Ok(Output { shape, parts })
 }
 
-/// The address on the GPU of an output that ONNX Runtime allotted; `None` if the output is on the
-/// host, as a constant may be.
+/// The address of an output that ONNX Runtime allotted; `None` if it is on the host, as a constant
+/// may be.
 pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
     if tensor.memory_info().is_cpu_accessible() {
@@ -44,8 +43,7 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
-/// Copies the parts of an output of numbers, which lies at `start` on the GPU, into the slot. Only
-/// the compute stream writes or frees that memory.
+/// The numbers lie at `start` on the GPU. Only the compute stream writes or frees that memory.
 pub(super) fn fetch(
     layout: &Layout,
     size: usize,
@@ -58,8 +56,9 @@ pub(super) fn fetch(
         let len = layout.row * inputs.rows_of(request) as usize * size;
         let (extent, place) = slot.reserve(len as u64);
         if let Some(place) = place {
-            // SAFETY: the output has as many bytes as its layout says for at least the rows of this batch, and the
-            // stream copies before it writes or frees; the place is this batch's until it is answered.
+            // SAFETY: the output has as many bytes as its layout says for at least the rows of this
+            // batch, and the stream copies before it writes or frees; the place is this batch's
+            // until it is answered.
             unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
         }
         done += len;
@@ -69,7 +68,6 @@ pub(super) fn fetch(
     Ok(Output { shape: layout.shape.clone(), parts })
 }
 
-/// How an output divides into rows.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// Without the batch axis.
@@ -78,7 +76,6 @@ pub(super) struct Layout {
     pub(super) row: usize,
 }
 
-/// The layout of an output of a batch of `rows` rows.
 pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> Result<Layout, RunFailure> {
     let ValueType::Tensor { ty, shape, .. } = value.dtype() else { return Err(odd(spec, "is no tensor")) };
     if datatype(*ty) != Some(spec.datatype) {
@@ -96,7 +93,7 @@ fn odd(spec: &TensorSpec, what: &str) -> RunFailure {
     RunFailure::Engine(format!("output `{}` {what}", spec.name))
 }
 
-/// Puts numbers, as many bytes per request as `lens` says; `None` if there are fewer.
+/// `lens`: bytes of each request; `None` if there are fewer.
 fn put_numbers(
     mut rest: &[u8],
     lens: impl Iterator<Item = usize>,
@@ -110,7 +107,6 @@ fn put_numbers(
     lens.map(take).collect()
 }
 
-/// Puts strings, as many per request as `counts` says.
 fn put_strings(
     strings: &Strings,
     counts: impl Iterator<Item = usize>,
@@ -126,15 +122,14 @@ fn put_strings(
     counts.map(take).collect()
 }
 
-/// The shape without the batch axis; `None` if the batch is not its first axis.
+/// `None` if the batch is not the first axis.
 fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     let Some(rows) = rows else { return Some(shape) };
     let (first, rest) = shape.split_first()?;
     (*first == i64::from(rows)).then_some(rest)
 }
 
-/// The bytes of a tensor of numbers. They are read as bytes because only the model could ensure
-/// that its booleans are 0 or 1.
+/// Read as bytes because only the model could ensure that its booleans are 0 or 1.
 fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
     let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no size".to_owned()))?;

@@ -5,10 +5,9 @@
 //! NVIDIA's driver 580 would keep their memory all the same, 4 MiB each. As partitions are runs of
 //! neighbouring groups, a GPU of sixteen groups has 135 of them beside the whole.
 //!
-//! To make one recording ready takes about a millisecond, and a model has a dozen or more. So a
-//! separate thread makes them, one after the other. A batch may name the partition at once: if its
-//! recording is not ready yet, that one is made next. A partition that was prepared early enough
-//! makes no batch wait.
+//! To make one recording ready takes about a millisecond, and a model has a dozen or more, so a
+//! thread makes them one after the other. A batch may name the partition at once: its recording
+//! is then made next.
 //!
 //! A recording that allots memory while it runs, as for cuBLAS's workspaces, can be ready only once
 //! at a time. So each execution is recorded as often as partitions may be ready, once for each
@@ -32,7 +31,6 @@ use shadowslice_shared::errors::chain;
 /// Results of the thread that were not taken yet; when there are so many, the thread waits.
 const MADE: usize = 256;
 
-/// A partition that is ready, or is being made so.
 #[derive(Debug)]
 struct Partition {
     seat: usize,
@@ -40,29 +38,29 @@ struct Partition {
     /// The recording that the thread is to make before the others.
     first: Arc<AtomicUsize>,
     complete: bool,
-    /// Why one of its recordings cannot be made ready there.
     failed: Option<String>,
 }
 
-/// What makes partitions ready.
 #[derive(Debug)]
 enum Maker {
     /// While the worker warms up.
     Here(Option<Box<Instantiator>>),
-    /// After the warm-up.
-    Thread { orders: Option<SyncSender<Order>>, made: Receiver<Made>, thread: Option<JoinHandle<()>> },
+    Thread {
+        orders: Option<SyncSender<Order>>,
+        made: Receiver<Made>,
+        thread: Option<JoinHandle<()>>,
+    },
 }
 
-/// The partitions of one model.
 #[derive(Debug)]
 pub(super) struct Partitions {
     groups: SmGroups,
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
-    /// What was ready at seats that are free now.
+    /// Executables at seats that are free now.
     left: BTreeMap<usize, Left>,
-    /// Results for partitions that were not asked for yet, also those that came while a batch
-    /// waited for a recording.
+    /// Results that were not asked for yet, some of which came while a batch waited for a
+    /// recording.
     news: VecDeque<Prepared>,
     /// Whether some recording could not be made ready on some partition, as happens with kernels in
     /// clusters of SMs: then a partition counts as ready only when all its recordings are.
@@ -72,7 +70,6 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    /// No partition is ready yet.
     pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let workshop = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
@@ -87,17 +84,15 @@ impl Partitions {
         })
     }
 
-    /// How the GPU's SMs divide.
     pub(super) fn division(&self) -> &Division {
         self.groups.division()
     }
 
-    /// How often an execution must be recorded.
     pub(super) fn copies(&self) -> usize {
         READY_PARTITIONS
     }
 
-    /// Adds an execution, recorded so often, while the worker warms up; returns its number.
+    /// While the worker warms up; returns the execution's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
             Maker::Here(Some(workshop)) => workshop.add(copies),
@@ -105,7 +100,7 @@ impl Partitions {
         }
     }
 
-    /// Makes a partition ready; returns the result, if it is known at once.
+    /// Returns the result if it is known at once.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         if self.ready.contains_key(&groups) {
             return Some(Prepared { groups, result: Ok(()) });
@@ -155,7 +150,6 @@ impl Partitions {
         Ok(context)
     }
 
-    /// The next result for a partition since the last call.
     pub(super) fn made(&mut self) -> Option<Prepared> {
         while self.news.is_empty() {
             let Maker::Thread { made, .. } = &self.maker else { return None };
@@ -165,7 +159,6 @@ impl Partitions {
         self.news.pop_front()
     }
 
-    /// Notes what the thread has made.
     fn take(&mut self, made: Made) {
         match made {
             Made::Recording(groups, number, Ok(executable)) => {
@@ -198,13 +191,11 @@ impl Partitions {
         }
     }
 
-    /// Whether a partition was made ready, or is being so.
     pub(super) fn has(&self, groups: Groups) -> bool {
         self.ready.contains_key(&groups)
     }
 
-    /// A recording on a partition that was made ready, after a wait if need be. `None` if there is
-    /// none.
+    /// Waits for the recording if need be; `None` if the partition or the recording is not there.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
         loop {
             let partition = self.ready.get(&groups)?;
@@ -220,7 +211,7 @@ impl Partitions {
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// Forgets a partition. `in_use`: a batch is on its way there.
+    /// `in_use`: a batch is on its way there.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
         // The thread may be at a recording, which must end first: one at most.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {

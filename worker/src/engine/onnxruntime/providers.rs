@@ -23,8 +23,7 @@ pub(super) fn load_libraries() {
     }
 }
 
-/// The providers of a session on this GPU. The host's processor takes the operators that no
-/// provider has.
+/// The host's processor takes the operators that no provider has.
 pub(super) fn on_gpu(
     providers: &[Provider],
     gpu: &Arc<CudaGpu>,

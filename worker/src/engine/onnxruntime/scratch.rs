@@ -16,16 +16,14 @@ use ort::{AsPointer, ortsys};
 /// The arena grows by what is asked for: doubling would take memory that neighbours need.
 const AS_REQUESTED: usize = 1;
 
-/// Where a session computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scratch {
     /// In the arena of all sessions. After the warm-up only recordings run there.
     Shared,
-    /// In an arena of its own.
     Own,
 }
 
-/// Makes the arena of all sessions that want it, once a process.
+/// Once a process.
 pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
     let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
@@ -45,12 +43,11 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     registered
 }
 
-/// What the arena behind a session's allocator has of the GPU's memory, in bytes; `None` if it does
-/// not say.
+/// Bytes that the allocator's arena has of the GPU's memory; `None` if it does not say.
 pub(super) fn bytes(allocator: &Allocator) -> Option<u64> {
     let mut stats = null_mut();
     let mut ask = || -> ort::Result<()> {
-        // SAFETY: the allocator is alive; the call writes a pointer to figures that are the caller's.
+        // SAFETY: the allocator is alive; the call writes a pointer to figures of the caller's.
         ortsys![unsafe AllocatorGetStats(allocator.ptr(), &mut stats)?];
         Ok(())
     };

@@ -9,33 +9,25 @@ use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
 use super::{OnnxRuntime, Signature, model_file};
 
-/// A model's sessions.
 pub(super) struct Sessions {
     /// One at least.
     all: Vec<OnnxRuntime>,
     loader: Loader,
     phase: Phase,
-    /// Why not all of the model can be computed on the GPU, if so.
     on_host: Option<String>,
 }
 
-/// Whether executions are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// While the worker warms up: batches that come later may never come again.
+    /// Batches that come later may never come again.
     Warming(Sharing),
     /// Recording is over. A batch that has no place yet gets one in this session; no recording
     /// depends on its state, or writes to its memory.
-    Over {
-        /// Its index, once it is there.
-        spare: Option<usize>,
-    },
+    Over { spare: Option<usize> },
 }
 
-/// Which batches share a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
-    /// All batches.
     All,
     /// Batches of one shape, because sessions keep something for the last shape that they saw.
     Shape,
@@ -46,7 +38,6 @@ enum Sharing {
 }
 
 impl Sessions {
-    /// Loads the first.
     pub(super) fn load(mut loader: Loader) -> Result<(Self, Signature), BootRefusal> {
         let whole = loader.session(Fallback::Forbidden, &Lengths::new(), Scratch::Shared);
         let (session, signature, sharing) = match whole {
@@ -66,47 +57,40 @@ impl Sessions {
         Ok((sessions, signature))
     }
 
-    /// What was loaded first.
     pub(super) fn first(&self) -> &OnnxRuntime {
         &self.all[0]
     }
 
-    /// The same, to run it.
     pub(super) fn first_mut(&mut self) -> &mut OnnxRuntime {
         &mut self.all[0]
     }
 
-    /// The session that executes batches of a form.
     pub(super) fn at(&self, of: SessionOf) -> &OnnxRuntime {
         &self.all[of.index]
     }
 
-    /// The same, to run it.
     pub(super) fn at_mut(&mut self, of: SessionOf) -> &mut OnnxRuntime {
         &mut self.all[of.index]
     }
 
-    /// Why not all of the model can be computed on the GPU, if so.
     pub(super) fn on_host(&self) -> Option<&str> {
         self.on_host.as_deref()
     }
 
-    /// Why the weights are not all shared with other workers and sessions, if so.
+    /// Why the weights are not all shared with other workers and sessions.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Bytes of all weights on the GPU, and of those that were brought there from here.
+    /// Bytes on the GPU, and of those the bytes that were brought there from here.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
 
-    /// Whether the worker warms up.
     pub(super) fn warming(&self) -> bool {
         matches!(self.phase, Phase::Warming(_))
     }
 
-    /// The warm-up is over.
     pub(super) fn warmed_up(&mut self, bound: &[Bound]) -> Result<(), BootRefusal> {
         let Phase::Warming(sharing) = self.phase else { return Ok(()) };
         let recorded = bound.iter().any(|bound| matches!(bound.how, How::Recorded(_)));
@@ -119,7 +103,6 @@ impl Sessions {
         Ok(())
     }
 
-    /// The session that executes batches of this kind, loaded if need be.
     pub(super) fn of(&mut self, kind: &BatchForm, bound: &[Bound]) -> Result<SessionOf, RunFailure> {
         let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
         let known = bound.iter().find(alike).map(|bound| bound.session);
@@ -156,7 +139,6 @@ impl Sessions {
         }
     }
 
-    /// The session for batches that were not recorded.
     fn spare(&mut self) -> Result<usize, RunFailure> {
         if let Phase::Over { spare: Some(spare) } = self.phase {
             return Ok(spare);
@@ -166,7 +148,6 @@ impl Sessions {
         Ok(spare)
     }
 
-    /// Whether batches may have other shapes than those that were warmed up.
     fn shapes_vary(&self, bound: &[Bound]) -> bool {
         let batched = bound.iter().any(|bound| bound.kind.rows.is_some());
         let mut inputs = self.all[0].session.inputs().iter();

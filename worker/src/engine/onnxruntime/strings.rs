@@ -14,7 +14,6 @@ use shadowslice_shared::tensor::{byte_strings, elements, push_byte_string};
 use super::failed;
 use crate::inputs::Inputs;
 
-/// A tensor of the strings of all requests.
 pub(super) fn tensor(
     shape: Vec<i64>,
     inputs: &Inputs<'_>,
@@ -41,7 +40,6 @@ pub(super) fn tensor(
     Ok(tensor.into())
 }
 
-/// Sets one string of a tensor of strings.
 fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     let mut place = null_mut();
     // SAFETY: the tensor is one of strings; ONNX Runtime itself checks the index.
@@ -51,7 +49,6 @@ fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     Ok(())
 }
 
-/// The strings of an answer.
 #[derive(Debug)]
 pub(super) struct Strings {
     bytes: Vec<u8>,
@@ -60,7 +57,6 @@ pub(super) struct Strings {
 }
 
 impl Strings {
-    /// Reads a tensor of `count` strings.
     pub(super) fn of(value: &DynValue, count: usize) -> ort::Result<Self> {
         let mut len = 0;
         // SAFETY: on a value that holds no strings, the call answers with an error.
@@ -72,7 +68,6 @@ impl Strings {
         Ok(Self { bytes, ends })
     }
 
-    /// Writes the strings from the `first` on in the protocol's form.
     pub(super) fn encode(&self, first: usize, count: usize, into: &mut Vec<u8>) {
         let mut start = first.checked_sub(1).map_or(0, |before| self.ends[before]);
         for &end in &self.ends[first..first + count] {

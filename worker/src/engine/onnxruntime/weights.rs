@@ -22,7 +22,6 @@ use crate::device::cuda::{CudaFault, CudaGpu};
 /// Where kernels expect tensors to begin: CUDA's own allocations do.
 const ALIGNMENT: u64 = 256;
 
-/// Why weights are not on the GPU.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WeightsError {
     #[error("the kept weights cannot be read")]
@@ -33,15 +32,12 @@ pub(super) enum WeightsError {
     Tensor(String),
 }
 
-/// The tensors that are on the GPU, by their content.
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
-    /// Regions that the supervisor keeps for the model.
     kept: Vec<weights::Region>,
-    /// Where regions that are made here are handed to the supervisor.
     supervisor: Option<OwnedFd>,
-    /// Why a region is not the one that other workers have, if so.
+    /// Why a region is not the one that other workers have.
     unshared: Option<String>,
     /// Bytes of all regions, and of those that were made here.
     bytes: u64,
@@ -75,7 +71,7 @@ impl<'f> Layout<'f> {
 }
 
 impl Weights {
-    /// None on the GPU yet. The supervisor has sent what it keeps to this socket.
+    /// The supervisor has sent what it keeps to this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
         let kept = std::iter::from_fn(next).take(MAX_REGIONS).collect();
@@ -86,13 +82,12 @@ impl Weights {
         self.unshared.as_deref()
     }
 
-    /// Bytes of all that is on the GPU, and of what was brought there from here.
     pub(super) fn bytes(&self) -> (u64, u64) {
         (self.bytes, self.brought)
     }
 
-    /// The tensors of a form, by name, for a session that is dropped before this. Those that are not
-    /// on the GPU yet are brought there.
+    /// For a session that is dropped before this. Tensors that are not on the GPU yet are brought
+    /// there.
     pub(super) fn of(
         &mut self,
         form: &Form,
@@ -136,8 +131,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The region with this content that the supervisor keeps. One that cannot be mapped any more is
-    /// made anew.
+    /// A kept region that cannot be mapped any more is made anew.
     fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<Region> {
         let found = self.kept.iter().position(|region| region.content == *content)?;
         let weights::Region { file, .. } = self.kept.swap_remove(found);
@@ -174,7 +168,6 @@ impl Weights {
     }
 }
 
-/// The type of elements that has this number.
 fn element(number: i32) -> Option<TensorElementType> {
     Some(match number {
         1 => TensorElementType::Float32,

@@ -10,7 +10,6 @@ use super::processes::Processes;
 use crate::doctor::facts::{DeviceFile, Driver, Trouble};
 use shadowslice_control::nvml::{Host, Library};
 
-/// The library of the driver through which CUDA is spoken.
 const LIBCUDA: &str = "libcuda.so.1";
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
@@ -48,7 +47,7 @@ fn is_device(name: &str) -> bool {
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// The other processes that compute on the GPUs. A process that this user cannot see has no name.
+/// A process that this user cannot see has no name.
 fn strangers(host: &Host, processes: &Processes) -> Vec<(u32, String)> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);

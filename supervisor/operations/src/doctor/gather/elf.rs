@@ -22,7 +22,7 @@ pub(super) struct Elf {
 }
 
 impl Elf {
-    /// Reads the few parts of a file that say so; the rest may be as large as it likes.
+    /// Reads only the few parts of the file that are needed: the rest may be large.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let file = File::open(path).map_err(|error| format!("it cannot be opened: {error}"))?;
         let elf = Self::of(&ReadCache::new(file));

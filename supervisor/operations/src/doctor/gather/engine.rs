@@ -8,7 +8,6 @@ use crate::doctor::facts::{EngineFacts, Shared, Trouble, Version};
 use shadowslice_config::Config;
 use shadowslice_control::host;
 
-/// cuDNN where no provider names it.
 const USUAL_CUDNN: &str = "libcudnn.so.9";
 
 pub(super) fn facts(config: Option<&Config>, linker: &Linker) -> EngineFacts {
@@ -42,7 +41,6 @@ fn version(names: &[String]) -> Option<Version> {
     names.iter().find_map(number)
 }
 
-/// cuDNN's name, and where it is found.
 fn cudnn(provider: Option<&(Shared, Elf)>, linker: &Linker) -> (String, Option<PathBuf>) {
     let own = std::env::current_exe().unwrap_or_default();
     let (opener, elf) = match provider {

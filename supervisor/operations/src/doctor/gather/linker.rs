@@ -8,10 +8,8 @@ use super::command;
 use super::elf::Elf;
 use crate::doctor::facts::{Missing, Shared};
 
-/// The most libraries that are read for one library.
 const MAX_LIBRARIES: usize = 512;
 
-/// Where the linker looks at last.
 const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// Where `ldconfig` may lie; the PATH of many users does not have its folder.
@@ -27,14 +25,14 @@ pub(super) struct Linker {
 }
 
 impl Linker {
-    /// This host's, in the environment that workers inherit.
+    /// In the environment that workers inherit.
     pub(super) fn of_this_host() -> Self {
         let first = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let cache = LDCONFIG.iter().find_map(|ldconfig| command::output(ldconfig, &["-p"]).ok());
         Self::new(&first.to_string_lossy(), &cache.unwrap_or_default(), &DEFAULT_DIRS)
     }
 
-    /// With this `LD_LIBRARY_PATH`, this output of `ldconfig -p`, and these folders at last.
+    /// `cache`: the output of `ldconfig -p`.
     pub(super) fn new(first: &str, cache: &str, last: &[&str]) -> Self {
         let mut found = BTreeMap::<_, Vec<_>>::new();
         for line in cache.lines() {
@@ -51,7 +49,6 @@ impl Linker {
         }
     }
 
-    /// Where a library that a program or another library opens by its name is found.
     pub(super) fn find(&self, name: &str, opener: &Path, elf: &Elf) -> Option<PathBuf> {
         let search: Vec<_> = elf.search.iter().map(|dir| origin(dir, opener)).collect();
         self.resolve(name, &search, elf.machine).map(|(path, _)| path)
@@ -88,8 +85,7 @@ impl Linker {
         missing
     }
 
-    /// The first library of that name, for that kind of processor. Libraries for another kind are
-    /// passed over, as the linker does.
+    /// Libraries for another kind of processor are passed over, as the linker does.
     fn resolve(&self, name: &str, search: &[PathBuf], machine: u16) -> Option<(PathBuf, Elf)> {
         let named = |dirs: &[PathBuf]| dirs.iter().map(|dir| dir.join(name)).collect::<Vec<_>>();
         let cached = self.cache.get(name).cloned().unwrap_or_default();
@@ -102,7 +98,6 @@ impl Linker {
     }
 }
 
-/// A folder of a library's search path; `$ORIGIN` is the library's own.
 fn origin(dir: &str, library: &Path) -> PathBuf {
     let own = library.parent().unwrap_or(Path::new("."));
     let own = own.to_string_lossy();

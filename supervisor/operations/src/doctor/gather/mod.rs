@@ -17,7 +17,6 @@ use super::facts::Facts;
 use linker::Linker;
 use shadowslice_config::Config;
 
-/// The facts of this host, looked up where this configuration would look.
 pub(super) fn facts(config: Option<&Config>) -> Facts {
     let linker = Linker::of_this_host();
     let processes = processes::all();

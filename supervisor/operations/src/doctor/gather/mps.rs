@@ -25,7 +25,6 @@ pub(super) fn facts(processes: &Processes) -> Mps {
     Mps { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
 }
 
-/// The program in one of these folders, if it is named without a folder.
 fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
@@ -68,7 +67,7 @@ fn pipes() -> Vec<PipeDirectory> {
     there.map(|path| PipeDirectory { alive: is_heard(&path.join("control")), path }).collect()
 }
 
-/// Whether a process listens on a control socket. Nothing is sent there.
+/// Whether a process listens; nothing is sent.
 fn is_heard(path: &Path) -> bool {
     let tried = UnixAddr::new(path).and_then(|address| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;

@@ -7,7 +7,6 @@ use crate::doctor::facts::{Facts, Partitions, Trouble};
 use shadowslice_config::{CudaDevice, Gpu, Partitioning};
 use shadowslice_control::host;
 
-/// Measures these GPUs, or all that there are.
 pub(in crate::doctor) fn partitions(facts: &Facts, devices: Option<&[CudaDevice]>) -> Vec<Partitions> {
     let found = facts.driver.nvml.iter().flat_map(|host| host.gpus.iter().flatten());
     let all = || found.map(|gpu| CudaDevice::Index(gpu.identity.index)).collect();

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 const SUPERVISOR: &str = "shadowslice";
 
-/// How many ancestors of a process are looked at.
 const MAX_ANCESTORS: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +14,7 @@ pub(super) struct Process {
     parent: i32,
 }
 
-/// All of them, by number.
+/// By process id.
 pub(super) type Processes = BTreeMap<i32, Process>;
 
 pub(super) fn all() -> Processes {
@@ -43,7 +42,6 @@ pub(super) fn is_our_own(pid: i32, processes: &Processes) -> bool {
     line.filter_map(|pid| processes.get(&pid)).any(|process| process.name == SUPERVISOR)
 }
 
-/// A variable in the environment of a process, if this user may see it.
 pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
     let mut environment = procfs::process::Process::new(pid).ok()?.environ().ok()?;
     Some(environment.remove(std::ffi::OsStr::new(name))?.to_string_lossy().into_owned())

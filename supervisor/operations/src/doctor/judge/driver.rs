@@ -9,7 +9,6 @@ use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
 /// The least compute capability of which MPS limits the SMs: Volta's.
 const LEAST_CAPABILITY: (i32, i32) = (7, 0);
 
-/// How many foreign processes of a GPU are named.
 const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(driver: &Driver, need: &Need) -> Vec<Check> {
@@ -69,7 +68,6 @@ fn files(driver: &Driver) -> Check {
     Check::ok(name, format!("{} can be read and written", names.join(", ")))
 }
 
-/// The GPUs that are needed, or all of them.
 fn gpus(host: &Host, driver: &Driver, need: &Need) -> Vec<Check> {
     let known = host.gpus.iter().flatten();
     let lost = host.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.as_ref().err()?)));

@@ -6,10 +6,8 @@ use crate::doctor::facts::{Driver, EngineFacts, Shared, Version};
 /// The oldest ONNX Runtime that workers can use: workers speak its interface.
 const LEAST_VERSION: Version = Version(1, 24, 0);
 
-/// The advice where ONNX Runtime has no part for GPUs.
 const GET_GPU_BUILD: &str = "put the libraries of an ONNX Runtime for GPUs there (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
 
-/// The library that all models need.
 pub(super) fn library(engine: &EngineFacts) -> Check {
     let name = "onnxruntime";
     let library = match &engine.library {
@@ -35,7 +33,6 @@ pub(super) fn library(engine: &EngineFacts) -> Check {
     }
 }
 
-/// The libraries that models on GPUs need.
 pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
     let Ok(library) = &engine.library else { return Vec::new() };
     vec![provider(library, engine, driver), cudnn(engine)]
@@ -84,7 +81,6 @@ fn cuda_of(provider: &Shared) -> Option<u32> {
     provider.needs.iter().find_map(major)
 }
 
-/// The fault that keeps a library from being loaded.
 fn broken(name: &str, library: &Shared) -> Option<Check> {
     let path = library.path.display();
     if let Some(why) = &library.unreadable {
@@ -126,7 +122,6 @@ fn cudnn(engine: &EngineFacts) -> Check {
     Check::warning(name, finding, advice)
 }
 
-/// The libraries that models with the TensorRT provider need.
 pub(super) fn tensorrt(engine: &EngineFacts) -> Vec<Check> {
     let name = "tensorrt";
     let Ok(library) = &engine.library else { return Vec::new() };

@@ -44,7 +44,6 @@ fn program(mps: &Mps) -> Check {
     }
 }
 
-/// MPS daemons and servers that this supervisor did not start.
 fn daemons(mps: &Mps, driver: &Driver, system: &System) -> Check {
     let name = "mps daemons";
     if mps.foreign.is_empty() {

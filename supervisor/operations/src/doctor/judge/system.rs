@@ -10,8 +10,7 @@ use crate::doctor::need::Need;
 /// CUDA's own use.
 const SMALL_SHARED_MEMORY: u64 = 64 * MIB;
 
-/// The CUDA variable that workers inherit. The variables that name GPUs and shares are set for each
-/// worker instead.
+/// Workers inherit this variable; those that name GPUs and shares are set for each worker.
 const INHERITED: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// The longest pipe directory that MPS is known to take, in bytes: its sockets lie below.
@@ -31,7 +30,6 @@ pub(super) fn of_mps(system: &System) -> Vec<Check> {
     }
 }
 
-/// Checks with and without GPUs.
 pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
     vec![
         user(system),
@@ -43,7 +41,6 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
     ]
 }
 
-/// The emulated device, which every host can have.
 pub(super) fn emulated(system: &System) -> Check {
     let name = "emulated devices";
     match system.worker {

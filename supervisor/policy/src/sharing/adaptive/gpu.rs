@@ -55,11 +55,20 @@ pub(super) struct GpuHistory {
 #[derive(Debug, Clone, PartialEq)]
 enum Trial {
     None,
-    Coming { since: Moment, before: Before },
+    Coming {
+        since: Moment,
+        before: Before,
+    },
     /// The step is in force: does it help?
-    InForce { since: Moment, before: Before },
+    InForce {
+        since: Moment,
+        before: Before,
+    },
     /// The step was taken back: was that too early?
-    TakenBack { since: Moment, step: Step },
+    TakenBack {
+        since: Moment,
+        step: Step,
+    },
 }
 
 /// How it was before the first of the steps that are on trial.
