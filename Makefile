@@ -112,8 +112,8 @@ growth: build | $(measured) ## Whether models, connections, tensors, requests hi
 	$(TARGET)/release/shadowslice-growth --page $(measured)/growth.md $(GROWTH_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
-judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:supervisor/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
-	dirty=$$(git status --porcelain -- supervisor/policy supervisor/simulator configs || true); \
+judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+	dirty=$$(git status --porcelain -- supervisor/policy benches/simulator configs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-judge \
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 

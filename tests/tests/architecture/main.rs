@@ -26,7 +26,7 @@ const CRATES: [&str; 12] = [
     "supervisor/ingress",
     "supervisor/operations",
     "supervisor/policy",
-    "supervisor/simulator",
+    "benches/simulator",
     "tests",
     "benches",
 ];

@@ -61,7 +61,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ),
     ("supervisor", Dependencies::Without(&[&["shadowslice-worker", "shadowslice-simulator"], GPU], &[])),
     (
-        "supervisor/simulator",
+        "benches/simulator",
         Dependencies::Only(&[
             "clap",
             "hdrhistogram",

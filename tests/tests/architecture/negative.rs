@@ -24,7 +24,7 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("supervisor/policy/src/workers/mod.rs", "use std::{fmt, fs::{self}};"),
         ("supervisor/policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
         ("supervisor/policy/src/queue.rs", "use shadowslice_config::Model;"),
-        ("supervisor/simulator/src/world/mod.rs", "fn f() { std::fs::read(\"a\"); }"),
+        ("benches/simulator/src/world/mod.rs", "fn f() { std::fs::read(\"a\"); }"),
         ("worker/src/serve.rs", "use ort::session::Session;"),
         ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
         ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::Rules;"),
@@ -100,7 +100,7 @@ fn offending_manifests_are_caught() {
         ("supervisor/datapath", "[dependencies]\ntonic.workspace = true\n"),
         ("supervisor/control", "[dependencies]\nshadowslice-operations.workspace = true\n"),
         ("supervisor", "[dependencies]\nshadowslice-simulator.workspace = true\n"),
-        ("supervisor/simulator", "[dependencies]\ntokio.workspace = true\n"),
+        ("benches/simulator", "[dependencies]\ntokio.workspace = true\n"),
         ("a-crate-that-no-row-is-about", ""),
     ];
     for (name, text) in offenders {

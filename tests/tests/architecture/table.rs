@@ -66,16 +66,16 @@ pub(crate) const ROWS: &[Row] = &[
     },
     // Simulated worlds around them, as pure as they are. The command reads files.
     Row {
-        part: "supervisor/simulator/src",
+        part: "benches/simulator/src",
         may: &["crate", "shadowslice_policy", "shadowslice_shared"],
         never: PURE,
     },
     Row {
-        part: "supervisor/simulator/src/command",
+        part: "benches/simulator/src/command",
         may: &["shadowslice_config", "shadowslice_policy", "shadowslice_shared", "shadowslice_simulator"],
         never: NO_CLOCK,
     },
-    Row { part: "supervisor/simulator/src/main.rs", may: &["crate"], never: NO_CLOCK },
+    Row { part: "benches/simulator/src/main.rs", may: &["crate"], never: NO_CLOCK },
     // The planner asks the policy and gives orders; it starts, routes and stops nothing itself.
     Row {
         part: "supervisor/control/src/controller/planner",
