@@ -40,7 +40,10 @@ impl Libraries {
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } => Ok(Self::None),
-            EngineSpec::OnnxRuntime { library, .. } => Library::load(library, gpu).map(Self::OnnxRuntime),
+            EngineSpec::OnnxRuntime { library, path, optimised, .. } => {
+                let on_gpu = gpu.then_some((path.as_path(), optimised.as_deref()));
+                Library::load(library, on_gpu).map(Self::OnnxRuntime)
+            }
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The places on the GPU of batches of one size in one slot, and how such a batch is executed.
 #![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
 
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::rc::Rc;
 
 use ort::memory::{Allocator, MemoryInfo};
 use ort::session::{IoBinding, RunOptions, Session};
@@ -12,9 +14,9 @@ use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::output::{Layout, layout};
 use super::{broken, element_type, failed};
-use crate::device::cuda::CudaGpu;
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
+use crate::device::cuda::{CudaFault, CudaGpu};
 
 /// What batches have in common that use the same places.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +41,32 @@ pub(super) struct Bound {
     pub(super) kind: BatchForm,
     pub(super) session: SessionOf,
     pub(super) how: How,
-    pub(super) inputs: Vec<DeviceBuffer>,
+    pub(super) inputs: Vec<Rc<DeviceBuffer>>,
+}
+
+impl Bound {
+    /// Drops the outputs of the last batch that was not a recording's. The GPU must be through with
+    /// them; the next batch gets others.
+    pub(super) fn drop_outputs(
+        &mut self,
+        outputs: &[TensorSpec],
+        memory: &MemoryInfo<'static>,
+    ) -> Result<(), RunFailure> {
+        match &mut self.how {
+            How::Eager(binding) => allot_outputs(binding, outputs, memory),
+            How::Recorded(_) => Ok(()),
+        }
+    }
+}
+
+/// Has ONNX Runtime allot the outputs on the GPU, anew if it has done so.
+fn allot_outputs(
+    binding: &mut IoBinding,
+    outputs: &[TensorSpec],
+    memory: &MemoryInfo<'static>,
+) -> Result<(), RunFailure> {
+    let mut allot = |spec: &TensorSpec| binding.bind_output_to_device(&spec.name, memory);
+    outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| failed(&fault)))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,13 +96,43 @@ pub(super) struct Recorded {
 #[derive(Debug)]
 pub(super) struct Fixed {
     pub(super) layout: Layout,
-    pub(super) buffer: DeviceBuffer,
+    pub(super) buffer: Rc<DeviceBuffer>,
+}
+
+/// The largest buffer so far for each slot's inputs and outputs. A slot has one batch at a time, so
+/// batches of all sizes use the same.
+#[derive(Debug, Default)]
+pub(super) struct Buffers(BTreeMap<(u8, Tensor), Rc<DeviceBuffer>>);
+
+/// Which tensor of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tensor {
+    Input(usize),
+    Output(usize),
+}
+
+impl Buffers {
+    fn of(
+        &mut self,
+        slot: u8,
+        tensor: Tensor,
+        bytes: usize,
+        gpu: &CudaGpu,
+    ) -> Result<Rc<DeviceBuffer>, CudaFault> {
+        if let Some(buffer) = self.0.get(&(slot, tensor)).filter(|buffer| buffer.bytes() >= bytes) {
+            return Ok(Rc::clone(buffer));
+        }
+        let buffer = Rc::new(DeviceBuffer::zeroed(gpu, bytes)?);
+        self.0.insert((slot, tensor), Rc::clone(&buffer));
+        Ok(buffer)
+    }
 }
 
 pub(super) struct Maker<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
+    pub(super) buffers: &'m mut Buffers,
 }
 
 pub(super) struct Recorder<'m> {
@@ -86,7 +143,7 @@ pub(super) struct Recorder<'m> {
 
 impl Maker<'_> {
     pub(super) fn bind(
-        &self,
+        &mut self,
         session: &Session,
         (kind, of): (BatchForm, SessionOf),
         inputs: &[TensorSpec],
@@ -94,34 +151,43 @@ impl Maker<'_> {
     ) -> Result<Bound, RunFailure> {
         let mut binding = session.create_binding().map_err(|fault| failed(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
-        for (spec, row) in inputs.iter().zip(&kind.shapes) {
+        for (input, (spec, row)) in inputs.iter().zip(&kind.shapes).enumerate() {
             let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape)?;
+            let (buffer, tensor) = self.place(spec, &shape, (kind.slot, Tensor::Input(input)))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
             buffers.push(buffer);
         }
-        for spec in outputs {
-            binding.bind_output_to_device(&spec.name, self.memory).map_err(|fault| failed(&fault))?;
-        }
+        allot_outputs(&mut binding, outputs, self.memory)?;
         Ok(Bound { kind, session: of, how: How::Eager(Box::new(binding)), inputs: buffers })
     }
 
-    fn place(&self, spec: &TensorSpec, shape: &[i64]) -> Result<(DeviceBuffer, DynTensor), RunFailure> {
+    fn place(
+        &mut self,
+        spec: &TensorSpec,
+        shape: &[i64],
+        (slot, tensor): (u8, Tensor),
+    ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
         let size = spec.datatype.size().expect("strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
         let bytes = bytes.ok_or_else(|| {
             RunFailure::Engine(format!("`{}` has an impossible shape {shape:?}", spec.name))
         })?;
-        let buffer = DeviceBuffer::zeroed(self.gpu, bytes).map_err(|fault| broken(&fault))?;
-        let tensor = self.tensor(spec, shape, &buffer).map_err(|fault| failed(&fault))?;
+        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| broken(&fault))?;
+        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| failed(&fault))?;
         Ok((buffer, tensor))
     }
 
-    fn tensor(&self, spec: &TensorSpec, shape: &[i64], buffer: &DeviceBuffer) -> ort::Result<DynTensor> {
-        let (start, bytes) = (buffer.start().as_ptr().cast(), buffer.bytes());
+    fn tensor(
+        &self,
+        spec: &TensorSpec,
+        shape: &[i64],
+        buffer: &DeviceBuffer,
+        bytes: usize,
+    ) -> ort::Result<DynTensor> {
+        let start = buffer.start().as_ptr().cast();
         let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
         let mut value = std::ptr::null_mut();
-        // SAFETY: the memory has the size that shape and type come to, and outlives the value:
+        // SAFETY: the memory has at least the size that shape and type come to, and outlives the value:
         // bindings are dropped before buffers.
         ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
         let value = NonNull::new(value).expect("the call above made it");
@@ -151,10 +217,11 @@ impl Recorder<'_> {
         drop(answer);
         self.maker.gpu.synchronize().map_err(|fault| broken(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
-        for (spec, layout) in outputs.iter().zip(layouts) {
+        for (output, (spec, layout)) in outputs.iter().zip(layouts).enumerate() {
             let rows = bound.kind.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
-            let (buffer, tensor) = self.maker.place(spec, &shape)?;
+            let (buffer, tensor) =
+                self.maker.place(spec, &shape, (bound.kind.slot, Tensor::Output(output)))?;
             binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
             fixed.push(Fixed { layout, buffer });
         }
@@ -163,11 +230,9 @@ impl Recorder<'_> {
             self.maker.gpu.record(work).map_err(|fault| broken(&fault))
         };
         let Some(recording) = record()? else {
-            for spec in outputs {
-                binding
-                    .bind_output_to_device(&spec.name, self.maker.memory)
-                    .map_err(|fault| failed(&fault))?;
-            }
+            allot_outputs(binding, outputs, self.maker.memory)?;
+            // CUDA tells the failure once more, to whatever asks it next.
+            self.session.run_binding_with_options(binding, self.options).ok();
             return Ok(Vec::new());
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;

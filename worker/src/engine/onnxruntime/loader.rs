@@ -15,7 +15,7 @@ use super::bound::BatchForm;
 use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
-use super::{OnnxRuntime, Signature, options, providers};
+use super::{OnnxRuntime, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
@@ -28,6 +28,8 @@ pub(super) struct Loader {
     /// The large tensors of those forms, for all sessions.
     pub(super) weights: Weights,
     pub(super) unshared: Option<String>,
+    /// Whether the model's convolutions compute so. Given up if it cannot be loaded so.
+    pub(super) channels_last: bool,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
@@ -51,10 +53,23 @@ impl Loader {
         lengths: &Lengths,
         scratch: Scratch,
     ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+        let loaded = self.session_as_it_is(fallback, lengths, scratch);
+        if loaded.is_err() && std::mem::replace(&mut self.channels_last, false) {
+            return self.session_as_it_is(fallback, lengths, scratch);
+        }
+        loaded
+    }
+
+    fn session_as_it_is(
+        &mut self,
+        fallback: Fallback,
+        lengths: &Lengths,
+        scratch: Scratch,
+    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
         let Some(optimised) = &self.optimised else {
             return OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model);
         };
-        let name = format!("{fallback:?} {lengths:?}");
+        let name = self.name(fallback, lengths);
         let form = match optimised.form(&name) {
             Some(form) => Ok(form),
             None => optimised.keep(&name, |file| self.optimise(fallback, lengths, file))?,
@@ -83,7 +98,12 @@ impl Loader {
         let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
         let builder =
             builder.with_config_entry(key("min_size_in_bytes"), LARGE.to_string()).map_err(refused)?;
-        OnnxRuntime::commit(builder, &self.model).map(drop)
+        OnnxRuntime::commit(builder, &self.model)?;
+        match self.channels_last {
+            true => channels_last::turn(file, &file.with_file_name(WEIGHTS))
+                .map_err(|error| BootRefusal::Setup(format!("its weights cannot be turned: {error}"))),
+            false => Ok(()),
+        }
     }
 
     fn session_of(
@@ -104,8 +124,13 @@ impl Loader {
         let form = self
             .optimised
             .as_ref()
-            .and_then(|optimised| optimised.form(&format!("{:?} {:?}", Fallback::Forbidden, Lengths::new())));
+            .and_then(|optimised| optimised.form(&self.name(Fallback::Forbidden, &Lengths::new())));
         form.map_or_else(|| self.model.clone(), |form| form.model())
+    }
+
+    /// What a kept form is called.
+    fn name(&self, fallback: Fallback, lengths: &Lengths) -> String {
+        format!("{fallback:?} {lengths:?} {}", if self.channels_last { "channels last" } else { "" })
     }
 
     fn builder(
@@ -115,7 +140,8 @@ impl Loader {
         scratch: Scratch,
     ) -> Result<SessionBuilder, BootRefusal> {
         let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
-        let providers = providers::on_gpu(&self.providers, &self.gpu).map_err(BootRefusal::Setup)?;
+        let providers =
+            providers::on_gpu(&self.providers, &self.gpu, self.channels_last).map_err(BootRefusal::Setup)?;
         let builder = options(&self.environment, self.threads).map_err(BootRefusal::Model)?;
         let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
         for (name, length) in lengths {

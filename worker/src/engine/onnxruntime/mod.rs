@@ -2,6 +2,7 @@
 //! real one with the providers that the assignment names.
 
 mod bound;
+mod channels_last;
 mod gather;
 mod input;
 mod instantiator;
@@ -29,6 +30,7 @@ use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
+use self::optimised::Optimised;
 use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
@@ -44,20 +46,25 @@ pub struct Library {
 }
 
 impl Library {
-    /// Once a process; with `gpu` also the libraries that it needs to compute on GPUs. The GPU
-    /// itself is not touched.
+    /// Once a process; for a model on a GPU, with the folder of its optimised forms, also the
+    /// libraries that compute there. The GPU itself is not touched.
     ///
     /// The supervisor sets `ORT_DISABLE_TELEMETRY`: the library's first event goes out before a
     /// call from here could turn that off.
-    pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
+    pub fn load(library: &Path, on_gpu: Option<(&Path, Option<&Path>)>) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
+        if let Some((model, Some(kept))) = on_gpu
+            && Optimised::is_convolutional(kept, model)
+        {
+            providers::give_small_workspaces();
+        }
         let environment = ort::init_from(library)
             .map_err(|fault| BootRefusal::Library(fault.to_string()))?
             .with_name("shadowslice")
             .with_telemetry(false)
             .build()
             .map_err(fault)?;
-        if gpu {
+        if on_gpu.is_some() {
             providers::load_libraries();
         }
         Ok(Self { environment })

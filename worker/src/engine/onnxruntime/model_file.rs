@@ -1,6 +1,6 @@
 //! What a model's file says of its operators and its large tensors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use prost::Message;
 
 /// The part of a model's file that is needed here; the numbers are ONNX's.
 #[derive(Message)]
-struct ModelProto {
+pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
     graph: Option<Graph>,
     #[prost(message, repeated, tag = "25")]
@@ -29,8 +29,8 @@ struct Graph {
     initializers: Vec<Tensor>,
 }
 
-#[derive(Message)]
-struct Tensor {
+#[derive(Clone, Message)]
+pub(super) struct Tensor {
     #[prost(int64, repeated, tag = "1")]
     shape: Vec<i64>,
     #[prost(int32, tag = "2")]
@@ -41,7 +41,7 @@ struct Tensor {
     external: Vec<Property>,
 }
 
-#[derive(Message)]
+#[derive(Clone, Message)]
 struct Property {
     #[prost(string, tag = "1")]
     key: String,
@@ -62,52 +62,133 @@ pub(super) struct ExternalTensor {
     pub(super) bytes: Option<u64>,
 }
 
-/// Those of the main graph.
-pub(super) fn external_tensors(model: &Path) -> io::Result<Vec<ExternalTensor>> {
-    let model = ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)?;
-    let tensors = model.graph.map_or_else(Vec::new, |graph| graph.initializers);
-    Ok(tensors.into_iter().filter_map(external).collect())
+pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
+    ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)
 }
 
-/// The files beside the model's own that it consists of.
-pub(super) fn further_files(model: &Path) -> io::Result<BTreeSet<PathBuf>> {
-    Ok(external_tensors(model)?.into_iter().map(|tensor| tensor.file).collect())
+impl ModelProto {
+    /// Those of the main graph.
+    pub(super) fn nodes(&self) -> &[Node] {
+        self.graph.as_ref().map_or(&[], |graph| &graph.nodes)
+    }
+
+    fn tensors(&self) -> &[Tensor] {
+        self.graph.as_ref().map_or(&[], |graph| &graph.initializers)
+    }
+
+    /// Those of the main graph.
+    pub(super) fn external_tensors(&self) -> Vec<ExternalTensor> {
+        self.tensors().iter().filter_map(placed).collect()
+    }
+
+    /// The files beside the model's own that it consists of.
+    pub(super) fn further_files(&self) -> BTreeSet<PathBuf> {
+        self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
+    }
+
+    /// Whether it is made of convolutions in two dimensions more than of products of matrices, and
+    /// otherwise of operators that were tried with channels last. Not with convolutions in groups,
+    /// for which cuDNN then compiles kernels, or operators that then cannot be recorded.
+    pub(super) fn is_convolutional(&self) -> bool {
+        let nodes = self.nodes();
+        let nested = |node: &Node| node.attributes.iter().any(Attribute::has_graph);
+        if !self.functions.is_empty() || nodes.iter().any(nested) {
+            return false;
+        }
+        let weights: BTreeMap<&str, &Tensor> =
+            self.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let plain = |node: &&Node| {
+            let weights = node.inputs.get(1).and_then(|name| weights.get(name.as_str()));
+            let grouped = |held: &Attribute| held.name == "group" && held.number > 1;
+            node.operator == "Conv"
+                && weights
+                    .is_some_and(|weights| weights.shape.len() == 4 && [1, 10].contains(&weights.element))
+                && !node.attributes.iter().any(grouped)
+        };
+        let of = |names: &[&str]| nodes.iter().filter(|node| names.contains(&node.operator.as_str())).count();
+        let convolutions = nodes.iter().filter(plain).count();
+        convolutions > of(&PRODUCTS) && convolutions + of(&PRODUCTS) + of(&TRIED) == nodes.len()
+    }
 }
 
-fn external(tensor: Tensor) -> Option<ExternalTensor> {
+/// Products of matrices.
+const PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
+
+/// What networks of convolutions consist of besides.
+const TRIED: [&str; 19] = [
+    "Add",
+    "AveragePool",
+    "BatchNormalization",
+    "Cast",
+    "Clip",
+    "Concat",
+    "Constant",
+    "Dropout",
+    "Flatten",
+    "GlobalAveragePool",
+    "Identity",
+    "LeakyRelu",
+    "MaxPool",
+    "Mul",
+    "ReduceMean",
+    "Relu",
+    "Reshape",
+    "Sigmoid",
+    "Softmax",
+];
+
+/// The name of a tensor, of which these are the bytes.
+pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
+    Tensor::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
+}
+
+fn placed(tensor: &Tensor) -> Option<ExternalTensor> {
     let property = |key: &str| {
         tensor.external.iter().find(|property| property.key == key).map(|property| property.value.as_str())
     };
     let file = PathBuf::from(property("location")?);
     let offset = property("offset").map_or(Some(0), |offset| offset.parse().ok())?;
     let bytes = property("length").and_then(|length| length.parse().ok());
-    let Tensor { shape, element, name, .. } = tensor;
+    let Tensor { shape, element, name, .. } = tensor.clone();
     Some(ExternalTensor { name, element, shape, file, offset, bytes })
 }
 
 #[derive(Message)]
-struct Node {
+pub(super) struct Node {
+    #[prost(string, repeated, tag = "1")]
+    pub(super) inputs: Vec<String>,
     #[prost(string, tag = "4")]
-    operator: String,
+    pub(super) operator: String,
     #[prost(message, repeated, tag = "5")]
     attributes: Vec<Attribute>,
+    #[prost(string, tag = "7")]
+    pub(super) domain: String,
 }
 
 /// The graphs in it are the branches of an `If`, or the body of a loop.
 #[derive(Message)]
 struct Attribute {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(int64, tag = "3")]
+    number: i64,
     #[prost(message, optional, tag = "6")]
     graph: Option<Graph>,
     #[prost(message, repeated, tag = "11")]
     graphs: Vec<Graph>,
 }
 
+impl Attribute {
+    fn has_graph(&self) -> bool {
+        self.graph.is_some() || !self.graphs.is_empty()
+    }
+}
+
 /// Whether ONNX Runtime's provider for CUDA keeps something for the last shape that an operator
 /// saw, such as the plan of a convolution. The next shape replaces that, and frees the kernels that
 /// a recording would start. A file that cannot be read may have such operators.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
-    let model = std::fs::read(model).ok().and_then(|bytes| ModelProto::decode(bytes.as_slice()).ok());
-    let Some(ModelProto { graph: Some(graph), functions }) = model else { return true };
+    let Ok(ModelProto { graph: Some(graph), functions }) = read(model) else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
@@ -123,12 +204,12 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
-/// A model of nothing but FP32 tensors, whose bytes are at these places in the file `weights`.
+/// An FP32 tensor, whose bytes begin at this place in the file `weights` and are so many.
 #[cfg(test)]
-pub(super) fn with_external_tensors(tensors: &[(&str, u64, u64)]) -> Vec<u8> {
+pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> Tensor {
     let property = |key: &str, value: String| Property { key: key.to_owned(), value };
-    let tensor = |&(name, offset, bytes): &(&str, u64, u64)| Tensor {
-        shape: vec![(bytes / 4) as i64],
+    Tensor {
+        shape: shape.to_vec(),
         element: 1,
         name: name.to_owned(),
         external: vec![
@@ -136,9 +217,20 @@ pub(super) fn with_external_tensors(tensors: &[(&str, u64, u64)]) -> Vec<u8> {
             property("offset", offset.to_string()),
             property("length", bytes.to_string()),
         ],
-    };
-    let graph = Graph { nodes: Vec::new(), initializers: tensors.iter().map(tensor).collect() };
-    ModelProto { graph: Some(graph), functions: Vec::new() }.encode_to_vec()
+    }
+}
+
+#[cfg(test)]
+pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> Node {
+    let inputs = inputs.iter().map(|&name| name.to_owned()).collect();
+    Node { inputs, operator: operator.to_owned(), attributes: Vec::new(), domain: domain.to_owned() }
+}
+
+#[cfg(test)]
+impl ModelProto {
+    pub(super) fn of(nodes: Vec<Node>, initializers: Vec<Tensor>) -> Self {
+        Self { graph: Some(Graph { nodes, initializers }), functions: Vec::new() }
+    }
 }
 
 #[cfg(test)]
@@ -146,10 +238,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn networks_of_convolutions_are_told_from_others() {
+        let convolution = |weights: &str| node("Conv", "", &["x", weights]);
+        let grouped = |number| {
+            let group = Attribute { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
+            Node { attributes: vec![group], ..convolution("w") }
+        };
+        let is = |nodes: Vec<Node>| {
+            let weights = [external("w", &[8, 3, 3, 3], (0, 864)), external("line", &[8, 3, 3], (0, 288))];
+            let half = Tensor { element: 10, name: "half".to_owned(), ..weights[0].clone() };
+            let double = Tensor { element: 11, name: "double".to_owned(), ..weights[0].clone() };
+            ModelProto::of(nodes, [weights.to_vec(), vec![half, double]].concat()).is_convolutional()
+        };
+        let product = || node("Gemm", "", &["x", "m"]);
+        assert!(is(vec![convolution("w"), node("Relu", "", &["x"])]));
+        assert!(is(vec![convolution("half"), grouped(1), product()]));
+        assert!(!is(vec![convolution("w"), product()]), "as many products");
+        assert!(!is(vec![convolution("w"), grouped(8)]));
+        assert!(!is(vec![convolution("w"), node("ConvTranspose", "", &["x", "w"])]));
+        for weights in ["line", "double", "computed"] {
+            assert!(!is(vec![convolution("w"), convolution(weights)]), "{weights}");
+        }
+        assert!(!is(vec![convolution("w"), node("Resize", "", &["x"])]), "it was not tried");
+        assert!(!is(vec![]));
+        let branch = Graph { nodes: vec![product()], initializers: Vec::new() };
+        let branch = Attribute { graph: Some(branch), ..Attribute::default() };
+        let choice = Node { attributes: vec![branch], ..node("If", "", &["x"]) };
+        assert!(!is(vec![convolution("w"), convolution("w"), choice]));
+    }
+
+    #[test]
     fn operators_are_found_and_what_is_no_model_may_have_any() {
         let folder = tempfile::tempdir().unwrap();
         let has = |operators: &[&str]| {
-            let node = |operator: &&str| Node { operator: (*operator).to_owned(), attributes: Vec::new() };
+            let node = |operator: &&str| Node { operator: (*operator).to_owned(), ..Node::default() };
             let graph = Graph { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
             let path = folder.path().join("model.onnx");
             let model = ModelProto { graph: Some(graph), functions: Vec::new() };

@@ -14,7 +14,7 @@ use shadowslice_shared::boot::{BootRefusal, DeviceMemory, Provider};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{BatchForm, Bound, Fixed, How, Maker, Recorded, Recorder};
+use super::bound::{BatchForm, Bound, Buffers, Fixed, How, Maker, Recorded, Recorder};
 use super::loader::Loader;
 use super::optimised::Optimised;
 use super::partitions::Partitions;
@@ -44,6 +44,7 @@ pub struct OnGpu {
     // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
     // last.
     bound: Vec<Bound>,
+    buffers: Buffers,
     /// `None` where the model's share is not a partition inside the process.
     partitions: Option<Partitions>,
     unmovable: Option<Unmovable>,
@@ -79,10 +80,14 @@ impl OnGpu {
             optimised: None,
             weights: Weights::new(kept.weights),
             unshared: None,
+            channels_last: false,
             gpu: Arc::clone(&gpu),
         };
         match kept.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
-            Some(Ok(optimised)) => loader.optimised = Some(optimised),
+            Some(Ok(optimised)) => {
+                loader.channels_last = optimised.convolutional;
+                loader.optimised = Some(optimised);
+            }
             Some(Err(error)) => loader.unshared = Some(chain(&error)),
             None => {}
         }
@@ -99,8 +104,9 @@ impl OnGpu {
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        let (bound, unmovable) = (Vec::new(), None);
-        let engine = Self { bound, partitions, unmovable, options, allocator, memory, sessions, gpu };
+        let (bound, buffers, unmovable) = (Vec::new(), Buffers::default(), None);
+        let engine =
+            Self { bound, buffers, partitions, unmovable, options, allocator, memory, sessions, gpu };
         Ok((engine, signature))
     }
 
@@ -110,7 +116,11 @@ impl OnGpu {
 
     pub fn memory(&self) -> DeviceMemory {
         let (weights, brought) = self.sessions.weights();
-        DeviceMemory { weights, brought, scratch: scratch::bytes(&self.allocator).unwrap_or(0) }
+        let arenas = self.sessions.arenas().filter_map(|model| {
+            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
+            scratch::bytes(&allocator)
+        });
+        DeviceMemory { weights, brought, scratch: arenas.sum() }
     }
 
     pub fn gpu(&self) -> &Arc<CudaGpu> {
@@ -270,25 +280,31 @@ impl OnGpu {
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
             return Ok(found);
         }
-        // Batches on their way may use the places that are dropped now.
+        // Batches on their way may use what is dropped now.
         self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        // In scratch, where they would part what the next batch needs in one piece.
+        for bound in &mut self.bound {
+            bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
+        }
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
         let of = self.sessions.of(&kind, &self.bound)?;
-        let Self { sessions, allocator, memory, gpu, .. } = self;
+        let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
         let OnnxRuntime { session: model, outputs, .. } = &sessions.at(of);
-        let bound = Maker { allocator, memory, gpu }.bind(model, (kind, of), inputs.specs(), outputs)?;
+        let bound =
+            Maker { allocator, memory, gpu, buffers }.bind(model, (kind, of), inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self { bound, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } = self;
+        let Self { bound, buffers, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } =
+            self;
         let bound = &mut bound[index];
         let OnnxRuntime { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, Partitions::copies);
-        let maker = Maker { allocator, memory, gpu };
+        let maker = Maker { allocator, memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
             *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));

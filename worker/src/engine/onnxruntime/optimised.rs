@@ -36,6 +36,7 @@ pub(super) type Fingerprint = [u8; 32];
 #[derive(Debug)]
 pub(super) struct Optimised {
     folder: PathBuf,
+    pub(super) convolutional: bool,
 }
 
 #[derive(Debug)]
@@ -66,6 +67,8 @@ struct Description {
 struct Entry {
     files: Vec<Stamp>,
     content: Fingerprint,
+    /// Whether it is a network of convolutions.
+    convolutional: bool,
 }
 
 /// A file, as far as its content need not be read for it.
@@ -93,7 +96,7 @@ impl Optimised {
     /// `environment`: all besides the model that decides what an optimised form is like.
     pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
         fs::create_dir_all(cache)?;
-        let content = content(cache, model)?;
+        let Entry { content, convolutional, .. } = content(cache, model)?;
         let mut key = Sha256::new_with_prefix(content);
         key.update(environment);
         let folder = cache.join(&hex(&key.finalize())[..32]);
@@ -101,7 +104,13 @@ impl Optimised {
             fs::create_dir_all(&folder)?;
             forget_others(cache, &folder);
         }
-        Ok(Self { folder })
+        Ok(Self { folder, convolutional })
+    }
+
+    /// Whether a model is known to be a network of convolutions.
+    pub(super) fn is_convolutional(cache: &Path, model: &Path) -> bool {
+        let known = fs::create_dir_all(cache).and_then(|()| content(cache, model));
+        known.is_ok_and(|entry| entry.convolutional)
     }
 
     /// `None` also if the form is damaged.
@@ -173,7 +182,7 @@ fn describe(draft: &Path) -> io::Result<()> {
     // A model without large tensors has no such file yet.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
     let mut tensors = Vec::new();
-    for tensor in model_file::external_tensors(&model)? {
+    for tensor in model_file::read(&model)?.external_tensors() {
         let model_file::ExternalTensor { name, element, shape, offset, bytes, .. } = tensor;
         let bytes = bytes.ok_or_else(|| io::Error::other("a tensor without a length"))?;
         let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
@@ -186,17 +195,18 @@ fn describe(draft: &Path) -> io::Result<()> {
 }
 
 /// The files are read only if they have changed since the last time.
-fn content(cache: &Path, model: &Path) -> io::Result<Fingerprint> {
+fn content(cache: &Path, model: &Path) -> io::Result<Entry> {
     let index = cache.join("index.json");
     let known = fs::read(&index).ok().and_then(|bytes| serde_json::from_slice::<Vec<Entry>>(&bytes).ok());
     let mut entries = known.unwrap_or_default();
     let of_model = |entry: &Entry| entry.files.first().is_some_and(|file| file.path == model);
     let same = |entry: &&Entry| of_model(entry) && entry.files.iter().all(Stamp::holds);
-    if let Some(entry) = entries.iter().find(same) {
-        return Ok(entry.content);
+    if let Some(known) = entries.iter().position(|entry| same(&entry)) {
+        return Ok(entries.swap_remove(known));
     }
     let beside = model.parent().unwrap_or(Path::new("."));
-    let further = model_file::further_files(model)?.into_iter().map(|file| beside.join(file));
+    let read = model_file::read(model)?;
+    let further = read.further_files().into_iter().map(|file| beside.join(file));
     let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
     // Before they are read: a file that changes meanwhile is read again next time.
     let files = paths.iter().map(|path| Stamp::of(path)).collect::<io::Result<Vec<_>>>()?;
@@ -206,11 +216,11 @@ fn content(cache: &Path, model: &Path) -> io::Result<Fingerprint> {
     }
     let content = whole.finalize().into();
     entries.retain(|entry| !of_model(entry));
-    entries.push(Entry { files, content });
+    entries.push(Entry { files, content, convolutional: read.is_convolutional() });
     let draft = cache.join(format!("index.{}", std::process::id()));
     fs::write(&draft, serde_json::to_vec(&entries)?)?;
     fs::rename(draft, index)?;
-    Ok(content)
+    Ok(entries.swap_remove(entries.len() - 1))
 }
 
 fn of_file(path: &Path) -> io::Result<Fingerprint> {
@@ -256,6 +266,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
     use tempfile::TempDir;
 
     use super::*;
@@ -271,7 +282,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let (model, cache) = (folder.path().join("model.onnx"), folder.path().join("cache"));
             fs::write(folder.path().join("weights"), [1; 64]).unwrap();
-            fs::write(&model, model_file::with_external_tensors(&[("w", 0, 64)])).unwrap();
+            fs::write(&model, model_of(&[("w", 0, 64)])).unwrap();
             Self { folder, model, cache }
         }
 
@@ -288,9 +299,16 @@ mod tests {
         }
     }
 
+    fn model_of(tensors: &[(&str, u64, u64)]) -> Vec<u8> {
+        let tensor = |&(name, offset, bytes): &(&str, u64, u64)| {
+            model_file::external(name, &[(bytes / 4) as i64], (offset, bytes))
+        };
+        model_file::ModelProto::of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
+    }
+
     /// What ONNX Runtime would write.
     fn save(file: &Path) -> io::Result<()> {
-        fs::write(file, model_file::with_external_tensors(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
+        fs::write(file, model_of(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
         fs::write(file.with_file_name(WEIGHTS), (0..20).collect::<Vec<u8>>())
     }
 

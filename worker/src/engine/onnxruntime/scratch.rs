@@ -16,7 +16,7 @@ use ort::{AsPointer, ortsys};
 /// The arena grows by what is asked for: doubling would take memory that neighbours need.
 const AS_REQUESTED: usize = 1;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scratch {
     /// In the arena of all sessions. After the warm-up only recordings run there.
     Shared,

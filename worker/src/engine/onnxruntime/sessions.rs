@@ -1,5 +1,7 @@
 //! The sessions of a model on a GPU, and which batches run in which.
 
+use std::collections::BTreeMap;
+
 use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
@@ -12,6 +14,8 @@ use super::{OnnxRuntime, Signature, model_file};
 pub(super) struct Sessions {
     /// One at least.
     all: Vec<OnnxRuntime>,
+    /// A session of each arena.
+    arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
     on_host: Option<String>,
@@ -40,20 +44,21 @@ enum Sharing {
 impl Sessions {
     pub(super) fn load(mut loader: Loader) -> Result<(Self, Signature), BootRefusal> {
         let whole = loader.session(Fallback::Forbidden, &Lengths::new(), Scratch::Shared);
-        let (session, signature, sharing) = match whole {
+        let (session, signature, sharing, scratch) = match whole {
             Ok((session, signature)) => {
                 let apart = model_file::remembers_shapes(&loader.graph());
-                (session, signature, if apart { Sharing::Shape } else { Sharing::All })
+                (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
             }
             // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
             // the next attempt tells.
             Err(_) => {
                 let (session, signature) =
                     loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
-                (session, signature, Sharing::Fixed)
+                (session, signature, Sharing::Fixed, Scratch::Own)
             }
         };
-        let sessions = Self { all: vec![session], loader, phase: Phase::Warming(sharing), on_host: None };
+        let (all, arenas) = (vec![session], BTreeMap::from([(scratch, 0)]));
+        let sessions = Self { all, arenas, loader, phase: Phase::Warming(sharing), on_host: None };
         Ok((sessions, signature))
     }
 
@@ -85,6 +90,11 @@ impl Sessions {
     /// Bytes on the GPU, and of those the bytes that were brought there from here.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
+    }
+
+    /// A session of the arena that all share, and one of each other arena.
+    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxRuntime> {
+        self.arenas.values().map(|&index| &self.all[index])
     }
 
     pub(super) fn warming(&self) -> bool {
@@ -167,6 +177,7 @@ impl Sessions {
     ) -> Result<usize, RunFailure> {
         let loaded = self.loader.session(fallback, lengths, scratch);
         let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
+        self.arenas.entry(scratch).or_insert(self.all.len());
         self.all.push(session);
         Ok(self.all.len() - 1)
     }
