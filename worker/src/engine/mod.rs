@@ -16,8 +16,8 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 use onnxruntime::Kept;
-pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
+pub use onnxruntime::{OnGpu, try_libraries};
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]

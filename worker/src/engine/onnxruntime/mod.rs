@@ -5,6 +5,7 @@ mod bound;
 mod gather;
 mod input;
 mod instantiator;
+mod libraries;
 mod loader;
 mod model_file;
 mod on_gpu;
@@ -17,14 +18,15 @@ mod sessions;
 mod strings;
 mod weights;
 
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use ort::ErrorCode;
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::{Outlet, TensorElementType, ValueType};
+use ort::{ErrorCode, LoadDynamicError};
 use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -34,6 +36,7 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
+pub use libraries::try_libraries;
 pub(super) use on_gpu::Kept;
 pub use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
@@ -51,8 +54,12 @@ impl Library {
     /// call from here could turn that off.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
+        let unloadable = |fault: LoadDynamicError| match fault {
+            LoadDynamicError::Dlopen { error, .. } => BootRefusal::Library(linker_says(&error)),
+            other => BootRefusal::Library(other.to_string()),
+        };
         let environment = ort::init_from(library)
-            .map_err(|fault| BootRefusal::Library(fault.to_string()))?
+            .map_err(unloadable)?
             .with_name("shadowslice")
             .with_telemetry(false)
             .build()
@@ -62,6 +69,11 @@ impl Library {
         }
         Ok(Self { environment })
     }
+}
+
+/// The words behind "dlopen failed"; they name the file.
+fn linker_says(fault: &dyn Error) -> String {
+    chain(fault.source().unwrap_or(fault))
 }
 
 #[derive(Debug)]
