@@ -1,6 +1,8 @@
-//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, as
-//! one line of JSON. The supervisor and measurements use it, and so need no CUDA of their own.
+//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, and
+//! which libraries it can load, as one line of JSON. The supervisor and measurements use it, and so
+//! need no CUDA of their own.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -10,6 +12,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Groups;
 
 use crate::device::cuda::{self, CudaFault, CudaGpu, isolation};
+use crate::engine::try_libraries;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
@@ -19,6 +22,8 @@ pub enum Probe {
     Partitions,
     /// The other process of [`Probe::Partitions`].
     Hold(Groups),
+    /// Which libraries can be loaded; ONNX Runtime's from this file.
+    Libraries(Option<PathBuf>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +47,8 @@ impl Probe {
             [] => Some(Self::Facts),
             ["partitions"] => Some(Self::Partitions),
             ["hold", groups] => groups.parse().ok().map(Groups::from_bits).map(Self::Hold),
+            ["libraries"] => Some(Self::Libraries(None)),
+            ["libraries", path] => Some(Self::Libraries(Some(path.into()))),
             _ => None,
         }
     }
@@ -59,6 +66,7 @@ impl Probe {
                 isolation::hold(&*CudaGpu::open()?, groups)?;
                 line(&json!({}))
             }
+            Self::Libraries(onnxruntime) => line(&try_libraries(onnxruntime.as_deref())),
         }
     }
 }
@@ -99,6 +107,8 @@ mod tests {
         assert_eq!(read("partitions"), Some(Probe::Partitions));
         assert_eq!(read("hold 5"), Some(Probe::Hold(Groups::from_bits(5))));
         assert_eq!(read("hold -1"), None);
+        assert_eq!(read("libraries"), Some(Probe::Libraries(None)));
+        assert_eq!(read("libraries /a/b.so"), Some(Probe::Libraries(Some("/a/b.so".into()))));
         assert_eq!(read("what"), None);
     }
 }

@@ -3,7 +3,8 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::slice::from_ref;
 
 use shadowslice_shared::batch::RunFailure;
@@ -12,7 +13,9 @@ use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
 use support::onnx::{Node, Value, element, model, weights};
-use support::{Setup, Worker, fp32, on_gpu, onnxruntime, reference, reference_file, serving, strings};
+use support::{
+    Setup, Worker, fp32, library, on_gpu, onnxruntime, reference, reference_file, serving, strings,
+};
 use tempfile::TempDir;
 
 /// A model's file, which is removed with its folder.
@@ -287,4 +290,35 @@ fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
         worker.warm(warm_up(&[&[2]])).unwrap();
         assert!(worker.stop().success());
     }
+}
+
+/// What `shadowslice-worker --probe libraries` says, with these files in `LD_LIBRARY_PATH`.
+fn loadable(onnxruntime: &Path, fakes: &[&str]) -> serde_json::Value {
+    let folder = tempfile::tempdir().unwrap();
+    for name in fakes {
+        std::fs::write(folder.path().join(name), "not a library").unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
+    command.args(["--probe", "libraries"]).arg(onnxruntime);
+    command.env("LD_LIBRARY_PATH", folder.path()).env("ORT_DISABLE_TELEMETRY", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn libraries_are_tried_and_a_broken_one_is_named() {
+    let found = loadable(&library(), &["libcuda.so.1", "libcudnn.so.9"]);
+    for (part, name) in [("libcuda", "libcuda.so.1"), ("cudnn", "libcudnn.so.9")] {
+        assert!(found[part]["Err"].as_str().is_some_and(|why| why.contains(name)), "{found}");
+    }
+    let onnxruntime = &found["onnxruntime"]["Ok"];
+    assert!(onnxruntime["minor"].as_u64().is_some_and(|minor| minor >= 24), "{found}");
+    let lacks =
+        |part: &str| onnxruntime[part]["Err"].as_str().is_some_and(|why| !why.contains("onnxruntime_src"));
+    assert!(lacks("cuda") && lacks("tensorrt"), "{found}");
+    let text = file(b"not a library");
+    let found = loadable(&text.path, &[]);
+    let why = found["onnxruntime"]["Err"].as_str();
+    assert!(why.is_some_and(|why| why.contains(text.path.to_str().unwrap())), "{found}");
 }

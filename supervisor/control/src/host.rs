@@ -10,10 +10,11 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
+use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 
 use crate::backend::{
-    self, EmulatedGpu, GpuBackend, Gpus, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
+    self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
@@ -59,6 +60,10 @@ pub enum HostError {
         "ONNX Runtime's library was not found, looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
     )]
     NoOnnxRuntime(String),
+    #[error(
+        "the worker does not say which libraries it can load; install both binaries from one build, or see where `shadowslice-worker --probe libraries` stops"
+    )]
+    Libraries(#[source] ProbeError),
     #[error("the supervisor's binary cannot be located, so neither can the worker's")]
     Executable(#[source] io::Error),
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
@@ -140,12 +145,14 @@ fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
 fn whole_gpu(device: String, uuid: String, private: &Path, probe: &Path) -> Result<WholeGpu, HostError> {
     let no_pipe = private.join("no-mps");
     let surroundings = WholeGpu::surroundings(&uuid, &no_pipe);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)?;
-    match runtime.block_on(backend::probe(probe, &surroundings)) {
+    match runtime()?.block_on(backend::probe(probe, &surroundings)) {
         Ok(found) => Ok(WholeGpu::new(device, uuid, Sms(found.sms), no_pipe)),
         Err(source) => Err(HostError::Cuda { device, source }),
     }
+}
+
+fn runtime() -> Result<Runtime, HostError> {
+    Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)
 }
 
 fn mps_gpu(
@@ -185,6 +192,11 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
         let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
         HostError::NoOnnxRuntime(looked.join(", "))
     })
+}
+
+/// Which libraries `worker` can load, tried in a process of its own.
+pub fn libraries(worker: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, HostError> {
+    runtime()?.block_on(backend::libraries(worker, onnxruntime)).map_err(HostError::Libraries)
 }
 
 fn beside_executable() -> Result<Vec<PathBuf>, HostError> {

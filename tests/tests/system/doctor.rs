@@ -114,9 +114,37 @@ async fn onnx_runtimes_version_and_a_library_that_is_none() {
     let library = found.of("onnxruntime").unwrap();
     assert!(library.level == "ok" && library.finding.starts_with("version 1."), "{library:?}");
     let none = home.write("libonnxruntime.so", "not a library").unwrap();
-    home.set_env("ORT_DYLIB_PATH", none);
+    home.set_env("ORT_DYLIB_PATH", &none);
     let (code, found) = checks(&home, &[]).await.unwrap();
     assert_eq!((code, found.level("onnxruntime")), (Some(69), Some("fault")));
+    let library = found.of("onnxruntime").unwrap();
+    assert!(library.finding.contains(none.to_str().unwrap()), "{library:?}");
+}
+
+#[tokio::test]
+async fn a_broken_cudnn_is_found_where_workers_look_for_it() {
+    let mut home = Home::new().unwrap();
+    let none = home.write("libcudnn.so.9", "not a library").unwrap();
+    home.set_env("LD_LIBRARY_PATH", none.parent().unwrap());
+    let (_, found) = checks(&home, &[]).await.unwrap();
+    let cudnn = found.of("cudnn").unwrap();
+    assert_ne!(cudnn.level, "ok");
+    assert!(cudnn.finding.contains(none.to_str().unwrap()), "{cudnn:?}");
+    assert!(cudnn.advice.as_ref().is_some_and(|advice| advice.contains("LD_LIBRARY_PATH")), "{cudnn:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_breaks_off_is_a_finding_and_so_is_an_absent_one() {
+    let mut home = Home::new().unwrap();
+    home.set_worker("kill -SEGV $$").unwrap();
+    let (code, found) = checks(&home, &[]).await.unwrap();
+    let libraries = found.of("libraries").unwrap();
+    assert_eq!((code, libraries.level.as_str()), (Some(69), "fault"));
+    assert!(libraries.finding.contains("signal: 11"), "{libraries:?}");
+    assert_eq!(found.level("worker"), Some("ok"));
+    fs::remove_file(home.path().join("bin/shadowslice-worker")).unwrap();
+    let (code, found) = checks(&home, &[]).await.unwrap();
+    assert_eq!((code, found.level("worker"), found.level("libraries")), (Some(69), Some("fault"), None));
 }
 
 /// A folder in front of the PATH, with MPS's programs as far as the doctor looks at them.

@@ -16,8 +16,8 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 use onnxruntime::Kept;
-pub use onnxruntime::OnGpu;
 use onnxruntime::{Library, OnnxRuntime};
+pub use onnxruntime::{OnGpu, try_libraries};
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
@@ -41,8 +41,10 @@ impl Libraries {
         match spec {
             EngineSpec::Emulated { .. } => Ok(Self::None),
             EngineSpec::OnnxRuntime { library, path, optimised, .. } => {
-                let on_gpu = gpu.then_some((path.as_path(), optimised.as_deref()));
-                Library::load(library, on_gpu).map(Self::OnnxRuntime)
+                if let Some(kept) = optimised.as_deref().filter(|_| gpu) {
+                    onnxruntime::prepare(path, kept);
+                }
+                Library::load(library, gpu).map(Self::OnnxRuntime)
             }
         }
     }

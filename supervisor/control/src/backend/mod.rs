@@ -26,7 +26,7 @@ pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
 pub use mps::{Control, Limits, MpsError, MpsGpu, MpsSetup, control_program};
 pub(crate) use probe::ProbeError;
-pub use probe::{Isolation, Probed, isolation, probe};
+pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe};
 pub use whole::WholeGpu;
 
 pub type Environment = Vec<(&'static str, String)>;
@@ -35,6 +35,9 @@ pub type Environment = Vec<(&'static str, String)>;
 pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
+pub(crate) const NO_TELEMETRY: (&str, &str) = ("ORT_DISABLE_TELEMETRY", "1");
 
 pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 

@@ -1,5 +1,5 @@
 //! What a CUDA process finds in a given environment. `shadowslice-worker --probe` finds out, since
-//! the supervisor opens no CUDA context of its own.
+//! the supervisor opens no CUDA context and loads no vendor's libraries but NVML.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use shadowslice_shared::groups::Division;
 
-use super::Environment;
 use super::command::{self, CommandError};
+use super::{Environment, NO_TELEMETRY};
 
 /// How long a probe may take: a driver that is not kept loaded takes seconds to come up.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -38,6 +38,25 @@ pub struct Isolation {
     pub together_us: f64,
 }
 
+/// Which libraries a worker can load; an error is in the words of the dynamic linker or of ONNX
+/// Runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Libraries {
+    pub libcuda: Result<(), String>,
+    pub cudnn: Result<(), String>,
+    /// `None` if no file was named.
+    pub onnxruntime: Option<Result<OnnxRuntime, String>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct OnnxRuntime {
+    /// 31 for version 1.31.
+    pub minor: Option<u32>,
+    /// The provider for CUDA, and the CUDA that it uses, e.g. 13.
+    pub cuda: Result<Option<u32>, String>,
+    pub tensorrt: Result<(), String>,
+}
+
 /// Beside a process on other groups, a kernel may take at most so many times as long as alone.
 const APART: f64 = 2.0;
 
@@ -64,9 +83,9 @@ impl Isolation {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("the GPU cannot be probed")]
+    #[error("the worker's probe cannot be run")]
     Run(#[source] CommandError),
-    #[error("no CUDA process can use the GPU: {0}")]
+    #[error("the worker's probe failed: {0}")]
     Refused(String),
     #[error("the probe said {said:?}; install both binaries from one build")]
     Unclear {
@@ -83,6 +102,14 @@ pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, 
 /// Measures whether partitions of two processes keep apart in these surroundings.
 pub async fn isolation(program: &Path, environment: &Environment) -> Result<Isolation, ProbeError> {
     ask(program, &["--probe", "partitions"], environment).await
+}
+
+/// With ONNX Runtime from this file.
+pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, ProbeError> {
+    let path = onnxruntime.map(Path::to_string_lossy);
+    let arguments = ["--probe", "libraries"].into_iter().chain(path.as_deref()).collect::<Vec<_>>();
+    let (name, value) = NO_TELEMETRY;
+    ask(program, &arguments, &vec![(name, value.to_owned())]).await
 }
 
 async fn ask<T: DeserializeOwned>(

@@ -29,7 +29,7 @@ use super::reference::ReferenceFile;
 use super::rendezvous;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
-use crate::backend::{Grant, inherited_settings};
+use crate::backend::{Grant, NO_TELEMETRY, inherited_settings};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
@@ -283,8 +283,8 @@ fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
     }
     let granted = grant.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
     environment.extend(granted);
-    // ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
-    environment.insert("ORT_DISABLE_TELEMETRY".into(), "1".into());
+    let (name, value) = NO_TELEMETRY;
+    environment.insert(name.into(), value.into());
     environment.into_iter().collect()
 }
 

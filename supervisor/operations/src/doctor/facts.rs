@@ -1,9 +1,9 @@
 //! Facts that were found on a host, as plain data.
 
 use std::error::Error;
-use std::fmt;
 use std::path::PathBuf;
 
+use shadowslice_control::backend::Libraries;
 use shadowslice_control::nvml;
 use shadowslice_shared::errors;
 
@@ -50,8 +50,6 @@ impl Trouble {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Driver {
     pub(super) nvml: Result<nvml::Host, Trouble>,
-    /// Where the dynamic linker finds `libcuda.so.1`.
-    pub(super) libcuda: Option<PathBuf>,
     pub(super) files: Vec<DeviceFile>,
     /// Processes on the GPUs that are neither workers nor MPS's, by number and name.
     pub(super) strangers: Vec<(u32, String)>,
@@ -125,7 +123,7 @@ pub(super) struct System {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunDir {
-    /// Neither the configuration nor the environment names a library.
+    /// Neither the configuration nor the environment names a directory.
     Unknown,
     /// It can be made, or is there and can be written to.
     Usable(PathBuf),
@@ -136,38 +134,8 @@ pub(super) enum RunDir {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
-    pub(super) library: Result<Shared, Trouble>,
-    pub(super) version: Option<Version>,
-    /// `libonnxruntime_providers_shared.so`, which all providers in libraries of their own need.
-    pub(super) shared: Option<Shared>,
-    pub(super) cuda: Option<Shared>,
-    pub(super) tensorrt: Option<Shared>,
-    /// cuDNN as the CUDA provider names it, and where the dynamic linker finds it.
-    pub(super) cudnn: (String, Option<PathBuf>),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Shared {
-    pub(super) path: PathBuf,
-    /// The names of the libraries that it names itself.
-    pub(super) needs: Vec<String>,
-    /// Libraries that the dynamic linker would not find, needed here or further down; each once.
-    pub(super) missing: Vec<Missing>,
-    pub(super) unreadable: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Missing {
-    pub(super) name: String,
-    /// The library that needs it.
-    pub(super) by: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(pub(super) u32, pub(super) u32, pub(super) u32);
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0, self.1, self.2)
-    }
+    /// ONNX Runtime's.
+    pub(super) library: Result<PathBuf, Trouble>,
+    /// Tried by a worker's process; `None` if there is no such program.
+    pub(super) loaded: Option<Result<Libraries, Trouble>>,
 }

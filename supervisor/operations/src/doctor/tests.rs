@@ -8,11 +8,14 @@ use super::judge::judge;
 use super::need::Need;
 use shadowslice_config as config;
 use shadowslice_config::CudaDevice;
+use shadowslice_control::backend::{Libraries, OnnxRuntime};
 use shadowslice_control::nvml::{
     ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage,
 };
 
 const MIB: u64 = 1 << 20;
+
+const NO_TENSORRT: &str = "Failed to load library /opt/libonnxruntime_providers_tensorrt.so with error: /opt/libonnxruntime_providers_tensorrt.so: cannot open shared object file";
 
 fn gpu(index: u32) -> Gpu {
     Gpu {
@@ -29,14 +32,6 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-fn library(name: &str, needs: &[&str]) -> Shared {
-    Shared {
-        path: PathBuf::from("/opt/lib").join(name),
-        needs: needs.iter().map(|name| (*name).to_owned()).collect(),
-        ..Shared::default()
-    }
-}
-
 fn trouble(finding: &str) -> Trouble {
     Trouble { finding: finding.to_owned(), advice: "do something".to_owned() }
 }
@@ -49,11 +44,11 @@ fn h200() -> Facts {
         cuda: CudaVersion { major: 13, minor: 0 },
         gpus: vec![Ok(gpu(0))],
     };
+    let engine = OnnxRuntime { minor: Some(31), cuda: Ok(Some(13)), tensorrt: Err(NO_TENSORRT.to_owned()) };
     let control = Control { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
     Facts {
         driver: Driver {
             nvml: Ok(nvml),
-            libcuda: Some(PathBuf::from("/usr/lib/libcuda.so.1")),
             files: ["nvidia-uvm", "nvidia0", "nvidiactl"].map(file).into(),
             strangers: Vec::new(),
         },
@@ -70,12 +65,8 @@ fn h200() -> Facts {
             worker: Ok(PathBuf::from("/opt/bin/shadowslice-worker")),
         },
         engine: EngineFacts {
-            library: Ok(library("libonnxruntime.so", &["libc.so.6"])),
-            version: Some(Version(1, 31, 1)),
-            shared: Some(library("libonnxruntime_providers_shared.so", &[])),
-            cuda: Some(library("libonnxruntime_providers_cuda.so", &["libcublas.so.13", "libcudnn.so.9"])),
-            tensorrt: None,
-            cudnn: ("libcudnn.so.9".to_owned(), Some(PathBuf::from("/usr/lib/libcudnn.so.9"))),
+            library: Ok(PathBuf::from("/opt/lib/libonnxruntime.so")),
+            loaded: Some(Ok(Libraries { libcuda: Ok(()), cudnn: Ok(()), onnxruntime: Some(Ok(engine)) })),
         },
         partitions: None,
     }
@@ -84,15 +75,21 @@ fn h200() -> Facts {
 /// A host as it comes, without NVIDIA's anything.
 fn plain() -> Facts {
     let mut facts = h200();
-    facts.driver = Driver {
-        nvml: Err(trouble("NVML cannot be loaded")),
-        libcuda: None,
-        files: Vec::new(),
-        strangers: Vec::new(),
-    };
+    facts.driver =
+        Driver { nvml: Err(trouble("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
     facts.mps = Mps { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
-    (facts.engine.shared, facts.engine.cuda, facts.engine.cudnn.1) = (None, None, None);
+    loaded(&mut facts).libcuda = Err("libcuda.so.1: cannot open shared object file".to_owned());
+    loaded(&mut facts).cudnn = Err("libcudnn.so.9: cannot open shared object file".to_owned());
+    onnxruntime(&mut facts).cuda = Err("CUDA execution provider is not enabled in this build".to_owned());
     facts
+}
+
+fn loaded(facts: &mut Facts) -> &mut Libraries {
+    facts.engine.loaded.as_mut().unwrap().as_mut().unwrap()
+}
+
+fn onnxruntime(facts: &mut Facts) -> &mut OnnxRuntime {
+    loaded(facts).onnxruntime.as_mut().unwrap().as_mut().unwrap()
 }
 
 fn the_gpu(facts: &mut Facts) -> &mut Gpu {
@@ -131,6 +128,7 @@ fn an_h200_with_mps_is_fine() {
     let gpu = check(&h200(), "gpu 0");
     assert_eq!(gpu.finding, "NVIDIA H200, GPU-05a7c-11, 143000 of 143771 MiB free");
     assert!(check(&h200(), "cuda provider").finding.ends_with("built for CUDA 13"));
+    assert_eq!(check(&h200(), "onnxruntime").finding, "version 1.31 at /opt/lib/libonnxruntime.so");
 }
 
 #[test]
@@ -215,7 +213,7 @@ fn a_driver_that_is_only_partly_there() {
             }
         }
     };
-    assert_eq!(wrong(|facts| facts.driver.libcuda = None), ["fault libcuda"]);
+    assert_eq!(wrong(|facts| loaded(facts).libcuda = Err("file too short".to_owned())), ["fault libcuda"]);
     assert_eq!(wrong(file("nvidia-uvm", true)), ["warning device files"]);
     assert_eq!(wrong(file("nvidiactl", true)), ["fault device files"]);
     assert_eq!(wrong(file("nvidia0", false)), ["fault device files"]);
@@ -300,44 +298,58 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
 
 #[test]
 fn an_onnx_runtime_that_does_not_do() {
-    let version = |version| move |facts: &mut Facts| facts.engine.version = version;
-    assert_eq!(wrong(version(Some(Version(1, 23, 9)))), ["fault onnxruntime"]);
-    assert_eq!(wrong(version(Some(Version(1, 24, 0)))), Vec::<String>::new());
-    assert_eq!(wrong(version(None)), ["warning onnxruntime"]);
-    let unreadable = |facts: &mut Facts| {
-        facts.engine.library.as_mut().unwrap().unreadable = Some("it is no shared library".to_owned());
-    };
-    assert_eq!(wrong(unreadable), ["fault onnxruntime"]);
-    assert_eq!(wrong(|facts| facts.engine.shared = None), ["fault cuda provider"]);
-    assert_eq!(wrong(|facts| facts.engine.cuda = None), ["fault cuda provider"]);
+    let mut facts = h200();
+    loaded(&mut facts).onnxruntime = Some(Err("libonnxruntime.so: file too short".to_owned()));
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert!(check(&facts, "onnxruntime").finding.contains("file too short"));
+    facts.engine.library = Err(trouble("not found"));
+    loaded(&mut facts).onnxruntime = None;
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert_eq!(check(&facts, "onnxruntime").finding, "not found");
 }
 
 #[test]
-fn a_missing_cudnn_is_named_with_the_library_that_needs_it() {
+fn a_provider_that_is_not_there_is_told_from_a_library_that_it_lacks() {
+    let advice = |why: &str| {
+        let mut facts = h200();
+        onnxruntime(&mut facts).cuda = Err(why.to_owned());
+        assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider"]);
+        let told = check(&facts, "cuda provider");
+        assert_eq!(told.finding, why);
+        told.advice.unwrap()
+    };
+    let cpu = "CUDA execution provider is not enabled in this build";
+    let own = "Failed to load library /opt/libonnxruntime_providers_cuda.so with error: /opt/libonnxruntime_providers_cuda.so: file too short";
+    let other = "Failed to load library /opt/libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file";
+    assert!(advice(cpu).contains("ONNX Runtime for GPUs"));
+    assert!(advice(own).contains("ONNX Runtime for GPUs"));
+    assert!(advice(other).contains("LD_LIBRARY_PATH of `serve`"));
+}
+
+#[test]
+fn a_missing_cudnn_is_a_fault_if_the_provider_cannot_be_loaded_without_it() {
     let mut facts = h200();
-    let missing = |name: &str, by: &str| Missing { name: name.to_owned(), by: by.to_owned() };
-    facts.engine.cudnn.1 = None;
-    facts.engine.cuda.as_mut().unwrap().missing = vec![
-        missing("libcudnn.so.9", "libonnxruntime_providers_cuda.so"),
-        missing("libnvJitLink.so.13", "libcusparse.so.13"),
-    ];
+    let missing = "libcudnn.so.9: cannot open shared object file";
+    loaded(&mut facts).cudnn = Err(missing.to_owned());
+    assert_eq!(complaints(&facts, &Need::everything()), ["warning cudnn"]);
+    onnxruntime(&mut facts).cuda = Err(format!("Failed to load it with error: {missing}"));
     assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider", "fault cudnn"]);
-    let told = check(&facts, "cuda provider");
-    assert!(
-        told.finding.contains("needs libcudnn.so.9, libnvJitLink.so.13 (for libcusparse.so.13)"),
-        "{told:?}"
-    );
-    assert!(told.advice.unwrap().contains("CUDA 13's"), "what to install");
+    assert!(check(&facts, "cudnn").advice.unwrap().contains("LD_LIBRARY_PATH of `serve`"));
     let no_provider = Need { cuda: false, ..Need::everything() };
     assert_eq!(complaints(&facts, &no_provider), Vec::<String>::new());
 }
 
 #[test]
-fn a_provider_that_loads_cudnn_when_a_model_needs_it_does_without() {
+fn a_worker_that_does_not_say_what_it_can_load_is_a_fault_of_its_own() {
     let mut facts = h200();
-    facts.engine.cudnn.1 = None;
-    facts.engine.cuda.as_mut().unwrap().needs = vec!["libcublas.so.13".to_owned()];
-    assert_eq!(complaints(&facts, &Need::everything()), ["warning cudnn"]);
+    facts.engine.loaded = Some(Err(trouble("it was killed")));
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault libraries"]);
+    assert_eq!(check(&facts, "libraries").finding, "it was killed");
+    let echo = Need { onnxruntime: false, ..emulated() };
+    assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
+    facts.engine.loaded = None;
+    facts.system.worker = Err(trouble("no worker"));
+    assert_eq!(complaints(&facts, &Need::everything()), ["fault worker"], "told once");
 }
 
 #[test]
@@ -353,14 +365,12 @@ fn tensorrt_matters_if_a_model_asks_for_it() {
     let mut facts = h200();
     assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
-    let name = "libonnxruntime_providers_tensorrt.so";
-    let mut provider = library(name, &["libnvinfer.so.10"]);
-    facts.engine.tensorrt = Some(provider.clone());
-    assert_eq!(complaints(&facts, &wanted), Vec::<String>::new());
-    provider.missing = vec![Missing { name: "libnvinfer.so.10".to_owned(), by: name.to_owned() }];
-    facts.engine.tensorrt = Some(provider);
+    let lacks = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
+    onnxruntime(&mut facts).tensorrt = Err(lacks.to_owned());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
     assert!(check(&facts, "tensorrt").finding.contains("libnvinfer.so.10"));
+    onnxruntime(&mut facts).tensorrt = Ok(());
+    assert_eq!(complaints(&facts, &wanted), Vec::<String>::new());
 }
 
 #[test]

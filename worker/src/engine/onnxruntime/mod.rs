@@ -6,6 +6,7 @@ mod channels_last;
 mod gather;
 mod input;
 mod instantiator;
+mod libraries;
 mod loader;
 mod model_file;
 mod on_gpu;
@@ -18,14 +19,15 @@ mod sessions;
 mod strings;
 mod weights;
 
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use ort::ErrorCode;
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::{Outlet, TensorElementType, ValueType};
+use ort::{ErrorCode, LoadDynamicError};
 use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -36,9 +38,18 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaFault;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
+pub use libraries::try_libraries;
 pub(super) use on_gpu::Kept;
 pub use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
+
+/// Before any library is loaded: what a GPU's libraries cannot be told later. `kept`: where the
+/// model's optimised forms are.
+pub fn prepare(model: &Path, kept: &Path) {
+    if Optimised::is_convolutional(kept, model) {
+        providers::give_small_workspaces();
+    }
+}
 
 #[derive(Debug)]
 pub struct Library {
@@ -46,29 +57,33 @@ pub struct Library {
 }
 
 impl Library {
-    /// Once a process; for a model on a GPU, with the folder of its optimised forms, also the
-    /// libraries that compute there. The GPU itself is not touched.
+    /// Once a process; with `gpu` also the libraries that it needs to compute on GPUs. The GPU
+    /// itself is not touched.
     ///
     /// The supervisor sets `ORT_DISABLE_TELEMETRY`: the library's first event goes out before a
     /// call from here could turn that off.
-    pub fn load(library: &Path, on_gpu: Option<(&Path, Option<&Path>)>) -> Result<Self, BootRefusal> {
+    pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
-        if let Some((model, Some(kept))) = on_gpu
-            && Optimised::is_convolutional(kept, model)
-        {
-            providers::give_small_workspaces();
-        }
+        let unloadable = |fault: LoadDynamicError| match fault {
+            LoadDynamicError::Dlopen { error, .. } => BootRefusal::Library(linker_says(&error)),
+            other => BootRefusal::Library(other.to_string()),
+        };
         let environment = ort::init_from(library)
-            .map_err(|fault| BootRefusal::Library(fault.to_string()))?
+            .map_err(unloadable)?
             .with_name("shadowslice")
             .with_telemetry(false)
             .build()
             .map_err(fault)?;
-        if on_gpu.is_some() {
+        if gpu {
             providers::load_libraries();
         }
         Ok(Self { environment })
     }
+}
+
+/// The words behind "dlopen failed"; they name the file.
+fn linker_says(fault: &dyn Error) -> String {
+    chain(fault.source().unwrap_or(fault))
 }
 
 #[derive(Debug)]

@@ -1,10 +1,12 @@
 //! What computes a model's operators.
-#![allow(unsafe_code)] // hands a stream to ONNX Runtime
+#![allow(unsafe_code)] // hands a stream to ONNX Runtime, and has it load its providers
 
 use std::path::Path;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use ort::ep::{self, ExecutionProviderDispatch};
+use ort::ortsys;
 use shadowslice_shared::boot::Provider;
 
 use crate::device::cuda::CudaGpu;
@@ -36,6 +38,29 @@ pub(super) fn load_libraries() {
         // If a library is missing or has another version, the provider reports that with its name.
         ort::util::preload_dylib(name).ok();
     }
+}
+
+/// Has ONNX Runtime load the provider with the libraries that it names. The GPU is not touched, as
+/// no session gets the options; they live as long as the process.
+///
+/// (The provider cannot be loaded without ONNX Runtime: it calls that as soon as it is there.)
+pub(super) fn load_cuda() -> ort::Result<()> {
+    let mut options = null_mut();
+    // SAFETY: writes a pointer to the options that it makes.
+    ortsys![unsafe CreateCUDAProviderOptions(&mut options)?];
+    // SAFETY: they were made above; no keys and values are read.
+    ortsys![unsafe UpdateCUDAProviderOptions(options, null(), null(), 0)?];
+    Ok(())
+}
+
+/// As [`load_cuda`].
+pub(super) fn load_tensorrt() -> ort::Result<()> {
+    let mut options = null_mut();
+    // SAFETY: writes a pointer to the options that it makes.
+    ortsys![unsafe CreateTensorRTProviderOptions(&mut options)?];
+    // SAFETY: they were made above; no keys and values are read.
+    ortsys![unsafe UpdateTensorRTProviderOptions(options, null(), null(), 0)?];
+    Ok(())
 }
 
 /// The host's processor takes the operators that no provider has.

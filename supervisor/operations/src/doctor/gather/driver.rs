@@ -1,30 +1,20 @@
 //! NVIDIA's driver and the GPUs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::unistd::{AccessFlags, eaccess};
 
-use super::elf::Elf;
-use super::linker::Linker;
 use super::processes::Processes;
 use crate::doctor::facts::{DeviceFile, Driver, Trouble};
 use shadowslice_control::nvml::{Host, Library};
 
-const LIBCUDA: &str = "libcuda.so.1";
-
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
-pub(super) fn facts(linker: &Linker, processes: &Processes) -> Driver {
+pub(super) fn facts(processes: &Processes) -> Driver {
     let nvml = Library::open().and_then(|library| library.host());
     let nvml = nvml.map_err(|error| Trouble::of(&error));
     let strangers = nvml.as_ref().map(|host| strangers(host, processes)).unwrap_or_default();
-    Driver { nvml, libcuda: libcuda(linker), files: files(), strangers }
-}
-
-fn libcuda(linker: &Linker) -> Option<PathBuf> {
-    let own = std::env::current_exe().ok()?;
-    let elf = Elf::read(&own).ok()?;
-    linker.find(LIBCUDA, &own, &elf)
+    Driver { nvml, files: files(), strangers }
 }
 
 fn files() -> Vec<DeviceFile> {

@@ -1,11 +1,10 @@
-//! Looking at the host. Nothing is changed, made or loaded, except NVML and, if a measurement of
-//! partitions is asked for, a daemon of MPS.
+//! Looking at the host. Nothing is changed or made, except a daemon of MPS if a measurement of
+//! partitions is asked for. This process loads NVML; a worker's process tries the other libraries,
+//! since a vendor's library may run code when it is loaded.
 
 mod command;
 mod driver;
-mod elf;
 mod engine;
-mod linker;
 mod mps;
 mod partitions;
 mod processes;
@@ -14,17 +13,16 @@ mod system;
 pub(super) use partitions::partitions;
 
 use super::facts::Facts;
-use linker::Linker;
 use shadowslice_config::Config;
 
 pub(super) fn facts(config: Option<&Config>) -> Facts {
-    let linker = Linker::of_this_host();
     let processes = processes::all();
+    let system = system::facts(config);
     Facts {
-        driver: driver::facts(&linker, &processes),
+        driver: driver::facts(&processes),
         mps: mps::facts(&processes),
-        system: system::facts(config),
-        engine: engine::facts(config, &linker),
+        engine: engine::facts(config, &system.worker),
+        system,
         partitions: None,
     }
 }

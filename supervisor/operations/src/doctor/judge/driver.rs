@@ -1,7 +1,7 @@
 //! NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, MIB};
+use crate::doctor::facts::{Driver, EngineFacts, MIB};
 use crate::doctor::need::Need;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
@@ -11,7 +11,7 @@ const LEAST_CAPABILITY: (i32, i32) = (7, 0);
 
 const MAX_NAMED: usize = 5;
 
-pub(super) fn checks(driver: &Driver, need: &Need) -> Vec<Check> {
+pub(super) fn checks(driver: &Driver, engine: &EngineFacts, need: &Need) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
         // Without a driver, the parts that come with it are missing, too.
@@ -21,22 +21,22 @@ pub(super) fn checks(driver: &Driver, need: &Need) -> Vec<Check> {
     let mut checks = vec![
         Check::ok("driver", format!("NVIDIA {}", host.driver)),
         Check::ok("cuda", format!("up to {}", host.cuda)),
-        libcuda(driver),
-        files(driver),
     ];
+    checks.extend(libcuda(engine));
+    checks.push(files(driver));
     checks.extend(gpus(host, driver, need));
     checks
 }
 
-fn libcuda(driver: &Driver) -> Check {
-    match &driver.libcuda {
-        Some(path) => Check::ok("libcuda", path.display().to_string()),
-        None => Check::fault(
+fn libcuda(engine: &EngineFacts) -> Option<Check> {
+    Some(match &engine.loaded()?.libcuda {
+        Ok(()) => Check::ok("libcuda", "libcuda.so.1 can be loaded"),
+        Err(why) => Check::fault(
             "libcuda",
-            "libcuda.so.1 is not found by the dynamic linker",
+            why,
             "install the driver's CUDA part; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ),
-    }
+    })
 }
 
 fn files(driver: &Driver) -> Check {

@@ -14,13 +14,14 @@ use super::need::Need;
 pub(super) fn judge(facts: &Facts, need: &Need) -> Vec<Check> {
     let Facts { driver, mps, system, engine, partitions } = facts;
     [
-        if_needed(need.gpu(), driver::checks(driver, need)),
+        if_needed(need.gpu(), driver::checks(driver, engine, need)),
         if_needed(need.mps, mps::checks(mps, driver, system)),
         if_needed(need.mps, partitions::checks(partitions.as_deref(), driver)),
         if_needed(need.gpu(), system::of_gpus(system)),
         if_needed(need.mps, system::of_mps(system)),
         system::checks(system, need),
-        if_needed(need.onnxruntime, vec![engine::library(engine)]),
+        if_needed(need.gpu() || need.onnxruntime, engine::answer(engine)),
+        if_needed(need.onnxruntime, engine::library(engine)),
         if_needed(need.cuda, engine::cuda(engine, driver)),
         if_needed(need.tensorrt, engine::tensorrt(engine)),
         vec![system::emulated(system)],

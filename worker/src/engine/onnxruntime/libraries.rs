@@ -1,0 +1,67 @@
+//! Which libraries a worker can load, tried in this process as a worker does it. The GPU is not
+//! touched.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Library, linker_says, providers};
+
+/// Errors are in the words of the dynamic linker or of ONNX Runtime.
+pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
+    json!({
+        "libcuda": load("libcuda.so.1"),
+        "onnxruntime": onnxruntime.map(try_onnxruntime),
+        "cudnn": load("libcudnn.so.9"),
+    })
+}
+
+fn try_onnxruntime(path: &Path) -> Result<Value, String> {
+    let _library = Library::load(path, true).map_err(|refusal| refusal.to_string())?;
+    let said = |fault: ort::Error| what(fault.message()).to_owned();
+    let cuda = providers::load_cuda().map_err(said);
+    let files = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    Ok(json!({
+        "minor": ort::util::probe(path),
+        "cuda": cuda.map(|()| cuda_version(&files)),
+        "tensorrt": providers::load_tensorrt().map_err(said),
+    }))
+}
+
+fn load(name: &str) -> Result<(), String> {
+    ort::util::preload_dylib(name).map_err(|fault| linker_says(&fault))
+}
+
+/// Of CUDA's libraries among the loaded files, e.g. 13. A worker loads those of CUDA 13 in any case,
+/// so the lower one of two is the provider's.
+fn cuda_version(files: &str) -> Option<u32> {
+    let versions = files.split("libcublas.so.").skip(1);
+    versions.filter_map(|rest| rest.split(['.', '\n']).next()?.parse().ok()).min()
+}
+
+/// What ONNX Runtime says, without the place in its source.
+fn what(said: &str) -> &str {
+    said.rsplit_once(" : ").map_or(said, |(_, what)| what).trim().trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cudas_version_is_in_its_files_names() {
+        let line = |name: &str| format!("7f00-7f10 r-xp 00000000 fe:00 17  /usr/lib/{name}\n");
+        let (new, old) = (line("libcublas.so.13"), line("libcublas.so.12.4.5.8"));
+        assert_eq!(cuda_version(&[line("libcublasLt.so.14"), new.clone()].concat()), Some(13));
+        assert_eq!(cuda_version(&[new, old].concat()), Some(12));
+        assert_eq!(cuda_version(&line("libc.so.6")), None);
+    }
+
+    #[test]
+    fn the_place_in_the_source_is_left_out() {
+        let said = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() \
+                    [ONNXRuntimeError] : 1 : FAIL : Failed to load library /a.so with error: b.so: no file\n";
+        assert_eq!(what(said), "Failed to load library /a.so with error: b.so: no file");
+        assert_eq!(what("CUDA is not enabled in this build."), "CUDA is not enabled in this build");
+    }
+}
