@@ -12,7 +12,7 @@ use std::time::Duration;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, DeviceMemory, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned,
-    Purpose, WarmUp, Warmed, WorkerSays,
+    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -86,7 +86,7 @@ impl Loaded {
         let deadline_ns = after(now_ns(), self.warm);
         let aim = (self.purpose, self.partition.as_ref());
         let warmed = self.parts.prove(aim, &warm_up).map_err(|unproven| match unproven {
-            Unproven::Refused(refusal) => self.link.refuse(refusal),
+            Unproven::Refused(refusal) => self.link.refuse(self.parts.perhaps_otherwise(refusal)),
             Unproven::HungUp => Fault::SupervisorGone,
         })?;
         self.parts.engine.warmed_up().map_err(|refusal| self.link.refuse(refusal))?;
@@ -208,14 +208,33 @@ impl Parts {
             Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
-            warmed.partitions =
-                Some(partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?);
+            let proven = partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?;
+            let mut failures = proven.counts.iter().filter_map(|proof| proof.result.clone().err());
+            if let Some(why) = failures.next().filter(|_| trial.engine.channels_last()) {
+                return Err(BootRefusal::NoPartitions(why).into());
+            }
+            warmed.partitions = Some(proven);
         }
         warmed.memory = self.engine.memory().unwrap_or(self.memory);
         warmed.unshared = self.engine.unshared().map(str::to_owned);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());
         Ok(warmed)
+    }
+
+    /// If channels last may be the cause of a refusal, the next worker does without them. At an MPS
+    /// percentage others are likelier: half precision is wrong there.
+    fn perhaps_otherwise(&self, refusal: BootRefusal) -> BootRefusal {
+        let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
+        let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");
+        if !by_layout || percentage || !self.engine.channels_last() {
+            return refusal;
+        }
+        let why = refusal.to_string();
+        match self.engine.put_channels_first(&why) {
+            true => BootRefusal::Setup(format!("{why}; the next worker loads it with channels first")),
+            false => refusal,
+        }
     }
 
     fn into_warm(self, batched: bool) -> Warm {

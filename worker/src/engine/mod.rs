@@ -103,6 +103,16 @@ impl Engine {
         }
     }
 
+    /// Whether its convolutions compute with channels last.
+    pub fn channels_last(&self) -> bool {
+        matches!(self, Self::OnGpu(engine) if engine.channels_last())
+    }
+
+    /// Later workers are to load the model with channels first. False if that cannot be noted.
+    pub fn put_channels_first(&self, why: &str) -> bool {
+        matches!(self, Self::OnGpu(engine) if engine.put_channels_first(why))
+    }
+
     /// Only where recording makes executions cheaper; every size has run before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {

@@ -45,7 +45,7 @@ use shadowslice_shared::errors::chain;
 
 /// Before any library is loaded: what a GPU's libraries cannot be told later. `kept`: where the
 /// model's optimised forms are.
-pub fn prepare(model: &Path, kept: &Path) {
+pub(super) fn prepare(model: &Path, kept: &Path) {
     if Optimised::is_convolutional(kept, model) {
         providers::give_small_workspaces();
     }

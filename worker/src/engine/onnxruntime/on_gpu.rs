@@ -85,7 +85,7 @@ impl OnGpu {
         };
         match kept.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
             Some(Ok(optimised)) => {
-                loader.channels_last = optimised.convolutional;
+                loader.channels_last = optimised.channels_last;
                 loader.optimised = Some(optimised);
             }
             Some(Err(error)) => loader.unshared = Some(chain(&error)),
@@ -112,6 +112,15 @@ impl OnGpu {
 
     pub fn unshared(&self) -> Option<&str> {
         self.sessions.unshared()
+    }
+
+    pub fn channels_last(&self) -> bool {
+        self.sessions.channels_last()
+    }
+
+    /// Later workers are to load the model with channels first. False if that cannot be noted.
+    pub fn put_channels_first(&self, why: &str) -> bool {
+        self.sessions.put_channels_first(why)
     }
 
     pub fn memory(&self) -> DeviceMemory {

@@ -6,6 +6,7 @@
 //! CACHE/CONTENT-…/FORM/model.onnx   the optimised graph
 //!                     /weights      its large tensors
 //!                     /form.json    where each lies there, and its digest
+//! CACHE/CONTENT-…/channels-first    why convolutions compute so, if they otherwise would not
 //! ```
 //!
 //! A form is the model for all shapes, or for certain lengths of its dynamic axes. Nothing here is
@@ -28,6 +29,9 @@ pub(super) const LARGE: u64 = 4096;
 /// Contents of a model that are kept: the one that serves, and the one before or after it.
 const KEPT: usize = 2;
 
+/// Is there, with the reason in it, if channels last did not do for the model.
+const CHANNELS_FIRST: &str = "channels-first";
+
 const PIECE: usize = 1 << 22;
 
 pub(super) type Fingerprint = [u8; 32];
@@ -36,7 +40,8 @@ pub(super) type Fingerprint = [u8; 32];
 #[derive(Debug)]
 pub(super) struct Optimised {
     folder: PathBuf,
-    pub(super) convolutional: bool,
+    /// Whether convolutions are to compute so.
+    pub(super) channels_last: bool,
 }
 
 #[derive(Debug)]
@@ -104,13 +109,19 @@ impl Optimised {
             fs::create_dir_all(&folder)?;
             forget_others(cache, &folder);
         }
-        Ok(Self { folder, convolutional })
+        let channels_last = convolutional && !folder.join(CHANNELS_FIRST).try_exists().unwrap_or(true);
+        Ok(Self { folder, channels_last })
     }
 
     /// Whether a model is known to be a network of convolutions.
     pub(super) fn is_convolutional(cache: &Path, model: &Path) -> bool {
         let known = fs::create_dir_all(cache).and_then(|()| content(cache, model));
         known.is_ok_and(|entry| entry.convolutional)
+    }
+
+    /// Later loads of this model are with channels first. False if that cannot be noted.
+    pub(super) fn put_channels_first(&self, why: &str) -> bool {
+        fs::write(self.folder.join(CHANNELS_FIRST), why).is_ok()
     }
 
     /// `None` also if the form is damaged.
@@ -365,6 +376,21 @@ mod tests {
         assert_eq!(files.contents(), KEPT);
         fs::remove_file(&files.model).unwrap();
         assert!(Optimised::of(&files.cache, &files.model, "this GPU").is_err());
+    }
+
+    #[test]
+    fn a_model_that_channels_last_do_not_suit_is_remembered_with_its_content() {
+        let files = Files::new();
+        let weights = model_file::external("w", &[1, 1, 4, 4], (0, 64));
+        let convolution = model_file::node("Conv", "", &["x", "w"]);
+        let model = model_file::ModelProto::of(vec![convolution], vec![weights]);
+        fs::write(&files.model, model.encode_to_vec()).unwrap();
+        assert!(files.optimised().channels_last);
+        assert!(files.optimised().put_channels_first("it fits on no partition"));
+        assert!(!files.optimised().channels_last);
+        assert!(Optimised::is_convolutional(&files.cache, &files.model));
+        files.write("weights", &[2; 64]);
+        assert!(files.optimised().channels_last, "another content");
     }
 
     #[test]

@@ -92,6 +92,14 @@ impl Sessions {
         self.loader.weights.bytes()
     }
 
+    pub(super) fn channels_last(&self) -> bool {
+        self.loader.channels_last
+    }
+
+    pub(super) fn put_channels_first(&self, why: &str) -> bool {
+        self.loader.optimised.as_ref().is_some_and(|optimised| optimised.put_channels_first(why))
+    }
+
     /// A session of the arena that all share, and one of each other arena.
     pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxRuntime> {
         self.arenas.values().map(|&index| &self.all[index])
