@@ -383,7 +383,7 @@ mod tests {
         let page = page(&figures);
         assert!(page.contains("NVIDIA H200, driver 580, MPS: -"));
         assert!(page.contains("1-2 %: 8; 10 %: 12"));
-        assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 | - |"));
+        assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 |"));
         assert!(page.contains("together. Taken 2026-11-19. `make"));
         assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
         assert!(page.contains("| policy, span | within SLO/s | bert-base | vgg19 |"));
