@@ -2,6 +2,7 @@
 
 mod cli;
 mod serve;
+mod systemd;
 
 use std::process::ExitCode;
 

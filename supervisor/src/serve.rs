@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::systemd;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -20,11 +22,13 @@ use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Re
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::may_raise_priority;
 use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render};
 use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::log::Log;
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
@@ -43,18 +47,22 @@ const NO_THREADS: &str = "the runtime cannot be started; raise the limit on proc
 
 /// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
-    host::init_logging();
+    let log = Log::start();
+    let code = run_logged(path, &log);
+    let read = log.end();
+    // The error, if there is one, is the last word.
+    code.unwrap_or_else(|Failed { why, code }| if read { fail(&why, code) } else { code })
+}
+
+fn run_logged(path: &Path, log: &Log) -> Result<u8, Failed> {
     let config = match config::load_here(path) {
         Ok(config) => config,
-        Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
+        Err(error) => return Err(Failed { why: errors::chain(&error), code: exit::CONFIG }),
     };
     for note in &config.notes {
         tracing::warn!("{note}");
     }
-    match start(path, &config) {
-        Ok(code) => code,
-        Err(Failed { why, code }) => fail(&why, code),
-    }
+    start(path, &config, log)
 }
 
 struct Failed {
@@ -66,7 +74,7 @@ fn unavailable(what: &str, cause: &dyn Error) -> Failed {
     Failed { why: format!("{what}: {}", errors::chain(cause)), code: exit::UNAVAILABLE }
 }
 
-fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
+fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
     let program = host::worker_program().map_err(unfit)?;
@@ -96,7 +104,7 @@ fn start(file: &Path, config: &Config) -> Result<u8, Failed> {
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
     };
-    let code = runtime.block_on(serve(file, config, &run_dir, context));
+    let code = runtime.block_on(serve(file, config, &run_dir, context, log));
     // The workers have ended by now, or the supervisor must end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -116,6 +124,7 @@ struct Running {
     router: Arc<Router>,
     models: watch::Receiver<Arc<ModelSet>>,
     planned: Option<watch::Receiver<Planned>>,
+    pulse: Pulse,
 }
 
 /// Returns once the models are made; their workers begin to start.
@@ -126,15 +135,16 @@ async fn run_models(
     tracer: Option<Arc<Tracer>>,
 ) -> Result<Running, Failed> {
     let (for_planner, shared) = watch::channel(Vec::new());
+    let pulse = Pulse::new(context.clock);
     let (planner, planned) = Planner::new(&config.controller, context.clock, &context.gpus, shared).unzip();
-    let started = ControlThread::start(planner);
+    let started = ControlThread::start(planner, pulse.clone());
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
-    let (router, (models, seen)) = (Arc::new(Router::default()), watch::channel(Arc::default()));
+    let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
     let registry = Registry::start(file, config, factory, shown).await;
     let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
-    Ok(Running { registry, control, router, models: seen, planned })
+    Ok(Running { registry, control, router, models: seen, planned, pulse })
 }
 
 fn control_ended() -> Failed {
@@ -151,7 +161,13 @@ fn repository(
     Arc::new(Repository::new(move || models.borrow().listed(), config.model_control.then_some(wishes)))
 }
 
-async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context) -> Result<u8, Failed> {
+async fn serve(
+    file: &Path,
+    config: &Config,
+    run_dir: &RunDir,
+    context: Context,
+    log: &Log,
+) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
@@ -162,7 +178,7 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
     let admin = Admin::bind(run_dir.path())
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
-    let Running { registry, mut control, router, models, planned } =
+    let Running { registry, mut control, router, models, planned, pulse } =
         run_models(file, config, &context, tracer.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
@@ -178,8 +194,8 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let metrics =
-        tokio::spawn(metrics_listeners.run(rendering(Arc::clone(&reach), machine, tracer.clone()), ending));
+    let rendering = rendering(Arc::clone(&reach), machine, tracer.clone(), log.dropped());
+    let metrics = tokio::spawn(metrics_listeners.run(rendering, ending));
 
     let served = async {
         if config.strict_start {
@@ -192,6 +208,7 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
             }
         }
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
+        systemd::serving();
         ingress.run(router, repository, tracer.clone(), stopping).await;
         Ok::<(), Failed>(())
     };
@@ -201,6 +218,7 @@ async fn serve(file: &Path, config: &Config, run_dir: &RunDir, context: Context)
             () = admin.run(reach) => Ok(()),
             () = registry.run(to_reload, wished) => Ok(()),
             () = reload_on(hangup, reloads) => Ok(()),
+            () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
     };
@@ -239,7 +257,12 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
     std::future::pending().await
 }
 
-fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -> Render {
+fn rendering(
+    reach: Arc<Reach>,
+    machine: Machine,
+    tracer: Option<Arc<Tracer>>,
+    log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
+) -> Render {
     Arc::new(move || {
         let status = reach.status();
         let mut statuses: HashMap<_, _> =
@@ -258,7 +281,8 @@ fn rendering(reach: Arc<Reach>, machine: Machine, tracer: Option<Arc<Tracer>>) -
             metrics::Policy { name: report.policy, took }
         });
         let traces = tracer.as_ref().map(|tracer| tracer.counts());
-        metrics::render(&models, policy.as_ref(), traces, &status.gpus, machine.usage())
+        let own = metrics::Own { log_dropped: log_dropped(), machine: machine.usage() };
+        metrics::render(&models, policy.as_ref(), traces, &status.gpus, own)
     })
 }
 
@@ -273,6 +297,7 @@ async fn until_stopped(
         outcome = &mut conversation => return Some(outcome),
         () = signals.next() => tracing::info!("stopping: answering what was accepted; a second signal ends at once"),
     }
+    systemd::stopping();
     stop.send_replace(true);
     tokio::select! {
         outcome = &mut conversation => Some(outcome),

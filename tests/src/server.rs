@@ -34,6 +34,11 @@ impl Server {
         let log = home.log_path();
         let stderr = File::create(log)
             .map_err(|source| Error::Io { what: format!("make {}", log.display()), source })?;
+        Self::start_saying_to(home, config, stderr.into())
+    }
+
+    /// The same with another standard error; the log then stays empty.
+    pub fn start_saying_to(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, Error> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
         let failed = |source| Error::Io { what: "start `shadowslice serve`".into(), source };

@@ -1,7 +1,7 @@
 //! What the host must offer before anything is served.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
-use tracing_subscriber::EnvFilter;
 
 use crate::backend::{
     self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
@@ -76,22 +75,6 @@ pub enum HostError {
     },
     #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
     RunDirTaken(PathBuf),
-}
-
-/// Logs to stderr: RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
-pub fn init_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    // A failure to write the log is not reported: it could only go to stderr as well, and the
-    // attempt would panic.
-    let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-    let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
-    // An error means that there is a log already.
-    if json {
-        log.json().try_init().ok()
-    } else {
-        log.try_init().ok()
-    };
 }
 
 /// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod pipeline;
+pub mod pulse;
 pub mod repository;
 pub mod router;
 pub mod trace;

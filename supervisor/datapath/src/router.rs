@@ -9,12 +9,14 @@ use parking_lot::RwLock;
 use tokio::sync::{mpsc, watch};
 
 use crate::pipeline::Pipeline;
+use crate::pulse::Pulse;
 
 /// The models that requests can reach now. Models come and go: [`Router::set`] changes all at once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Router {
     models: RwLock<HashMap<String, Route>>,
     changed: watch::Sender<()>,
+    pulse: Pulse,
 }
 
 /// The way to one model, held by a request from before it is checked until it is answered. A model
@@ -54,6 +56,10 @@ impl Deref for Route {
 }
 
 impl Router {
+    pub fn new(pulse: Pulse) -> Self {
+        Self { models: RwLock::default(), changed: watch::Sender::default(), pulse }
+    }
+
     pub fn set(&self, models: HashMap<String, Route>) {
         let before = std::mem::replace(&mut *self.models.write(), models);
         // Not under the lock.
@@ -78,8 +84,9 @@ impl Router {
         self.changed.subscribe()
     }
 
+    /// All models serve, and the control thread would replace a worker that dies.
     pub fn ready(&self) -> bool {
-        self.models.read().values().all(|model| model.pipeline.ready().is_ok())
+        self.pulse.moves() && self.models.read().values().all(|model| model.pipeline.ready().is_ok())
     }
 }
 
@@ -116,7 +123,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_has_gone_when_its_last_request_has() {
-        let router = Router::default();
+        let router = Router::new(Pulse::new(Clock::start()));
         let (route, mut guests) = Route::to(pipeline());
         router.set(HashMap::from([("m".to_owned(), route)]));
         let guest = router.model("m").unwrap();

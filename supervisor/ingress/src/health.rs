@@ -142,12 +142,13 @@ mod tests {
     use super::*;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
+    use shadowslice_datapath::pulse::Pulse;
     use shadowslice_datapath::repository::Repository;
-    use shadowslice_datapath::router::Route;
+    use shadowslice_datapath::router::{Route, Router};
 
     fn front() -> Arc<Frontend> {
         Arc::new(Frontend {
-            router: Arc::default(),
+            router: Arc::new(Router::new(Pulse::new(Clock::start()))),
             repository: Arc::new(Repository::new(Vec::new, None)),
             tracer: None,
             in_flight: Semaphore::new(1),

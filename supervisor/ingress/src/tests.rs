@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 use super::*;
 use shadowslice_config::Address;
+use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::pulse::Pulse;
 
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -39,7 +41,7 @@ impl Server {
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
         let (stop, stopped) = watch::channel(false);
         let running = tokio::spawn(ingress.run(
-            Arc::default(),
+            Arc::new(Router::new(Pulse::new(Clock::start()))),
             Arc::new(Repository::new(Vec::new, None)),
             None,
             stopped,

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod doctor;
+pub mod log;
 pub mod machine;
 pub mod metrics;
 pub mod otlp;

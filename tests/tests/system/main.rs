@@ -2,6 +2,7 @@
 
 mod adaptive;
 mod batching;
+mod blocked;
 mod broken;
 mod collector;
 mod crash;

@@ -27,7 +27,7 @@ async fn scraped(execution_ms: f64, more: &str) -> Result<Server, Error> {
     Server::ready(home).await
 }
 
-async fn scrape(server: &Server, socket: &str) -> Result<Metrics, String> {
+pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, String> {
     let answer = http(&server.home().run_dir().join(socket), "GET", "/metrics").await;
     let Answer { head, body } = answer.map_err(|error| error.to_string())?;
     let kind = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";

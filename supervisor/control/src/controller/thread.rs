@@ -5,6 +5,8 @@ use std::io;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+use shadowslice_datapath::pulse::{BEAT_EVERY, Pulse};
+
 use super::events::{Controller, Inbox};
 use super::{Order, Planner};
 
@@ -29,7 +31,7 @@ pub struct ControlThread {
 }
 
 impl ControlThread {
-    pub fn start(planner: Option<Planner>) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
+    pub fn start(planner: Option<Planner>, pulse: Pulse) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (hire, hired) = mpsc::channel(WAITING);
         let (stop, stopped) = watch::channel(false);
@@ -43,8 +45,16 @@ impl ControlThread {
                         None => std::future::pending().await,
                     }
                 };
+                let beating = async {
+                    let mut beat = tokio::time::interval(BEAT_EVERY);
+                    loop {
+                        beat.tick().await;
+                        pulse.beat();
+                    }
+                };
                 tokio::select! {
                     () = run(hired, stopped) => {}
+                    () = beating => {}
                     _ = cut_short => {}
                     () = planning => {}
                 }

@@ -32,8 +32,8 @@ impl Registry {
         let failed = |why: String| WishRefused::Failed(name.to_owned(), why);
         let whole = self.config();
         let (model, changes) = (name.to_owned(), json.unwrap_or("{}").to_owned());
-        let read = tokio::task::spawn_blocking(move || config::changed_model(&whole, &model, &changes)).await;
-        let new = read.map_err(|error| failed(error.to_string()))?.map_err(WishRefused::Invalid)?;
+        let read = self.files.read(move || config::changed_model(&whole, &model, &changes)).await;
+        let new = read.map_err(failed)?.map_err(WishRefused::Invalid)?;
         if let Some(why) = new.broken {
             return Err(failed(why));
         }

@@ -12,6 +12,7 @@
 //! and goes. So requests of the old form meet workers of the old form, and nothing that is queued
 //! moves.
 
+mod files;
 mod instance;
 mod load;
 mod plan;

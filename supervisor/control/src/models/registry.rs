@@ -9,6 +9,7 @@ use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
 use super::plan::{self, Change};
 use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
@@ -30,6 +31,7 @@ pub struct Shown {
 #[derive(Debug)]
 pub struct Registry {
     pub(super) file: PathBuf,
+    pub(super) files: Files,
     /// The configuration in force, but for the models.
     config: Config,
     entries: Vec<Entry>,
@@ -75,7 +77,8 @@ impl Registry {
     ) -> Result<Self, MakeError> {
         let shares = first_shares(&config.controller, &factory.context.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
-        let mut registry = Self { file, config: config.clone(), entries, factory, shown };
+        let mut registry =
+            Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
             let model = Arc::new(model.clone());
             let now = Box::new(registry.factory.make(Arc::clone(&model), share, false).await?);

@@ -22,8 +22,8 @@ impl Registry {
 
     async fn read(&mut self) -> Result<(Config, Plan), ReloadRefused> {
         let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || config::load_here(&file)).await;
-        let read = read.map_err(|error| ReloadRefused::Impossible(errors::chain(&error)))?;
+        let read = self.files.read(move || config::load_here(&file)).await;
+        let read = read.map_err(ReloadRefused::Impossible)?;
         let config = read.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
         if !config.file_faults.is_empty() {
             return Err(ReloadRefused::Faulty(Listing(&config.file_faults).to_string()));

@@ -4,6 +4,7 @@ mod boot;
 mod priority;
 mod reference;
 mod rendezvous;
+mod says;
 mod spawn;
 mod weights;
 mod worker;

@@ -27,6 +27,7 @@ use super::boot::{self, Boot};
 use super::priority;
 use super::reference::ReferenceFile;
 use super::rendezvous;
+use super::says;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
 use crate::backend::{Grant, NO_TELEMETRY, inherited_settings};
@@ -53,7 +54,11 @@ pub enum SpawnError {
     Socket(#[source] io::Error),
     #[error("no response slab can be made")]
     Slab(#[source] SlabError),
-    #[error("{program} cannot be started; it belongs beside the supervisor's binary")]
+    #[error("there is no {0}; it belongs beside the supervisor's binary")]
+    NoProgram(PathBuf),
+    #[error("no pipe can be made; raise the limit on open files")]
+    Pipe(#[source] io::Error),
+    #[error("{program} cannot be started")]
     Process {
         program: PathBuf,
         #[source]
@@ -174,10 +179,13 @@ impl Worker {
         files.extend(
             their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
         );
+        let (said, saying) = says::pipe().map_err(SpawnError::Pipe)?;
+        files.push(Inherited { number: STDERR, file: saying.as_fd() });
         let spawned = Instant::now();
         let child = start(&launch, &name, &files)?;
-        drop(theirs);
+        drop((theirs, saying));
         let pid = child.pid();
+        tokio::spawn(says::log(said, launch.assignment.model.clone(), pid));
         settle(&launch, pid);
 
         let (kill, killed) = mpsc::channel(1);
@@ -271,8 +279,12 @@ impl Worker {
 }
 
 fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    spawn(launch.program, &["--boot", server], &environment(&launch.grant), files)
-        .map_err(|source| SpawnError::Process { program: launch.program.to_owned(), source })
+    spawn(launch.program, &["--boot", server], &environment(&launch.grant), files).map_err(|source| {
+        match source.kind() {
+            io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
+            _ => SpawnError::Process { program: launch.program.to_owned(), source },
+        }
+    })
 }
 
 /// The supervisor's environment without its MPS variables, plus those of the worker's grant.
@@ -302,6 +314,9 @@ fn settle(launch: &Launch<'_>, pid: i32) {
         tracing::warn!(pid, cpus = ?launch.cpus, %error, "a worker cannot be pinned to its cores");
     }
 }
+
+/// The number of standard error.
+const STDERR: i32 = 2;
 
 /// How long the boot thread may take to notice that its worker is dead.
 const BOOT_ENDS: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
 
@@ -14,19 +15,30 @@ pub enum AskError {
     Connect(PathBuf, #[source] io::Error),
     #[error("the supervisor did not answer; its log says why")]
     Talk(#[source] io::Error),
+    #[error("the supervisor did not answer within {} s; it stands still, or its host does", ANSWERED_WITHIN.as_secs())]
+    TooLate,
     #[error("the supervisor's answer could not be understood; are both binaries from one build?")]
     Understand(#[source] serde_json::Error),
 }
 
-/// Waits for the answer: a hand-over's for as long as that takes.
+/// How long an answer may take for which nothing else is waited.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Waits for the answer: a change's for as long as that takes.
 pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
     let socket = run_dir.join(SOCKET);
     let mut stream = UnixStream::connect(&socket).map_err(|error| AskError::Connect(socket, error))?;
     let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
     line.push(b'\n');
     stream.write_all(&line).map_err(AskError::Talk)?;
+    let limit = matches!(ask, Ask::Status | Ask::Plan).then_some(ANSWERED_WITHIN);
+    stream.set_read_timeout(limit).map_err(AskError::Talk)?;
     let mut answer = String::new();
-    BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer).map_err(AskError::Talk)?;
+    let read = BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer);
+    read.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => AskError::TooLate,
+        _ => AskError::Talk(error),
+    })?;
     if answer.is_empty() {
         return Err(AskError::Talk(io::ErrorKind::UnexpectedEof.into()));
     }

@@ -27,13 +27,21 @@ pub struct Policy {
     pub took: LatencyHistogram,
 }
 
+/// What is measured of the supervisor, and of its host.
+#[derive(Debug, Clone, Copy)]
+pub struct Own {
+    /// Lines of the log that found no room.
+    pub log_dropped: u64,
+    pub machine: MachineUsage,
+}
+
 /// The supervisor's own metrics come before Triton's.
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,
     traces: Option<Counts>,
     gpus: &[GpuStatus],
-    machine: MachineUsage,
+    own: Own,
 ) -> String {
     let mut text = String::new();
     write_all(&mut text, table::MODELS, models, |model| {
@@ -45,7 +53,8 @@ pub fn render(
     let traces = traces.map(|counts| counts.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
     write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
-    triton::write(&mut text, models, gpus, machine);
+    write_all(&mut text, table::OWN, &[own], |_| String::new());
+    triton::write(&mut text, models, gpus, own.machine);
     text
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::text::{Metric, Sample, counter, gauge, histogram};
-use super::{ModelMetrics, Policy};
+use super::{ModelMetrics, Own, Policy};
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::LatencyHistogram;
@@ -178,6 +178,12 @@ pub(super) const POLICY: &[Metric<Policy>] =
     &[histogram("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
         latencies(&policy.took)
     })];
+
+pub(super) const OWN: &[Metric<Own>] = &[counter(
+    "shadowslice_log_lines_dropped_total",
+    "Lines of the log that were dropped as its reader was too slow.",
+    |own| one(own.log_dropped as f64),
+)];
 
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     "shadowslice_trace_spans_total",

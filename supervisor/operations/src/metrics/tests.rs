@@ -10,7 +10,7 @@ use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
 use shadowslice_datapath::pipeline::Durations;
 
-const NO_MACHINE: MachineUsage = MachineUsage { cpu_busy: None, memory: None };
+const NOTHING: Own = Own { log_dropped: 0, machine: MachineUsage { cpu_busy: None, memory: None } };
 
 fn model(name: &str) -> ModelMetrics {
     let requests = serde_json::from_value(json!({
@@ -65,7 +65,7 @@ fn has(text: &str, line: &str) {
 
 #[test]
 fn says_what_the_status_says() {
-    let text = render(&[model("m")], None, None, &[], NO_MACHINE);
+    let text = render(&[model("m")], None, None, &[], NOTHING);
     for (name, value) in [
         ("model_ready", "1"),
         ("share_ratio", "0.29"),
@@ -98,15 +98,16 @@ fn says_what_the_status_says() {
 #[test]
 fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     let mut model = model("m");
-    let text = render(std::slice::from_ref(&model), None, None, &[], NO_MACHINE);
+    let text = render(std::slice::from_ref(&model), None, None, &[], NOTHING);
     assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
     (model.status.wanted_percent, model.status.held) = (Some(40), true);
     model.changes.by_hand.completed = 2;
     model.changes.by_policy.refused = 3;
     model.changes.by_hand.effect.record(Duration::from_millis(900));
-    let text = render(&[model], Some(&policy()), None, &[], NO_MACHINE);
+    let text = render(&[model], Some(&policy()), None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
+    has(&text, "shadowslice_log_lines_dropped_total 0");
     has(&text, &format!("shadowslice_share_held{{{own}}} 1"));
     let counted = "shadowslice_repartitions_total";
     has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
@@ -119,9 +120,9 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
 #[test]
 fn traces_are_counted_where_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
-    assert!(!render(&[model("m")], None, None, &[], NO_MACHINE).contains(name));
+    assert!(!render(&[model("m")], None, None, &[], NOTHING).contains(name));
     let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
-    let text = render(&[], None, Some(counted), &[], NO_MACHINE);
+    let text = render(&[], None, Some(counted), &[], NOTHING);
     for (outcome, spans) in [("exported", 5), ("queue_full", 1), ("unsent", 2), ("rejected", 3)] {
         has(&text, &format!("{name}outcome=\"{outcome}\"}} {spans}"));
     }
@@ -132,10 +133,7 @@ fn only_a_model_that_serves_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
-        has(
-            &render(&[model], None, None, &[], NO_MACHINE),
-            "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0",
-        );
+        has(&render(&[model], None, None, &[], NOTHING), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
@@ -164,7 +162,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
             stall_total_us: 13.0,
         }),
     };
-    let text = render(std::slice::from_ref(&model), None, None, &[], NO_MACHINE);
+    let text = render(std::slice::from_ref(&model), None, None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
@@ -175,7 +173,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     assert!(!text.contains("effect_seconds{"), "{text}");
     model.status.handovers.last.as_mut().unwrap().effect_ms = Some(1500.0);
     has(
-        &render(&[model], None, None, &[], NO_MACHINE),
+        &render(&[model], None, None, &[], NOTHING),
         &format!("shadowslice_handover_last_effect_seconds{{{own}}} 1.5"),
     );
 }
@@ -186,7 +184,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     for ms in [1, 20, 60_000] {
         model.totals.latency.record(Duration::from_millis(ms));
     }
-    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let text = render(&[model], None, None, &[], NOTHING);
     let name = "shadowslice_request_latency_seconds";
     for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
         has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
@@ -197,7 +195,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 
 #[test]
 fn a_models_name_cannot_break_out_of_its_quotes() {
-    let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], NO_MACHINE);
+    let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], NOTHING);
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
@@ -222,7 +220,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
     model.status.workers = Vec::from(leaving);
     model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
-    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let text = render(&[model], None, None, &[], NOTHING);
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
@@ -257,7 +255,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         why: None,
         nvml,
     };
-    let text = render(&[], None, None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], NO_MACHINE);
+    let text = render(&[], None, None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], NOTHING);
     for (name, value) in
         [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
     {
@@ -278,9 +276,10 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
     assert_eq!(text.matches("gpu_uuid=").count(), 6, "{text}");
     (nvml.memory, nvml.utilisation_percent) = (None, None);
     (nvml.power_mw, nvml.power_limit_mw, nvml.energy_mj) = (None, None, None);
-    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], NO_MACHINE);
+    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], NOTHING);
     let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"]);
+    let always = "shadowslice_log_lines_dropped_total 0";
+    assert_eq!(values, ["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4", always]);
 }
 
 #[test]
@@ -290,7 +289,7 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
         executed(&mut model, rows, Duration::from_millis(ms));
     }
     model.totals.queue_wait.record(Duration::from_micros(60));
-    let text = render(&[model], None, None, &[], NO_MACHINE);
+    let text = render(&[model], None, None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     for (bound, count) in [("1", 1), ("2", 1), ("4", 2), ("8", 3), ("1024", 3), ("+Inf", 3)] {
         has(&text, &format!("shadowslice_batch_rows_bucket{{{own},le=\"{bound}\"}} {count}"));
@@ -306,7 +305,7 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 #[test]
 fn slack_is_told_once_something_was_answered_and_may_be_negative() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NO_MACHINE);
+    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NOTHING);
     assert!(!told(&model).contains("slack_ratio{"));
     model.status.slo.slack = Some(-0.5);
     has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
@@ -328,7 +327,13 @@ fn tritons_metrics_say_the_same_under_its_names() {
         compute_output: Duration::from_nanos(7_900),
     };
     let memory = Some(MachineMemory { total: 4096, used: 1024 });
-    let text = render(&[model], None, None, &[], MachineUsage { cpu_busy: Some(0.25), memory });
+    let text = render(
+        &[model],
+        None,
+        None,
+        &[],
+        Own { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
+    );
     for (name, value) in [
         ("request_success", "4"),
         ("count", "10"),
@@ -357,13 +362,13 @@ fn all() -> Vec<(&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
     }
     let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
-    let ours = ours.chain(of(table::TRACES));
+    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN));
     ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
 }
 
 #[test]
 fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], NO_MACHINE);
+    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], NOTHING);
     let mut seen = BTreeSet::new();
     let mut current = "";
     for line in text.lines() {

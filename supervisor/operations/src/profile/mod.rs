@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use shadowslice_config as config;
 
+use crate::log::Log;
 use bench::{Bench, BenchError, Column};
 pub use options::Options;
 use shadowslice_config::{Config, Model};
@@ -74,8 +75,10 @@ impl ProfileError {
 
 /// Returns the exit code.
 pub fn run(options: &Options) -> u8 {
-    host::init_logging();
-    measure(options).unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
+    let log = Log::start();
+    let measured = measure(options);
+    log.end();
+    measured.unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
 }
 
 fn measure(options: &Options) -> Result<u8, ProfileError> {

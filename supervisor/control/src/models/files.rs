@@ -1,0 +1,75 @@
+//! Reading of files that may never be read: a pipe that no process writes to, a file system of
+//! which the server is gone.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
+
+/// How long reading may take.
+const WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// A read that took too long, and its thread with it.
+    stuck: Option<JoinHandle<()>>,
+}
+
+impl Files {
+    /// At most one read is left behind: until that ends, there is no other.
+    pub(super) async fn read<T: Send + 'static>(
+        &mut self,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, String> {
+        if self.stuck.as_ref().is_some_and(|stuck| !stuck.is_finished()) {
+            return Err(
+                "an earlier read has not ended yet; see to the file system that the files are on".to_owned()
+            );
+        }
+        let (tell, told) = oneshot::channel();
+        let reading = spawn_blocking(move || {
+            tell.send(read()).ok();
+        });
+        match timeout(WITHIN, told).await {
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(_)) => Err("reading broke off by a fault of this program; the log has it".to_owned()),
+            Err(_) => {
+                self.stuck = Some(reading);
+                Err(format!(
+                    "the files were not read within {} s; is one of them a pipe, or on a file system that does not answer?",
+                    WITHIN.as_secs()
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_read_may_be_left_behind_and_others_go_on_after_it() {
+        let mut files = Files::default();
+        assert_eq!(files.read(|| 1).await, Ok(1));
+        let (end, ended) = channel::<()>();
+        let read = files.read(move || ended.recv().is_err());
+        let (read, ()) = tokio::join!(read, tokio::time::advance(WITHIN * 2));
+        let why = read.unwrap_err();
+        assert!(why.contains("10 s"), "{why}");
+        assert!(files.read(|| 2).await.unwrap_err().contains("earlier"));
+        drop(end);
+        while !files.stuck.as_ref().unwrap().is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(files.read(|| 3).await, Ok(3));
+    }
+
+    #[tokio::test]
+    async fn a_read_that_panics_is_told() {
+        assert!(Files::default().read(|| panic!("here")).await.is_err());
+    }
+}

@@ -1,0 +1,56 @@
+//! Whether the control thread moves. Without it requests are still answered, but no worker that
+//! dies is replaced.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::Clock;
+
+/// How often the control thread says that it moves.
+pub const BEAT_EVERY: Duration = Duration::from_millis(500);
+
+/// After so long without a word it counts as standing still.
+pub const STILL_AFTER: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone)]
+pub struct Pulse {
+    clock: Clock,
+    /// In ms since the clock's origin.
+    last: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    /// It has moved just now.
+    pub fn new(clock: Clock) -> Self {
+        let pulse = Self { clock, last: Arc::default() };
+        pulse.beat();
+        pulse
+    }
+
+    pub fn beat(&self) {
+        self.last.store(self.now(), Ordering::Relaxed);
+    }
+
+    pub fn moves(&self) -> bool {
+        let still = Duration::from_millis(self.now().saturating_sub(self.last.load(Ordering::Relaxed)));
+        still < STILL_AFTER
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.now().since_origin().as_millis() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_stands_still_after_five_seconds_without_a_word() {
+        let pulse = Pulse { clock: Clock::started(Duration::from_secs(6)), last: Arc::default() };
+        assert!(!pulse.moves());
+        pulse.beat();
+        assert!(pulse.moves());
+    }
+}

@@ -1,0 +1,63 @@
+//! The log. It goes to standard error by way of a bounded queue: a reader that stops reading stops
+//! nothing but the log. Lines that find no room are dropped and counted.
+
+use std::io::{self, IsTerminal};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::EnvFilter;
+
+/// Lines that may wait for a reader.
+const WAITING: usize = 8192;
+
+/// How long the end waits for the reader of the last lines.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct Log {
+    writer: WorkerGuard,
+    dropped: ErrorCounter,
+}
+
+impl Log {
+    /// Once a process. RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
+    pub fn start() -> Self {
+        let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING);
+        let (queue, writer) = queue.finish(io::stderr());
+        let dropped = queue.error_counter();
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(queue).with_target(false);
+        // Internal errors would go to standard error at once, and wait for its reader.
+        let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
+        let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
+        // An error means that there is a log already.
+        if json {
+            log.json().try_init().ok()
+        } else {
+            log.try_init().ok()
+        };
+        // As the usual message would.
+        std::panic::set_hook(Box::new(|panic| tracing::error!("a thread panicked: {panic}")));
+        Self { writer, dropped }
+    }
+
+    /// Ends it once its lines were written. False if standard error has no reader for them: then
+    /// nothing more is to be written there.
+    pub fn end(self) -> bool {
+        let (done, flushed) = sync_channel(1);
+        // Without a reader the writer complains to standard error, and so never ends.
+        let flush = move || {
+            drop(self.writer);
+            done.send(()).ok();
+        };
+        let thread = std::thread::Builder::new().name("log-end".to_owned()).spawn(flush);
+        thread.is_ok() && flushed.recv_timeout(FLUSHED_WITHIN).is_ok()
+    }
+
+    /// Tells how many lines were dropped so far.
+    pub fn dropped(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        let dropped = self.dropped.clone();
+        move || dropped.dropped_lines() as u64
+    }
+}

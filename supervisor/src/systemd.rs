@@ -1,0 +1,34 @@
+//! Word to systemd, if it has started the supervisor: that it serves, that it moves, that it stops.
+
+use std::future::pending;
+
+use sd_notify::NotifyState;
+use shadowslice_datapath::pulse::Pulse;
+
+pub(crate) fn serving() {
+    say(NotifyState::Ready);
+}
+
+pub(crate) fn stopping() {
+    say(NotifyState::Stopping);
+}
+
+/// Feeds its watchdog, if there is one, while the control thread moves. That this runs shows that
+/// the data path does.
+pub(crate) async fn feed_watchdog(pulse: Pulse) {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return pending().await };
+    let mut turn = tokio::time::interval(limit / 3);
+    loop {
+        turn.tick().await;
+        if pulse.moves() {
+            say(NotifyState::Watchdog);
+        }
+    }
+}
+
+/// Without systemd nothing is said.
+fn say(word: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[word]) {
+        tracing::warn!(%error, "systemd is not told");
+    }
+}

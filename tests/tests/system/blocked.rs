@@ -1,0 +1,131 @@
+//! Where something outside does not go on, only what needs it waits.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::{mkfifo, pipe};
+use shadowslice_tests::home::Home;
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+use tokio::time::timeout;
+
+use crate::metrics::scrape;
+use crate::scene::{ask, echo, echo_case, one_echo};
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_works() {
+    let mut server = one_echo(1.0, "share: {initial: 50%}").await.unwrap();
+    let config = server.home().path().join("config.yaml");
+    let text = std::fs::read(&config).unwrap();
+    std::fs::remove_file(&config).unwrap();
+    mkfifo(&config, Mode::S_IRWXU).unwrap();
+    let reload = async || {
+        let output = server.home().run(&["reload"]).await.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, why) = reload().await;
+    assert!(code == Some(1) && why.contains("not read within 10 s"), "{why}");
+    let (code, why) = reload().await;
+    assert!(code == Some(1) && why.contains("earlier read"), "{why}");
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    // The read ends with the pipe's end.
+    drop(File::options().write(true).open(&config).unwrap());
+    std::fs::remove_file(&config).unwrap();
+    std::fs::write(&config, text).unwrap();
+    let ended = async { while reload().await.0 != Some(0) {} };
+    timeout(server.home().patience(), ended).await.unwrap();
+    server.wait_ready().await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn systemd_hears_that_it_serves_moves_and_stops() {
+    let mut home = Home::with_config(&format!(
+        "gpus: [{{device: emulated, sms: 132}}]\nmodels:\n  - {}\n",
+        echo("echo", "share: {initial: 50%}")
+    ))
+    .unwrap();
+    let path = home.path().join("notify.sock");
+    let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
+    home.set_env("NOTIFY_SOCKET", &path);
+    home.set_env("WATCHDOG_USEC", "300000");
+    let mut server = Server::start(home, None).unwrap();
+    server.wait_ready().await.unwrap();
+    let hear = async |wanted: &str| {
+        let mut said = [0; 256];
+        loop {
+            let length = timeout(Duration::from_secs(10), socket.recv(&mut said)).await.unwrap().unwrap();
+            if std::str::from_utf8(&said[..length]).unwrap().contains(wanted) {
+                break;
+            }
+        }
+    };
+    hear("READY=1").await;
+    hear("WATCHDOG=1").await;
+    hear("WATCHDOG=1").await;
+    let stopped = tokio::spawn(server.stop());
+    hear("STOPPING=1").await;
+    stopped.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_status_that_does_not_come_is_given_up() {
+    let home = Home::with_config("models: []").unwrap();
+    std::fs::create_dir_all(home.run_dir()).unwrap();
+    let _listens = UnixListener::bind(home.run_dir().join("control.sock")).unwrap();
+    let output = timeout(Duration::from_secs(30), home.run(&["status"])).await.unwrap().unwrap();
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(69) && why.contains("did not answer within 10 s"), "{why}");
+}
+
+/// A pipe into which nothing fits any more; its ends.
+fn full_pipe() -> io::Result<(OwnedFd, File)> {
+    let (unread, full) = pipe()?;
+    let mut full = File::from(full);
+    fcntl(&full, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    while full.write(&[b'-'; 4096]).is_ok() {}
+    while full.write(b"-").is_ok() {}
+    fcntl(&full, FcntlArg::F_SETFL(OFlag::empty()))?;
+    Ok((unread, full))
+}
+
+#[tokio::test]
+async fn a_log_that_is_not_read_stops_nothing_else() {
+    let (_unread, full) = full_pipe().unwrap();
+    let mut home = Home::with_config(&format!(
+        "listen: {{grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
+         gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodels:\n  - {}\n",
+        echo("echo", "share: {initial: 50%}")
+    ))
+    .unwrap();
+    home.set_env("RUST_LOG", "trace");
+    let mut server = Server::start_saying_to(home, None, full.into()).unwrap();
+    server.wait_ready().await.unwrap();
+    let mut dropped = 0.0;
+    for round in 0..4 {
+        let worker = server.model("echo").await.unwrap().workers[0].pid;
+        let [killed] = server.children()[..] else { panic!("one worker") };
+        assert_eq!(killed.pid, worker);
+        killed.signal(Signal::SIGKILL).unwrap();
+        let replaced = |model: &shadowslice_tests::status::Model| {
+            model.state == "ready" && model.workers.iter().all(|other| other.pid != worker)
+        };
+        server.wait_status("echo", "another worker", replaced).await.unwrap();
+        for _ in 0..400 {
+            assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right, "{round}");
+        }
+        dropped = scrape(&server, "metrics.sock")
+            .await
+            .unwrap()
+            .named("shadowslice_log_lines_dropped_total")
+            .unwrap();
+    }
+    assert!(dropped > 0.0, "more than the queue takes was logged");
+    timeout(Duration::from_secs(20), server.stop()).await.unwrap().unwrap();
+}
