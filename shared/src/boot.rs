@@ -1,10 +1,10 @@
-//! The wire of the boot: messages over `ipc-channel`, from a worker's first word to the moment it
-//! can serve.
+//! The wire of the boot: messages on a socket that the worker inherits, from its first word to the
+//! moment it can serve.
 //!
 //! ```text
 //! supervisor                         worker
-//!     │  spawn (server name, descriptors)
-//!     │◀── Hello {orders} ─────────────│  connected
+//!     │  spawn (descriptors)
+//!     │◀── Hello ─────────────────────│  connected
 //!     │─── Load(Assignment) ──────────▶│
 //!     │◀── Loaded {inputs, outputs} ───│  loaded
 //!     │─── Warm(WarmUp) ──────────────▶│
@@ -17,7 +17,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ipc_channel::ipc::IpcSender;
 use serde::{Deserialize, Serialize};
 
 use crate::groups::{Division, Groups};
@@ -26,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -39,6 +38,8 @@ pub mod descriptors {
     pub const POOL: i32 = 7;
     /// The socket for regions of weights; only there in workers that serve.
     pub const WEIGHTS: i32 = 8;
+    /// The socket of these messages, each a [frame](crate::frame).
+    pub const BOOT: i32 = 9;
 }
 
 /// Read by CUDA and by the emulated device alike.
@@ -48,7 +49,6 @@ pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub enum WorkerSays {
     Hello {
         protocol: u32,
-        orders: IpcSender<Order>,
     },
     Loaded(Loaded),
     /// Every batch size has run, and the answers were right (by a reference worker: were written).

@@ -8,6 +8,7 @@ pub mod boot;
 pub mod contention;
 pub mod errors;
 pub mod exit;
+pub mod frame;
 pub mod groups;
 pub mod ids;
 pub mod pool;

@@ -22,31 +22,34 @@ pub struct Descriptors {
 pub enum AdoptError {
     #[error("descriptor {0} was not passed to the worker")]
     Missing(RawFd),
-    #[error("the socket for batches cannot be made to wait")]
+    #[error("a socket cannot be made to wait")]
     Blocking(#[source] Errno),
     #[error("the inherited descriptors were adopted before")]
     Twice,
 }
 
-/// Once, and before the process opens any descriptor of its own, which could otherwise get the
+/// The socket of the boot, and the others. Once, and before the process opens any descriptor of its own, which could otherwise get the
 /// number of one that was not passed.
-pub fn adopt() -> Result<Descriptors, AdoptError> {
+pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {
         return Err(AdoptError::Twice);
     }
     let needed = |number| take(number).ok_or(AdoptError::Missing(number));
-    let batches = needed(number::BATCHES)?;
-    // The supervisor's end never waits, and a pair may have been made with that flag on both.
-    ioctl_fionbio(&batches, false).map_err(AdoptError::Blocking)?;
-    Ok(Descriptors {
+    let (boot, batches) = (needed(number::BOOT)?, needed(number::BATCHES)?);
+    // The supervisor's ends never wait, and a pair may have been made with that flag on both.
+    for socket in [&boot, &batches] {
+        ioctl_fionbio(socket, false).map_err(AdoptError::Blocking)?;
+    }
+    let descriptors = Descriptors {
         batches,
         requests: needed(number::REQUESTS)?,
         responses: needed(number::RESPONSES)?,
         reference: needed(number::REFERENCE)?,
         pool: take(number::POOL),
         weights: take(number::WEIGHTS),
-    })
+    };
+    Ok((boot, descriptors))
 }
 
 /// `None` if the descriptor is not open.

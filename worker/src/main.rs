@@ -16,7 +16,7 @@ const EX_UNAVAILABLE: u8 = 69;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
-        Some((flag, [server])) if flag == "--boot" => serve(server.clone()),
+        Some((flag, [])) if flag == "--boot" => serve(),
         Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(misused, find_out),
         _ => misused(),
     }
@@ -40,8 +40,8 @@ fn find_out(probe: Probe) -> ExitCode {
     }
 }
 
-fn serve(server: String) -> ExitCode {
-    match run(server) {
+fn serve() -> ExitCode {
+    match run() {
         // The supervisor is gone, so there is nothing to report.
         Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,
         // The supervisor was told why.
@@ -53,8 +53,8 @@ fn serve(server: String) -> ExitCode {
     }
 }
 
-fn run(server: String) -> Result<(), Fault> {
-    match Connected::to(server)?.load()?.warm()? {
+fn run() -> Result<(), Fault> {
+    match Connected::new()?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }

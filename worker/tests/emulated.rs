@@ -27,7 +27,7 @@ fn profile(sms: u32, ms: f64, start: Start) -> Profile {
 
 #[test]
 fn started_by_hand_it_says_who_starts_it() {
-    for arguments in [&[][..], &["--boot"], &["serve", "x"], &["--boot", "x", "y"]] {
+    for arguments in [&[][..], &["serve", "x"], &["--boot", "x"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         let said = String::from_utf8(output.stderr).unwrap();
@@ -36,12 +36,11 @@ fn started_by_hand_it_says_who_starts_it() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_reported() {
-    let nowhere = ["--boot", "/nowhere/at/all"];
-    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(nowhere).output().unwrap();
+fn without_a_supervisors_descriptors_it_says_so() {
+    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).arg("--boot").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: the supervisor cannot be reached: "), "{said}");
+    assert!(said.starts_with("error: this program has no channel to a supervisor"), "{said}");
 }
 
 #[test]
@@ -172,7 +171,6 @@ fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
             worker.load().unwrap();
         },
     ];
-    // One after the other, as the sockets that `ipc-channel` accepts leak into the next worker.
     for (phase, setup) in phases.into_iter().zip([slow(), slow(), Setup::new(echo())]) {
         let worker = Worker::start(setup, &reference_file());
         phase(&worker);
@@ -199,8 +197,8 @@ fn one_that_nobody_waits_for_proves_nothing() {
     let worker = Worker::start(Setup::new(echo()), &file);
     worker.load().unwrap();
     shutdown(worker.socket.as_raw_fd(), Shutdown::Write).unwrap();
-    worker.orders.send(Order::Warm(echo_warm_up())).unwrap();
-    assert!(worker.says.recv().is_err(), "it has not come to what it would refuse");
+    worker.order(Order::Warm(echo_warm_up()));
+    assert!(worker.says().is_err(), "it has not come to what it would refuse");
     assert!(worker.end().0.success());
 }
 

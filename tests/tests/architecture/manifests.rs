@@ -18,7 +18,7 @@ pub(crate) enum Dependencies {
 ///   simulator ─▶ config, policy, shared                          worker ─▶ shared
 /// ```
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
-    ("shared", Dependencies::Only(&["ipc-channel", "nix", "postcard", "rustix", "serde", "thiserror"])),
+    ("shared", Dependencies::Only(&["nix", "postcard", "rustix", "serde", "thiserror"])),
     ("worker", Dependencies::Without(&[OWN, &["tokio", "tracing"]], &["shadowslice-shared"])),
     ("supervisor/policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),
     (

@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::models_folder;
-use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::server::Server;
 
@@ -118,15 +118,34 @@ async fn without_a_server_the_commands_say_so() {
 }
 
 #[tokio::test]
-async fn a_temporary_directory_that_is_gone_costs_a_change_of_share_and_no_model() {
+async fn a_temporary_directory_that_is_gone_is_not_needed() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    let temporary = server.home().path().join("tmp");
-    std::fs::remove_dir_all(&temporary).unwrap();
-    let refused = server.resize("echo", 30).await.unwrap_err().to_string();
-    assert!(refused.contains("TMPDIR") && refused.contains(temporary.to_str().unwrap()), "{refused}");
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
-    std::fs::create_dir(&temporary).unwrap();
+    std::fs::remove_dir_all(server.home().path().join("tmp")).unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
+    let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
+    let real = beside("shadowslice-worker").unwrap();
+    let (count, real) = (home.path().join("count"), real.display().to_string());
+    // Lengths of 4 GiB, of the most that is taken and more than is sent; nothing; a message that is none.
+    let script = format!(
+        "echo >> {count}\ncase $(wc -l < {count}) in\n\
+         1) printf '\\377\\377\\377\\377nonsense' >&9; sleep 60 ;;\n\
+         2) printf '\\000\\000\\100\\000nonsense' >&9 ;;\n\
+         3) exec 9>&- ;;\n\
+         4) printf '\\004\\000\\000\\000\\377\\377\\377\\377' >&9; sleep 60 ;;\n\
+         *) exec {real} \"$@\" ;;\nesac",
+        count = count.display()
+    );
+    home.set_worker(&script).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    let log = server.log();
+    assert_eq!(log.matches("does not speak as agreed").count(), 2, "{log}");
     server.stop().await.unwrap();
 }
 

@@ -60,23 +60,6 @@ async fn an_emulated_configuration_needs_no_gpu() {
 }
 
 #[tokio::test]
-async fn a_temporary_directory_from_which_no_worker_can_be_started_is_a_fault() {
-    let home =
-        Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("echo", "share: {initial: 50%}")))
-            .unwrap();
-    let temporary = home.path().join("tmp");
-    let (code, found) = checks(&home, &["config.yaml"]).await.unwrap();
-    assert_eq!((code, found.level("temporary directory")), (Some(0), Some("ok")), "{found:?}");
-    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "it left something there");
-    fs::remove_dir(&temporary).unwrap();
-    let (code, found) = checks(&home, &["config.yaml"]).await.unwrap();
-    let check = found.of("temporary directory").unwrap();
-    assert_eq!((code, check.level.as_str()), (Some(69), "fault"), "{found:?}");
-    assert!(check.finding.contains(temporary.to_str().unwrap()), "{check:?}");
-    assert!(check.advice.as_ref().is_some_and(|advice| advice.contains("TMPDIR")), "{check:?}");
-}
-
-#[tokio::test]
 async fn without_a_gpu_it_says_so_and_what_works() {
     if Path::new("/dev/nvidiactl").try_exists().unwrap() {
         return;

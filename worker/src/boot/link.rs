@@ -1,18 +1,19 @@
 //! The boot channel to the supervisor.
 
-use ipc_channel::IpcError;
-use ipc_channel::ipc::{self, IpcReceiver, IpcSender};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
 use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
+use shadowslice_shared::frame;
 
 use crate::clock::HungUp;
 use crate::serve::ServeFault;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    #[error("the supervisor cannot be reached")]
-    Connect(#[source] std::io::Error),
-    #[error("a channel for the supervisor's orders cannot be made")]
-    Channel(#[source] std::io::Error),
+    #[error("this program has no channel to a supervisor; `shadowslice serve` starts it")]
+    Connect(#[source] crate::descriptors::AdoptError),
     #[error("the supervisor is gone")]
     SupervisorGone,
     #[error("the worker cannot go on")]
@@ -28,22 +29,17 @@ impl From<HungUp> for Fault {
 }
 
 #[derive(Debug)]
-pub(super) struct Link {
-    supervisor: IpcSender<WorkerSays>,
-    orders: IpcReceiver<Order>,
-}
+pub(super) struct Link(UnixStream);
 
 impl Link {
-    pub(super) fn connect(server: String) -> Result<Self, Fault> {
-        let supervisor = IpcSender::connect(server).map_err(Fault::Connect)?;
-        let (order_here, orders) = ipc::channel().map_err(Fault::Channel)?;
-        let link = Self { supervisor, orders };
-        link.say(WorkerSays::Hello { protocol: PROTOCOL, orders: order_here })?;
+    pub(super) fn open(socket: OwnedFd) -> Result<Self, Fault> {
+        let link = Self(socket.into());
+        link.say(WorkerSays::Hello { protocol: PROTOCOL })?;
         Ok(link)
     }
 
     pub(super) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
-        self.supervisor.send(word).map_err(|_| Fault::SupervisorGone)
+        frame::send(&self.0, &word).map_err(|_| Fault::SupervisorGone)
     }
 
     pub(super) fn refuse(&self, refusal: BootRefusal) -> Fault {
@@ -54,9 +50,9 @@ impl Link {
     }
 
     pub(super) fn order(&self) -> Result<Order, Fault> {
-        self.orders.recv().map_err(|fault| match fault {
-            IpcError::Disconnected | IpcError::Io(_) => Fault::SupervisorGone,
-            IpcError::SerializationError(_) => self.out_of_step(),
+        frame::receive(&self.0).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => self.out_of_step(),
+            _ => Fault::SupervisorGone,
         })
     }
 

@@ -36,11 +36,10 @@ pub struct Connected {
 }
 
 impl Connected {
-    pub fn to(server: String) -> Result<Self, Fault> {
-        let adopted = adopt();
-        let link = Link::connect(server)?;
-        let descriptors = adopted.map_err(|fault| link.refuse(BootRefusal::Setup(chain(&fault))))?;
-        Ok(Self { link, descriptors })
+    /// With the descriptors that the supervisor has passed to this process.
+    pub fn new() -> Result<Self, Fault> {
+        let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
+        Ok(Self { link: Link::open(boot)?, descriptors })
     }
 
     /// On an emulated device this takes at least as long as the assignment's profile says for

@@ -5,13 +5,14 @@
 pub mod onnx;
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{self, Child, ExitStatus, Stdio};
 
 use command_fds::{CommandFdExt, FdMapping};
-use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver, IpcSender};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use shadowslice_shared::batch::{
@@ -22,6 +23,7 @@ use shadowslice_shared::boot::{
     Assignment, BootRefusal, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned,
     ProvenPartitions, Provider, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
 };
+use shadowslice_shared::frame;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::pool::Pool;
 use shadowslice_shared::profile::Profile;
@@ -54,8 +56,7 @@ impl Setup {
 /// A started worker, and the supervisor's side of what it shares.
 pub struct Worker {
     pub child: Child,
-    pub says: IpcReceiver<WorkerSays>,
-    pub orders: IpcSender<Order>,
+    pub boot: UnixStream,
     pub socket: OwnedFd,
     pub requests: WritableSlab,
     pub responses: AnswerSlab,
@@ -71,7 +72,7 @@ pub fn reference_file() -> File {
 impl Worker {
     /// Starts a worker and takes its hello.
     pub fn start(setup: Setup, reference: &File) -> Self {
-        let (server, name) = IpcOneShotServer::<WorkerSays>::new().unwrap();
+        let (boot, their_boot) = UnixStream::pair().unwrap();
         let flags = SockFlag::SOCK_CLOEXEC;
         let (socket, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags | SockFlag::SOCK_NONBLOCK)
@@ -81,7 +82,7 @@ impl Worker {
         let responses = AnswerSlab::create("responses", SLOT_BYTES * IN_FLIGHT as u64).unwrap();
         let pool = Pool::create().unwrap();
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
-        command.args(["--boot", &name]).env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
+        command.arg("--boot").env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
         // As the supervisor does: ONNX Runtime would send telemetry from the moment it is loaded.
         command.env("ORT_DISABLE_TELEMETRY", "1");
         if let Some(share) = setup.share {
@@ -90,6 +91,7 @@ impl Worker {
         let copy = |file: &dyn AsFd| file.as_fd().try_clone_to_owned().unwrap();
         let mappings = vec![
             (theirs, descriptors::BATCHES),
+            (their_boot.into(), descriptors::BOOT),
             (copy(&requests), descriptors::REQUESTS),
             (copy(&responses), descriptors::RESPONSES),
             (copy(reference), descriptors::REFERENCE),
@@ -100,8 +102,8 @@ impl Worker {
         let child = command.spawn().unwrap();
         // The command holds the worker's end of the socket, which must be seen to close.
         drop(command);
-        let (says, hello) = server.accept().unwrap();
-        let WorkerSays::Hello { protocol: PROTOCOL, orders } = hello else { panic!("{hello:?}") };
+        let hello = frame::receive(&boot).unwrap();
+        let WorkerSays::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
         let assignment = Assignment {
             model: "test".into(),
             purpose: setup.purpose,
@@ -116,18 +118,28 @@ impl Worker {
             response_slot_bytes: SLOT_BYTES,
             partition: setup.partition,
         };
-        Self { child, says, orders, socket, requests, responses, pool, assignment }
+        Self { child, boot, socket, requests, responses, pool, assignment }
+    }
+
+    /// Gives it an order.
+    pub fn order(&self, order: Order) {
+        frame::send(&self.boot, &order).unwrap();
+    }
+
+    /// Waits for its next word.
+    pub fn says(&self) -> io::Result<WorkerSays> {
+        frame::receive(&self.boot)
     }
 
     /// Orders it to load its model.
     pub fn order_load(&self) {
-        self.orders.send(Order::Load(Box::new(self.assignment.clone()))).unwrap();
+        self.order(Order::Load(Box::new(self.assignment.clone())));
     }
 
     /// Has it load its model.
     pub fn load(&self) -> Result<Loaded, BootRefusal> {
         self.order_load();
-        match self.says.recv().unwrap() {
+        match self.says().unwrap() {
             WorkerSays::Loaded(loaded) => Ok(loaded),
             WorkerSays::Refused(refusal) => Err(refusal),
             other => panic!("{other:?}"),
@@ -136,8 +148,8 @@ impl Worker {
 
     /// Has it warm up; returns what it proved of partitions.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
-        self.orders.send(Order::Warm(warm_up)).unwrap();
-        match self.says.recv().unwrap() {
+        self.order(Order::Warm(warm_up));
+        match self.says().unwrap() {
             WorkerSays::Warmed(Warmed { times, partitions, .. }) => {
                 assert_eq!(times.is_empty(), self.assignment.purpose.is_reference());
                 Ok(partitions)
@@ -246,8 +258,8 @@ impl Worker {
 
     /// Closes all that a dead supervisor's kernel would, and waits for the worker's end.
     pub fn abandon(self) -> (ExitStatus, String) {
-        let Self { child, says, orders, socket, .. } = self;
-        drop((says, orders, socket));
+        let Self { child, boot, socket, .. } = self;
+        drop((boot, socket));
         ended(child)
     }
 

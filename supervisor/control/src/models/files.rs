@@ -47,7 +47,7 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::sync_channel;
 
     use super::*;
 
@@ -55,7 +55,7 @@ mod tests {
     async fn one_read_may_be_left_behind_and_others_go_on_after_it() {
         let mut files = Files::default();
         assert_eq!(files.read(|| 1).await, Ok(1));
-        let (end, ended) = channel::<()>();
+        let (end, ended) = sync_channel::<()>(1);
         let read = files.read(move || ended.recv().is_err());
         let (read, ()) = tokio::join!(read, tokio::time::advance(WITHIN * 2));
         let why = read.unwrap_err();

@@ -1,45 +1,49 @@
-//! The supervisor's side of a worker's boot, on a thread of its own, because `ipc-channel` blocks.
-//! Its waits have no time limit of their own: a controller that runs out of patience kills the
-//! worker, which ends them.
+//! The supervisor's side of a worker's boot. Its waits have no time limit of their own: a controller
+//! that runs out of patience kills the worker, which ends them.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::Receiver;
+use std::io;
+use std::os::fd::OwnedFd;
 
-use ipc_channel::ipc::{IpcOneShotServer, IpcReceiver};
+use serde::Serialize;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
 };
+use shadowslice_shared::frame;
 use shadowslice_shared::tensor::TensorSpec;
-use tokio::sync::{mpsc, oneshot};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
 use shadowslice_shared::ids::WorkerId;
 
 pub(super) struct Boot {
-    pub(super) server: IpcOneShotServer<WorkerSays>,
+    pub(super) socket: UnixStream,
     pub(super) worker: WorkerId,
     /// The assignment once it may load, or `None` when it never will.
-    pub(super) orders: Receiver<Option<Box<Assignment>>>,
-    /// Dropped when all has been reported.
-    pub(super) done: oneshot::Sender<()>,
+    pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
 }
 
+/// The supervisor's end of a boot's socket, and the worker's.
+pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((UnixStream::from_std(ours)?, theirs.into()))
+}
+
 /// Takes a worker from its hello to being warm, and reports each step.
-pub(super) fn run(boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
-    let Boot { server, worker, orders, admission, events, done } = boot;
-    // An error means that there is no controller to tell any more.
-    let tell = |said| events.blocking_send(WorkerEvent { worker, said }).unwrap_or(());
-    let said = match converse(server, &orders, admission.as_ref(), plan, tell) {
+pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
+    let said = match boot.converse(plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
-    tell(said);
-    drop(done);
+    boot.tell(said).await;
 }
 
 enum Ended {
@@ -47,52 +51,76 @@ enum Ended {
     Lost(String),
 }
 
-fn converse(
-    server: IpcOneShotServer<WorkerSays>,
-    orders: &Receiver<Option<Box<Assignment>>>,
-    admission: Option<&Admission>,
-    plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
-    tell: impl Fn(WorkerSaid),
-) -> Result<Warmed, Ended> {
-    let lost = |what: &str| Ended::Lost(format!("the worker ended {what}"));
-    let (words, hello) = server.accept().map_err(|_| lost("before it said hello"))?;
-    let sender = match hello {
-        WorkerSays::Hello { protocol: PROTOCOL, orders } => orders,
-        WorkerSays::Hello { protocol, .. } => {
-            let why = format!(
-                "it speaks protocol {protocol}, not {PROTOCOL}: install both binaries from one build"
-            );
-            return Err(Ended::Refused(BootRefusal::Setup(why)));
+impl Boot {
+    async fn converse(
+        &mut self,
+        plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
+    ) -> Result<Warmed, Ended> {
+        match self.next("before it said hello").await? {
+            WorkerSays::Hello { protocol: PROTOCOL } => {}
+            WorkerSays::Hello { protocol } => {
+                let why = format!(
+                    "it speaks protocol {protocol}, not {PROTOCOL}: install both binaries from one build"
+                );
+                return Err(Ended::Refused(BootRefusal::Setup(why)));
+            }
+            other => return Err(out_of_turn(&other)),
         }
-        WorkerSays::Refused(refusal) => return Err(Ended::Refused(refusal)),
-        other => return Err(out_of_turn(&other)),
-    };
-    tell(WorkerSaid::Connected);
-    let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
-    let assignment = orders.recv().ok().flatten().ok_or_else(unwanted)?;
-    sender.send(Order::Load(assignment)).map_err(|_| lost("when it was told to load"))?;
-    let loaded = match next(&words)? {
-        WorkerSays::Loaded(loaded) => loaded,
-        other => return Err(out_of_turn(&other)),
-    };
-    if let Some(admission) = admission {
-        admission.check(loaded.sms).map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?;
+        self.tell(WorkerSaid::Connected).await;
+        let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
+        let assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
+        self.order(&Order::Load(assignment), "when it was told to load").await?;
+        let loaded = match self.next("while it loaded").await? {
+            WorkerSays::Loaded(loaded) => loaded,
+            other => return Err(out_of_turn(&other)),
+        };
+        if let Some(admission) = self.admission.take() {
+            let sms = loaded.sms;
+            let checked = tokio::task::spawn_blocking(move || admission.check(sms).map(|()| admission));
+            let checked = checked.await.unwrap_or_else(|panic| Err(panic.to_string()));
+            self.admission = Some(checked.map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?);
+        }
+        let warm_up = plan(&loaded).map_err(Ended::Refused)?;
+        self.tell(WorkerSaid::Loaded(loaded)).await;
+        self.order(&Order::Warm(warm_up), "when it was told to warm up").await?;
+        match self.next("while it warmed up").await? {
+            WorkerSays::Warmed(warmed) => Ok(warmed),
+            other => Err(out_of_turn(&other)),
+        }
     }
-    let warm_up = plan(&loaded).map_err(Ended::Refused)?;
-    tell(WorkerSaid::Loaded(loaded));
-    sender.send(Order::Warm(warm_up)).map_err(|_| lost("when it was told to warm up"))?;
-    match next(&words)? {
-        WorkerSays::Warmed(warmed) => Ok(warmed),
-        other => Err(out_of_turn(&other)),
+
+    async fn order(&mut self, order: &impl Serialize, when: &str) -> Result<(), Ended> {
+        let frame = frame::encode(order).map_err(|error| Ended::Lost(error.to_string()))?;
+        self.socket.write_all(&frame).await.map_err(|_| lost(when))
+    }
+
+    async fn next(&mut self, when: &str) -> Result<WorkerSays, Ended> {
+        match self.receive().await {
+            Ok(WorkerSays::Refused(refusal)) => Err(Ended::Refused(refusal)),
+            Ok(said) => Ok(said),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(Ended::Refused(BootRefusal::Setup(format!("it does not speak as agreed: {error}"))))
+            }
+            Err(_) => Err(lost(when)),
+        }
+    }
+
+    async fn receive(&mut self) -> io::Result<WorkerSays> {
+        let mut head = [0; frame::HEAD];
+        self.socket.read_exact(&mut head).await?;
+        let mut bytes = vec![0; frame::length(head)?];
+        self.socket.read_exact(&mut bytes).await?;
+        frame::decode(&bytes)
+    }
+
+    async fn tell(&self, said: WorkerSaid) {
+        // An error means that there is no controller to tell any more.
+        self.events.send(WorkerEvent { worker: self.worker, said }).await.ok();
     }
 }
 
-fn next(words: &IpcReceiver<WorkerSays>) -> Result<WorkerSays, Ended> {
-    match words.recv() {
-        Ok(WorkerSays::Refused(refusal)) => Err(Ended::Refused(refusal)),
-        Ok(said) => Ok(said),
-        Err(_) => Err(Ended::Lost("the worker ended while it loaded or warmed up".to_owned())),
-    }
+fn lost(when: &str) -> Ended {
+    Ended::Lost(format!("the worker ended {when}"))
 }
 
 fn out_of_turn(said: &WorkerSays) -> Ended {

@@ -3,7 +3,6 @@
 mod boot;
 mod priority;
 mod reference;
-mod rendezvous;
 mod says;
 mod spawn;
 mod weights;
@@ -12,7 +11,6 @@ mod worker;
 pub use boot::plan_warm_up;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
-pub use rendezvous::temporary_folder;
 
 pub use spawn::Inherited;
 pub(crate) use spawn::close_on_exec;

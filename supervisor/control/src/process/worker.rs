@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
@@ -21,12 +19,12 @@ use shadowslice_shared::boot::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms, ms};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot};
 use super::priority;
 use super::reference::ReferenceFile;
-use super::rendezvous;
 use super::says;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
@@ -36,20 +34,6 @@ use shadowslice_shared::ids::WorkerId;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    #[error(
-        "nothing can be made in the temporary directory {folder}; make room there, or set TMPDIR to another and restart"
-    )]
-    Temporary {
-        folder: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error(
-        "the temporary directory's path, {folder}, is {excess} bytes too long for a socket in it; set TMPDIR to a shorter one and restart"
-    )]
-    TemporaryTooLong { folder: PathBuf, excess: usize },
-    #[error("no boot channel can be made; raise the limit on open files")]
-    Channel(#[source] io::Error),
     #[error("no socket pair can be made; raise the limit on open files")]
     Socket(#[source] io::Error),
     #[error("no response slab can be made")]
@@ -64,8 +48,6 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    #[error("no thread can be started; raise the limit on processes")]
-    Thread(#[source] io::Error),
 }
 
 #[derive(Debug)]
@@ -126,7 +108,7 @@ pub struct Worker {
     pub memory: Option<DeviceMemory>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
-    boot: SyncSender<Option<Box<Assignment>>>,
+    boot: mpsc::Sender<Option<Box<Assignment>>>,
     assignment: Option<Box<Assignment>>,
     kill: mpsc::Sender<()>,
     lowered: bool,
@@ -155,7 +137,7 @@ impl Worker {
         mut launch: Launch<'_>,
         plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
-        let (server, name) = rendezvous::open()?;
+        let (boot_socket, their_boot) = boot::pair().map_err(SpawnError::Socket)?;
         let (socket, theirs) = {
             let _reactor = launch.data_path.enter();
             BatchSocket::pair().map_err(SpawnError::Socket)?
@@ -164,6 +146,7 @@ impl Worker {
         let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
         let mut files = vec![
+            Inherited { number: descriptors::BOOT, file: their_boot.as_fd() },
             Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
             Inherited { number: descriptors::REQUESTS, file: launch.requests },
             Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
@@ -182,8 +165,8 @@ impl Worker {
         let (said, saying) = says::pipe().map_err(SpawnError::Pipe)?;
         files.push(Inherited { number: STDERR, file: saying.as_fd() });
         let spawned = Instant::now();
-        let child = start(&launch, &name, &files)?;
-        drop((theirs, saying));
+        let child = start(&launch, &files)?;
+        drop((theirs, their_boot, saying));
         let pid = child.pid();
         tokio::spawn(says::log(said, launch.assignment.model.clone(), pid));
         settle(&launch, pid);
@@ -193,17 +176,12 @@ impl Worker {
         let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
         let events = launch.events.clone();
         // Room for the order to load, and for the order to end.
-        let (go, orders) = sync_channel(2);
-        let (done, boot_done) = oneshot::channel();
-        let booting = Booting { server: name, orders: go.clone(), done: boot_done };
+        let (go, orders) = mpsc::channel(2);
         let admission = launch.grant.admission(pid);
+        let boot = Boot { socket: boot_socket, worker: launch.id, orders, admission, events: launch.events };
+        let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
         let process = Process { child, pid, grant: launch.grant };
         tokio::spawn(watch(process, killed, booting, (launch.id, events)));
-        let boot = Boot { server, worker: launch.id, orders, done, admission, events: launch.events };
-        std::thread::Builder::new()
-            .name(format!("boot-{pid}"))
-            .spawn(move || boot::run(boot, plan))
-            .map_err(SpawnError::Thread)?;
         Ok(Self {
             id: launch.id,
             pid,
@@ -278,8 +256,8 @@ impl Worker {
     }
 }
 
-fn start(launch: &Launch<'_>, server: &str, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    spawn(launch.program, &["--boot", server], &environment(&launch.grant), files).map_err(|source| {
+fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
+    spawn(launch.program, &["--boot"], &environment(&launch.grant), files).map_err(|source| {
         match source.kind() {
             io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
             _ => SpawnError::Process { program: launch.program.to_owned(), source },
@@ -318,35 +296,23 @@ fn settle(launch: &Launch<'_>, pid: i32) {
 /// The number of standard error.
 const STDERR: i32 = 2;
 
-/// How long the boot thread may take to notice that its worker is dead.
+/// How long a boot may take to notice that its worker is dead.
 const BOOT_ENDS: Duration = Duration::from_secs(1);
 
 struct Booting {
-    server: String,
-    orders: SyncSender<Option<Box<Assignment>>>,
-    done: oneshot::Receiver<()>,
+    orders: mpsc::Sender<Option<Box<Assignment>>>,
+    task: JoinHandle<()>,
 }
 
 impl Booting {
-    /// Ends the thread's waits and waits for its last word, so that the exit comes after it.
-    async fn end(self) {
-        // If the worker never connected, its boot thread still waits for a connection: this one.
-        call_and_hang_up(&self.server);
-        // Full or closed: the thread has the order that it waits for.
+    /// Ends the boot's waits and waits for its last word, so that the exit comes after it.
+    async fn end(mut self) {
+        // Full or closed: it has the order that it waits for.
         self.orders.try_send(None).ok();
-        if tokio::time::timeout(BOOT_ENDS, self.done).await.is_err() {
-            tracing::warn!("a boot thread does not notice that its worker is dead");
+        if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
+            tracing::warn!("a boot does not notice that its worker is dead");
+            self.task.abort();
         }
-    }
-}
-
-/// Connects to a boot channel and sends nothing. `ipc-channel`'s own connect leaks its descriptor
-/// when no socket listens.
-fn call_and_hang_up(server: &str) {
-    let caller = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
-    if let (Ok(caller), Ok(address)) = (caller, UnixAddr::new(server)) {
-        // An error means that no socket listens.
-        connect(caller.as_raw_fd(), &address).ok();
     }
 }
 

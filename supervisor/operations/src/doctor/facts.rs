@@ -116,8 +116,6 @@ pub(super) struct System {
     /// Bytes of `/dev/shm`; `None` where there is none to write to.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
-    /// The directory from which workers are started.
-    pub(super) temporary: Result<PathBuf, Trouble>,
     pub(super) worker: Result<PathBuf, Trouble>,
 }
 

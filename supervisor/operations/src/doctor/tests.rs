@@ -61,7 +61,6 @@ fn h200() -> Facts {
             locked_memory: None,
             shared_memory: Some(1024 * MIB),
             run_dir: RunDir::Usable(PathBuf::from("/run/shadowslice")),
-            temporary: Ok(PathBuf::from("/tmp")),
             worker: Ok(PathBuf::from("/opt/bin/shadowslice-worker")),
         },
         engine: EngineFacts {
@@ -274,10 +273,6 @@ fn the_host_around_the_gpus() {
     assert_eq!(wrong(|facts| facts.system.run_dir = RunDir::Taken(path())), Vec::<String>::new());
     let unusable = RunDir::Unusable(path(), "read-only".to_owned());
     assert_eq!(wrong(|facts| facts.system.run_dir = unusable.clone()), ["fault run_dir"]);
-    assert_eq!(
-        wrong(|facts| facts.system.temporary = Err(trouble("it is full"))),
-        ["fault temporary directory"]
-    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::doctor::facts::{RunDir, System, Trouble};
 use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::host;
-use shadowslice_control::process::{may_raise_priority, temporary_folder};
+use shadowslice_control::process::may_raise_priority;
 
 /// The variables that CUDA and MPS read, besides all that begin with CUDA_MPS_.
 const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
@@ -31,7 +31,6 @@ pub(super) fn facts(config: Option<&Config>) -> System {
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
         run_dir: run_dir(config),
-        temporary: temporary_folder().map_err(|error| Trouble::of(&error)),
         worker: host::worker_program().map_err(|error| Trouble::of(&error)),
     }
 }

@@ -36,7 +36,6 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
         priority(system),
         open_files(system, need),
         run_dir(&system.run_dir),
-        Check::found("temporary directory", &system.temporary),
         Check::found("worker", &system.worker),
     ]
 }
