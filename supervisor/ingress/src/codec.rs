@@ -1,16 +1,39 @@
 //! gRPC messages, read with a bound on their memory: an empty tensor takes two bytes on the wire
-//! and some hundred bytes in memory, so a message within its limit could still need gigabytes.
+//! and some hundred bytes in memory, so a message within its limit could still need gigabytes. What
+//! takes long to read is read one at a time, away from the threads that serve connections.
 
 use std::marker::PhantomData;
 
+use parking_lot::Mutex;
 use prost::Message;
-use prost::encoding::{DecodeContext, decode_key, skip_field};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// The most fields of a message: tensors, their raw contents, parameters.
+/// The most fields of a message: tensors, their raw contents, and the parameters of all.
 const MAX_FIELDS: usize = 8192;
+
+/// The most values that are no packed numbers, such as strings; 24 bytes each at least.
+const MAX_VALUES: usize = 4 << 20;
+
+/// A message with more of them, or with more bytes of values, takes milliseconds to read.
+const QUICK: usize = 16_384;
+const QUICK_BYTES: usize = 1 << 20;
+
+/// The numbers of a request's inputs and outputs, and of an input's values.
+const INPUT: u32 = 5;
+const OUTPUT: u32 = 6;
+const VALUES: u32 = 5;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Does long work with no other such work at the same time.
+pub(crate) fn in_turn<T>(work: impl FnOnce() -> T) -> T {
+    let _turn = TURN.lock();
+    work()
+}
 
 /// `tonic-prost`'s codec with that bound.
 #[derive(Debug)]
@@ -50,12 +73,14 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // A message lies in one piece, as tonic has gathered it.
-        if fields(bytes::Buf::chunk(buffer)) > MAX_FIELDS {
-            return Err(Status::invalid_argument(format!(
-                "the message has more than {MAX_FIELDS} tensors and parameters"
-            )));
+        let Count { fields, values, bytes } = Count::of(bytes::Buf::chunk(buffer), QUICK);
+        if fields > MAX_FIELDS {
+            return too_many(MAX_FIELDS, "tensors and parameters");
         }
-        self.0.decode(buffer)
+        if values <= QUICK && bytes <= QUICK_BYTES {
+            return self.read(buffer);
+        }
+        block_in_place(|| in_turn(|| self.read_many(buffer)))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
@@ -63,24 +88,88 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     }
 }
 
-/// Counts a message's fields, little further than the bound, and up to the first malformed one.
-fn fields(mut message: &[u8]) -> usize {
-    let mut fields = 0;
-    while !message.is_empty() && fields <= MAX_FIELDS {
-        let skipped = decode_key(&mut message)
-            .and_then(|(tag, kind)| skip_field(kind, tag, &mut message, DecodeContext::default()));
-        if skipped.is_err() {
-            break;
+impl<U: Message + Default> BoundedDecoder<U> {
+    fn read_many(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let Count { fields, values, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
+        if fields > MAX_FIELDS {
+            return too_many(MAX_FIELDS, "tensors and parameters");
         }
-        fields += 1;
+        if values > MAX_VALUES {
+            return too_many(MAX_VALUES, "values; give them as raw_input_contents");
+        }
+        self.read(buffer)
     }
-    fields
+
+    fn read(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // `tonic-prost` calls it the server's fault.
+        let malformed = |fault: Status| {
+            Status::invalid_argument(format!("the message is malformed: {}", fault.message()))
+        };
+        self.0.decode(buffer).map_err(malformed)
+    }
+}
+
+fn too_many<T>(most: usize, what: &str) -> Result<T, Status> {
+    Err(Status::invalid_argument(format!("the message has more than {most} {what}")))
+}
+
+/// What a message has, counted little further than the bounds, and up to what is malformed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    fields: usize,
+    values: usize,
+    /// Of the values.
+    bytes: usize,
+}
+
+impl Count {
+    /// Values are counted up to `most` of them.
+    fn of(message: &[u8], most: usize) -> Self {
+        let mut count = Self::default();
+        each_field(message, |tag, tensor| {
+            count.fields += 1;
+            if matches!(tag, INPUT | OUTPUT) {
+                each_field(tensor, |tag, inner| {
+                    if tag == VALUES {
+                        count.bytes += inner.len();
+                        each_field(inner, |_, _| {
+                            count.values += 1;
+                            count.values <= most
+                        });
+                    } else {
+                        count.fields += 1;
+                    }
+                    count.fields <= MAX_FIELDS && count.values <= most
+                });
+            }
+            count.fields <= MAX_FIELDS && count.values <= most
+        });
+        count
+    }
+}
+
+/// Until `more` says no: a field's number, and its content if that is no plain number.
+fn each_field(mut message: &[u8], mut more: impl FnMut(u32, &[u8]) -> bool) {
+    while !message.is_empty() {
+        let Ok((tag, kind)) = decode_key(&mut message) else { return };
+        let mut content: &[u8] = &[];
+        if kind == WireType::LengthDelimited {
+            let mut behind = message;
+            let length = decode_varint(&mut behind).ok().and_then(|length| usize::try_from(length).ok());
+            let Some(found) = length.and_then(|length| behind.get(..length)) else { return };
+            content = found;
+        }
+        if skip_field(kind, tag, &mut message, DecodeContext::default()).is_err() || !more(tag, content) {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::ModelInferRequest;
+    use crate::proto::model_infer_request::InferInputTensor;
+    use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest};
 
     #[test]
     fn fields_are_counted_whatever_their_size() {
@@ -90,9 +179,29 @@ mod tests {
             raw_input_contents: vec![vec![7; 1000].into(), Default::default()],
             ..Default::default()
         };
-        assert_eq!(fields(&request.encode_to_vec()), 6);
-        assert_eq!(fields(b""), 0);
-        assert_eq!(fields(b"\x2a\x05abc"), 0);
-        assert_eq!(fields(&[0x2a, 0].repeat(100_000)), MAX_FIELDS + 1);
+        let count = |message: &[u8]| Count::of(message, MAX_VALUES);
+        assert_eq!(count(&request.encode_to_vec()), Count { fields: 6, values: 0, bytes: 0 });
+        assert_eq!(count(b""), Count::default());
+        assert_eq!(count(b"\x2a\x05abc"), Count::default());
+        assert_eq!(count(&[0x2a, 0].repeat(100_000)).fields, MAX_FIELDS + 1);
+    }
+
+    #[test]
+    fn what_lies_in_tensors_is_counted_too() {
+        let named = |number: usize| (number.to_string(), InferParameter::default());
+        let values = |bytes_contents| InferTensorContents { bytes_contents, ..Default::default() };
+        let input = |parameters, contents| {
+            let input = InferInputTensor { name: "x".into(), parameters, contents, ..Default::default() };
+            ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec()
+        };
+        let few = input((0..3).map(named).collect(), Some(values(vec![Default::default(); 5])));
+        assert_eq!(Count::of(&few, QUICK), Count { fields: 1 + 1 + 3, values: 5, bytes: 10 });
+        let many = input((0..MAX_FIELDS).map(named).collect(), None);
+        assert_eq!(Count::of(&many, MAX_VALUES).fields, MAX_FIELDS + 1);
+        let many = input(Default::default(), Some(values(vec![Default::default(); MAX_VALUES + 9])));
+        assert_eq!(Count::of(&many, MAX_VALUES).values, MAX_VALUES + 1);
+        let packed = InferTensorContents { fp32_contents: vec![1.0; 1000], ..Default::default() };
+        let Count { values, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
+        assert_eq!((values, bytes), (1, 4003));
     }
 }

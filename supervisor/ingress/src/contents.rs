@@ -18,6 +18,31 @@ const REGION: &str = "shared_memory_region";
 const OFFSET: &str = "shared_memory_offset";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 
+/// Values of a request that are turned into bytes within a millisecond.
+const QUICK: usize = 65_536;
+
+/// Whether a request's tensors are read at once.
+pub(super) fn is_quick(request: &ModelInferRequest) -> bool {
+    let contents = request.inputs.iter().filter_map(|input| input.contents.as_ref());
+    contents.map(values).sum::<usize>() <= QUICK
+}
+
+fn values(contents: &InferTensorContents) -> usize {
+    let InferTensorContents {
+        bool_contents,
+        int_contents,
+        int64_contents,
+        uint_contents,
+        uint64_contents,
+        fp32_contents,
+        fp64_contents,
+        bytes_contents,
+    } = contents;
+    let bytes: usize = bytes_contents.iter().map(|bytes| 1 + bytes.len() / 64).sum();
+    let small = bool_contents.len() + int_contents.len() + uint_contents.len() + fp32_contents.len();
+    small + int64_contents.len() + uint64_contents.len() + fp64_contents.len() + bytes
+}
+
 pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
     let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 
 use super::accept::Stream;
 use super::body::{Impatient, SHORT};
+use super::codec::in_turn;
 use super::health::Health;
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
@@ -37,7 +38,7 @@ use super::proto::{
     SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
     TraceSettingResponse,
 };
-use super::request_error::RequestError;
+use super::request_error::{RequestError, away};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced, unsupported};
@@ -205,7 +206,10 @@ impl Service {
             journal.found(&name);
         }
         let metadata = model::metadata(&pipeline, &name)?;
-        let request = contents::request(request)?;
+        let request = match contents::is_quick(&request) {
+            true => contents::request(request)?,
+            false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
+        };
         let id = request.id.clone();
         let outputs = model::infer(&self.0, &pipeline, &metadata, request, coming).await?;
         let mut response = ModelInferResponse {

@@ -83,7 +83,7 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
             Code::NotFound,
         ),
         ("ModelInfer", message(&infer), Code::NotFound),
-        ("ModelInfer", garbage, Code::Internal),
+        ("ModelInfer", garbage, Code::InvalidArgument),
         ("ModelInfer", announced, Code::OutOfRange),
         ("ModelInfer", message(&large), Code::OutOfRange),
         ("ModelInfer", Bytes::new(), Code::Internal),
