@@ -78,7 +78,7 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
     let program = host::worker_program().map_err(unfit)?;
-    let run_dir = RunDir::take(&config.run_dir).map_err(unfit)?;
+    let run_dir = RunDir::take(&config.run_dir).map_err(|error| unfit(error.into()))?;
     host::raise_file_limit();
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

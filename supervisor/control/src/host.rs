@@ -1,12 +1,9 @@
 //! What the host must offer before anything is served.
 
-use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
@@ -16,7 +13,8 @@ use crate::backend::{
     self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
-use shadowslice_config::{Config, CudaDevice, Engine, Gpu, PRIVATE, Partitioning};
+pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
+use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Partitioning};
 
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -67,14 +65,8 @@ pub enum HostError {
     Executable(#[source] io::Error),
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
     NoWorker(PathBuf),
-    #[error("the run directory {path} cannot be made; choose another as run_dir")]
-    RunDir {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
-    RunDirTaken(PathBuf),
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
 }
 
 /// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
@@ -233,44 +225,6 @@ pub fn connections(config: &Config) -> usize {
 fn affordable(configured: usize, own: u64, open_files: u64) -> usize {
     let left = open_files.saturating_sub(own).max(1);
     usize::try_from(left).map_or(configured, |left| configured.min(left))
-}
-
-/// The run directory, locked against a second supervisor.
-#[derive(Debug)]
-pub struct RunDir {
-    path: PathBuf,
-    _lock: Flock<File>,
-}
-
-impl RunDir {
-    pub fn take(path: &Path) -> Result<Self, HostError> {
-        let failed = |source| HostError::RunDir { path: path.to_owned(), source };
-        make_dir(path, 0o755).map_err(failed)?;
-        let private = path.join(PRIVATE);
-        make_dir(&private, 0o700).map_err(failed)?;
-        let file = File::create(private.join("lock")).map_err(failed)?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
-        let lock = lock.map_err(|_| HostError::RunDirTaken(path.to_owned()))?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The folder in it that is closed to others.
-    pub fn private(&self) -> PathBuf {
-        self.path.join(PRIVATE)
-    }
-}
-
-/// Makes a directory with this mode, whatever the umask; one that is there keeps its own.
-fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    DirBuilder::new().recursive(true).mode(mode).create(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
 }
 
 #[cfg(test)]

@@ -6,3 +6,4 @@ pub mod host;
 pub mod models;
 pub mod nvml;
 pub mod process;
+mod run_dir;

@@ -127,6 +127,17 @@ async fn a_temporary_directory_that_is_gone_is_not_needed() {
 }
 
 #[tokio::test]
+async fn a_run_directory_that_is_a_link_is_refused_and_nothing_behind_it_changes() {
+    let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
+    let elsewhere = home.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, home.run_dir()).unwrap();
+    let (code, why) = refused(&home).await.unwrap();
+    assert!(code == Some(69) && why.contains("is a link"), "{why}");
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let real = beside("shadowslice-worker").unwrap();

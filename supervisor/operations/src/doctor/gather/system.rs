@@ -14,6 +14,7 @@ use crate::doctor::facts::{RunDir, System, Trouble};
 use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::host;
+use shadowslice_control::host::unsafe_because;
 use shadowslice_control::process::may_raise_priority;
 
 /// The variables that CUDA and MPS read, besides all that begin with CUDA_MPS_.
@@ -69,6 +70,9 @@ fn look(path: PathBuf) -> RunDir {
     else {
         return RunDir::Unusable(path, "its path leads nowhere".to_owned());
     };
+    if let Ok(Some(why)) = unsafe_because(&path) {
+        return RunDir::Unusable(path, why.to_owned());
+    }
     if !there.is_dir() {
         return RunDir::Unusable(path, format!("{} is no folder", there.display()));
     }

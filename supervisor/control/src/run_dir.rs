@@ -1,0 +1,150 @@
+//! The run directory: where the sockets are, and what is closed to others. What lies there must be
+//! this user's own: a folder that others write to could lead the supervisor to any file by a link.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, set_permissions, symlink_metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::unistd::geteuid;
+use shadowslice_config::PRIVATE;
+
+/// Permission to write for the group, or for all others.
+const OTHERS_WRITE: u32 = 0o022;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    #[error("the run directory {path} cannot be made; choose another as run_dir")]
+    Make {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} in the run directory's place {why}; choose another as run_dir, or remove it")]
+    Unsafe { path: PathBuf, why: &'static str },
+    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
+    Taken(PathBuf),
+}
+
+/// The run directory, locked against a second supervisor.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl RunDir {
+    pub fn take(path: &Path) -> Result<Self, RunDirError> {
+        let private = path.join(PRIVATE);
+        own_dir(path, 0o755)?;
+        own_dir(&private, 0o700)?;
+        let lock = private.join("lock");
+        let failed = |source| RunDirError::Make { path: lock.clone(), source };
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).custom_flags(OFlag::O_NOFOLLOW.bits()).mode(0o600);
+        let file = options.open(&lock).map_err(|error| match error.raw_os_error() {
+            Some(nix::libc::ELOOP) => RunDirError::Unsafe { path: lock.clone(), why: "is a link" },
+            _ => failed(error),
+        })?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|_| RunDirError::Taken(path.to_owned()))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder in it that is closed to others.
+    pub fn private(&self) -> PathBuf {
+        self.path.join(PRIVATE)
+    }
+}
+
+/// Why a folder that is there may not be used; `None` if it may.
+pub fn unsafe_because(path: &Path) -> io::Result<Option<&'static str>> {
+    let found = symlink_metadata(path)?;
+    let own = found.uid() == geteuid().as_raw();
+    Ok(if found.is_symlink() {
+        Some("is a link")
+    } else if !found.is_dir() {
+        Some("is no folder")
+    } else if !own {
+        Some("belongs to another user")
+    } else if found.mode() & OTHERS_WRITE != 0 {
+        Some("may be written to by others")
+    } else {
+        None
+    })
+}
+
+/// Makes a directory with this mode, whatever the umask. One that is there keeps its own.
+fn own_dir(path: &Path, mode: u32) -> Result<(), RunDirError> {
+    let failed = |source| RunDirError::Make { path: path.to_owned(), source };
+    match unsafe_because(path) {
+        Ok(Some(why)) => Err(RunDirError::Unsafe { path: path.to_owned(), why }),
+        Ok(None) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
+            let permissions = <Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
+            set_permissions(path, permissions).map_err(failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn why(path: &Path) -> String {
+        RunDir::take(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_directory_is_made_taken_once_and_taken_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/run");
+        let first = RunDir::take(&path).unwrap();
+        let mode = |path: &Path| symlink_metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&first.private())), (0o755, 0o700));
+        assert!(matches!(RunDir::take(&path), Err(RunDirError::Taken(_))));
+        drop(first);
+        RunDir::take(&path).unwrap();
+    }
+
+    #[test]
+    fn what_others_could_change_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        drop(RunDir::take(&path).unwrap());
+        for mode in [0o775, 0o757, 0o1777] {
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert!(why(&path).contains("written to by others"), "{mode:o}");
+        }
+        set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        let link = folder.path().join("link");
+        symlink(&path, &link).unwrap();
+        assert!(why(&link).contains("is a link"));
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(why(&folder.path().join("file")).contains("is no folder"));
+    }
+
+    #[test]
+    fn no_link_leads_to_another_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("run"), folder.path().join("precious"));
+        std::fs::write(&precious, "keep this").unwrap();
+        let private = RunDir::take(&path).unwrap().private();
+        std::fs::remove_file(private.join("lock")).unwrap();
+        symlink(&precious, private.join("lock")).unwrap();
+        assert!(why(&path).contains("lock in the run directory's place is a link"));
+        std::fs::remove_dir_all(&private).unwrap();
+        symlink(folder.path(), &private).unwrap();
+        assert!(why(&path).contains("private in the run directory's place is a link"));
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "keep this");
+    }
+}
