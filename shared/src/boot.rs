@@ -267,4 +267,7 @@ pub enum BootRefusal {
     Setup(String),
     #[error("its share cannot be a partition inside the process: {0}")]
     NoPartitions(String),
+    /// The next worker does otherwise.
+    #[error("the model has to be loaded in another form: {0}")]
+    OtherForm(String),
 }

@@ -231,7 +231,7 @@ impl Parts {
         }
         let why = refusal.to_string();
         match self.engine.put_channels_first(&why) {
-            true => BootRefusal::Setup(format!("{why}; the next worker loads it with channels first")),
+            true => BootRefusal::OtherForm(format!("with channels last {why}")),
             false => refusal,
         }
     }

@@ -46,6 +46,9 @@ pub(super) enum BenchError {
     NoOperator(String),
     #[error("the model cannot be run on partitions: {0}")]
     NoPartitions(String),
+    /// The next worker does otherwise.
+    #[error("{0}")]
+    OtherForm(String),
     #[error("the worker ended early: {0}")]
     Ended(String),
     #[error("the worker was not ready within {0:?}")]
@@ -308,6 +311,7 @@ async fn converse(
                 return Err(match refusal {
                     BootRefusal::NoOperator(_) => BenchError::NoOperator(why),
                     BootRefusal::NoPartitions(_) => BenchError::NoPartitions(why),
+                    BootRefusal::OtherForm(_) => BenchError::OtherForm(why),
                     _ => BenchError::Refused(why),
                 });
             }

@@ -128,12 +128,23 @@ async fn unless_interrupted(
     }
 }
 
+/// Once more if the first worker has found out how the model is to be loaded.
+async fn twice<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
+    match measure().await {
+        Err(BenchError::OtherForm(why)) => {
+            tracing::info!(why, "measuring again");
+            measure().await
+        }
+        measured => measured,
+    }
+}
+
 async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
     let failed = |share| move |error| ProfileError::Bench(share, error);
     bench.prepare().await.map_err(failed(Percent::WHOLE))?;
     shares.sort_unstable();
     let mut columns = match bench.gpu.division() {
-        Ok(division) => match bench.measure_inside(division, &shares).await {
+        Ok(division) => match twice(async || bench.measure_inside(division, &shares).await).await {
             Err(BenchError::NoPartitions(why)) => {
                 tracing::warn!(why, "each share is measured in a worker of its own, by percentage");
                 Vec::new()
@@ -144,7 +155,8 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     };
     if columns.is_empty() {
         for share in shares {
-            columns.push(bench.measure(share).await.map_err(failed(share))?);
+            let measured = twice(async || bench.measure(share).await).await;
+            columns.push(measured.map_err(failed(share))?);
         }
     }
     // Two shares may come to the same SMs.

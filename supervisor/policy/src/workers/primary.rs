@@ -168,7 +168,9 @@ impl Workers {
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
                 self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
-            BootRefusal::Setup(_) => self.ends(worker, Leaver::Primary { why: Some(why), since: None }),
+            BootRefusal::Setup(_) | BootRefusal::OtherForm(_) => {
+                self.ends(worker, Leaver::Primary { why: Some(why), since: None })
+            }
             _ if self.reference.is_none() => {
                 self.ends(worker, Leaver::Primary { why: Some(why), since: None })
             }
