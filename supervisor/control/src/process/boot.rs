@@ -46,6 +46,9 @@ pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&Loaded) -> Result<War
     boot.tell(said).await;
 }
 
+/// How much of a wrong message is shown, in bytes.
+const SHOWN: usize = 256;
+
 enum Ended {
     Refused(BootRefusal),
     Lost(String),
@@ -124,7 +127,9 @@ fn lost(when: &str) -> Ended {
 }
 
 fn out_of_turn(said: &WorkerSays) -> Ended {
-    Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said:?}")))
+    let mut said = format!("{said:?}");
+    said.truncate(said.floor_char_boundary(SHOWN));
+    Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said}")))
 }
 
 /// What to warm up: `sizes` of a model with these inputs. An axis that the model leaves open is as
