@@ -47,7 +47,8 @@ async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_wor
 #[tokio::test]
 async fn systemd_hears_that_it_serves_moves_and_stops() {
     let mut home = Home::with_config(&format!(
-        "gpus: [{{device: emulated, sms: 132}}]\nmodels:\n  - {}\n",
+        "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
+         gpus: [{{device: emulated, sms: 132}}]\nmodels:\n  - {}\n",
         echo("echo", "share: {initial: 50%}")
     ))
     .unwrap();
@@ -99,7 +100,7 @@ fn full_pipe() -> io::Result<(OwnedFd, File)> {
 async fn a_log_that_is_not_read_stops_nothing_else() {
     let (_unread, full) = full_pipe().unwrap();
     let mut home = Home::with_config(&format!(
-        "listen: {{grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
+        "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodels:\n  - {}\n",
         echo("echo", "share: {initial: 50%}")
     ))
