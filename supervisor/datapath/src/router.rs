@@ -84,9 +84,14 @@ impl Router {
         self.changed.subscribe()
     }
 
+    /// Whether the control thread moves.
+    pub fn moves(&self) -> bool {
+        self.pulse.moves()
+    }
+
     /// All models serve, and the control thread would replace a worker that dies.
     pub fn ready(&self) -> bool {
-        self.pulse.moves() && self.models.read().values().all(|model| model.pipeline.ready().is_ok())
+        self.moves() && self.models.read().values().all(|model| model.pipeline.ready().is_ok())
     }
 }
 

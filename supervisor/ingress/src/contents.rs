@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use prost::Message;
 use shadowslice_shared::tensor::{self, Datatype};
 
 use super::proto::model_infer_request::InferInputTensor;
@@ -18,29 +19,13 @@ const REGION: &str = "shared_memory_region";
 const OFFSET: &str = "shared_memory_offset";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 
-/// Values of a request that are turned into bytes within a millisecond.
-const QUICK: usize = 65_536;
+/// Typed contents, in bytes on the wire, that are turned into tensors within a millisecond.
+const QUICK_BYTES: usize = 128 << 10;
 
 /// Whether a request's tensors are read at once.
 pub(super) fn is_quick(request: &ModelInferRequest) -> bool {
     let contents = request.inputs.iter().filter_map(|input| input.contents.as_ref());
-    contents.map(values).sum::<usize>() <= QUICK
-}
-
-fn values(contents: &InferTensorContents) -> usize {
-    let InferTensorContents {
-        bool_contents,
-        int_contents,
-        int64_contents,
-        uint_contents,
-        uint64_contents,
-        fp32_contents,
-        fp64_contents,
-        bytes_contents,
-    } = contents;
-    let bytes: usize = bytes_contents.iter().map(|bytes| 1 + bytes.len() / 64).sum();
-    let small = bool_contents.len() + int_contents.len() + uint_contents.len() + fp32_contents.len();
-    small + int64_contents.len() + uint64_contents.len() + fp64_contents.len() + bytes
+    contents.map(Message::encoded_len).sum::<usize>() <= QUICK_BYTES
 }
 
 pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {

@@ -23,6 +23,19 @@ fn data(datatype: &str, contents: InferTensorContents) -> Result<Bytes, String> 
 }
 
 #[test]
+fn many_values_take_long_and_raw_contents_do_not() {
+    let strings =
+        |count| InferTensorContents { bytes_contents: vec![Bytes::new(); count], ..Default::default() };
+    let quick = |contents| {
+        let inputs = vec![InferInputTensor { contents, ..Default::default() }];
+        let raw_input_contents = vec![Bytes::from(vec![0; QUICK_BYTES * 2])];
+        is_quick(&ModelInferRequest { inputs, raw_input_contents, ..Default::default() })
+    };
+    assert!(quick(None) && quick(Some(strings(QUICK_BYTES / 2))));
+    assert!(!quick(Some(strings(QUICK_BYTES / 2 + 1))));
+}
+
+#[test]
 fn raw_contents_go_to_the_inputs_in_order() {
     let request = infer(vec![input("FP16", None), input("BYTES", None)], &[b"ab", b"\0\0\0\0"]).unwrap();
     assert_eq!(request.id, "i");

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::future::select_all;
+use shadowslice_datapath::pulse::STILL_AFTER;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -74,11 +75,12 @@ async fn follow(
 ) {
     let mut stop = std::pin::pin!(stop.begun());
     let mut last = None;
+    let mut look = tokio::time::interval(STILL_AFTER);
     loop {
         let mut others = front.router.changes();
         let mut readiness = readinesses(&front);
         // Every model is read: a model that was not read would count as changed again at once.
-        let mut ready = true;
+        let mut ready = front.router.moves();
         for model in &mut readiness {
             ready &= *model.borrow_and_update();
         }
@@ -95,6 +97,8 @@ async fn follow(
         }
         tokio::select! {
             () = changed(&mut readiness) => {}
+            // A control that stands still announces nothing.
+            _ = look.tick() => {}
             Ok(()) = others.changed() => {}
             () = tell.closed() => return,
             () = &mut stop => break,
@@ -175,6 +179,20 @@ mod tests {
         pipeline.open();
         front.router.set(HashMap::from([("m".to_owned(), Route::to(Arc::clone(&pipeline)).0)]));
         pipeline
+    }
+
+    #[tokio::test]
+    async fn watchers_hear_that_control_stands_still() {
+        let front = front();
+        let _serving = serve(&front);
+        let (_stop, stopped) = watch::channel(false);
+        let (tell, mut told) = mpsc::channel(1);
+        let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
+        tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO), room));
+        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
+        // No control thread is there to say that it moves.
+        let next = tokio::time::timeout(STILL_AFTER * 4, told.recv()).await.unwrap();
+        assert_eq!(next.unwrap().unwrap(), said(ServingStatus::NotServing));
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use crate::serve::ServeFault;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    #[error("this program has no channel to a supervisor; `shadowslice serve` starts it")]
+    #[error("no supervisor has given this program what it needs; `shadowslice serve` starts it")]
     Connect(#[source] crate::descriptors::AdoptError),
     #[error("the supervisor is gone")]
     SupervisorGone,
